@@ -1,0 +1,437 @@
+#include "communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kWatchInterval{250};
+constexpr milliseconds kFailureFlush{500};
+constexpr int64_t kLateReportMs = 5000;
+
+void copy_bucket(const Leaves& from, const Leaves& to) {
+  std::vector<iovec> sources;
+  std::vector<iovec> targets;
+  from.slice(0, from.bytes(), sources);
+  to.slice(0, to.bytes(), targets);
+  // Operands and results of a collective have the same shapes, so the pieces pair up.
+  for (size_t i = 0; i < std::min(sources.size(), targets.size()); ++i) {
+    if (sources[i].iov_base == targets[i].iov_base) continue;
+    std::memcpy(targets[i].iov_base, sources[i].iov_base, std::min(sources[i].iov_len, targets[i].iov_len));
+  }
+}
+
+}  // namespace
+
+Communicator::Communicator(CommunicatorConfig config)
+    : config_(std::move(config)), completer_(std::make_unique<Completer>()) {}
+
+Communicator::~Communicator() {
+  if (thread_.joinable()) {
+    loop_->post([this] { fail({Code::kNotInitialized, "the communicator was destroyed"}); });
+    thread_.join();
+  }
+  completer_.reset();
+}
+
+Status Communicator::start() {
+  Result<TcpAddress> address = resolve(config_.coordinator);
+  if (!address.ok()) return address.status();
+  Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
+  if (!loop.ok()) return loop.status();
+  loop_ = std::move(*loop);
+  context_ = std::make_unique<TcpContext>(TcpContext{*loop_, config_.token});
+  if (config_.rank == 0) {
+    coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
+    if (Status status = coordinator_->bind(*address); !status.ok()) return status;
+  }
+  Registration registration;
+  registration.role = Role::kWorker;
+  registration.rank = static_cast<int32_t>(config_.rank);
+  registration.job = config_.job;
+  registration.version = config_.version;
+  registration.host_name = config_.host_name;
+  enrolment_ = std::make_unique<Enrolment>(*context_, *address, std::move(registration), log_);
+  loop_->post([this] {
+    if (coordinator_) {
+      if (const Status status = coordinator_->start(config_.start_timeout); !status.ok()) return fail(status);
+    }
+    enrolment_->start(
+        config_.start_timeout, [this](const Members& members) { join(members); },
+        [this](const Status& why) { fail(why); });
+    watch_progress();
+  });
+  thread_ = std::thread([this] {
+    loop_->run();
+    refuse_inbox();
+  });
+  return {};
+}
+
+std::optional<Status> Communicator::wait_ready(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, patience, [this] { return ready_.has_value(); });
+  return ready_;
+}
+
+void Communicator::set_ready(Status status) {
+  const std::lock_guard lock(mutex_);
+  if (!ready_.has_value()) ready_ = std::move(status);
+  changed_.notify_all();
+}
+
+void Communicator::join(const Members& members) {
+  job_id_ = members.job_id;
+  plan_ = std::make_unique<ShardPlan>(static_cast<uint32_t>(members.reducers.size()));
+  for (const Members::Reducer& reducer : members.reducers) {
+    Link link;
+    link.name = "reducer " + std::to_string(links_.size()) + " (host " + reducer.host_name + ", " + reducer.address +
+                ":" + std::to_string(reducer.port) + ")";
+    Result<TcpAddress> address = resolve(reducer.address, reducer.port);
+    if (!address.ok()) return fail({Code::kInvalidArgument, link.name + ": " + address.status().message()});
+    link.address = *address;
+    links_.push_back(std::move(link));
+  }
+  for (uint32_t reducer = 0; reducer < links_.size(); ++reducer) connect(reducer);
+}
+
+void Communicator::connect(uint32_t reducer) {
+  Link& link = links_[reducer];
+  link.connection = TcpConnection::connect(*context_, link.address, *this, config_.start_timeout);
+}
+
+uint32_t Communicator::reducer_of(const Connection& connection) const {
+  const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.connection.get() == &connection; });
+  return static_cast<uint32_t>(link - links_.begin());
+}
+
+void Communicator::on_open(Connection& connection) {
+  links_[reducer_of(connection)].open = true;
+  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank})));
+  if (!std::ranges::all_of(links_, &Link::open) || phase_ != Phase::kStarting) return;
+  phase_ = Phase::kRunning;
+  set_ready({});
+}
+
+void Communicator::start_round(RoundRequest request) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.has_value()) {
+      inbox_.push_back(std::move(request));
+      loop_->post([this] { take_inbox(); });
+      return;
+    }
+  }
+  complete(std::move(request), failure());
+}
+
+Status Communicator::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.value_or(Status());
+}
+
+void Communicator::take_inbox() {
+  std::vector<RoundRequest> requests;
+  {
+    const std::lock_guard lock(mutex_);
+    requests.swap(inbox_);
+  }
+  for (RoundRequest& request : requests) enqueue(std::move(request));
+}
+
+// The loop has ended: from here on start_round() answers by itself, and what it left for the loop is answered here.
+void Communicator::refuse_inbox() {
+  std::vector<RoundRequest> requests;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.has_value()) failure_ = Status(Code::kNotInitialized, "jaxhetero was shut down");
+    requests.swap(inbox_);
+  }
+  for (RoundRequest& request : requests) complete(std::move(request), failure());
+}
+
+void Communicator::complete(RoundRequest request, const Status& status) {
+  completer_->run([done = std::move(request.done), status] { done(status); });
+}
+
+void Communicator::enqueue(RoundRequest request) {
+  if (phase_ == Phase::kLeaving) {
+    return complete(std::move(request), {Code::kNotInitialized, "a round was started during the shutdown"});
+  }
+  if (has_ended()) return complete(std::move(request), failure());
+  const uint64_t op_id = request.op;
+  Op& op = ops_[op_id];
+  op.described.resize(links_.size());
+  op.waiting.push_back(std::move(request));
+  ++waiting_round_count_;
+  if (!op.running) start_next(op_id, op);
+}
+
+void Communicator::start_next(uint64_t op_id, Op& op) {
+  op.running = std::make_unique<Round>();
+  Round& round = *op.running;
+  round.request = std::move(op.waiting.front());
+  op.waiting.pop_front();
+  --waiting_round_count_;
+  round.number = op.next_round++;
+  round.progress = EventLoop::Clock::now();
+  if (running_round_count_++ == 0) busy_since_ = round.progress;
+
+  const RoundSpec& spec = round.request.spec;
+  for (const Shard& shard : plan_->cut(op_id, spec.total_count, item_bytes(spec.dtype))) {
+    round.segments.push_back({shard, shard.begin, shard.begin, {}, false, false});
+  }
+  round.open_segment_count = round.segments.size();
+  if (spec.kind == Kind::kBroadcast && spec.root == config_.rank)
+    copy_bucket(round.request.inputs, round.request.outputs);
+  for (Segment& segment : round.segments) push_chunks(op_id, op, segment);
+}
+
+void Communicator::push_chunks(uint64_t op_id, Op& op, Segment& segment) {
+  const Round& round = *op.running;
+  const RoundSpec& spec = round.request.spec;
+  Link& link = links_[segment.shard.reducer];
+  if (!op.described[segment.shard.reducer]) {
+    op.described[segment.shard.reducer] = true;
+    FrameHeader header;
+    header.op = op_id;
+    link.connection->send(OutFrame::control(FrameType::kDescribe, encode(round.request.description), header));
+  }
+  const uint64_t end = segment.shard.begin + segment.shard.count;
+  const size_t item = item_bytes(spec.dtype);
+  while (!segment.all_pushed && segment.in_flight.size() < config_.job.window_chunks) {
+    FrameHeader header;
+    header.type = FrameType::kPush;
+    header.rank = config_.rank;
+    header.op = op_id;
+    header.round = round.number;
+    header.spec = spec;
+    header.offset = segment.next_push;
+    header.count = static_cast<uint32_t>(std::min<uint64_t>(config_.job.chunk_bytes / item, end - segment.next_push));
+    segment.next_push += header.count;
+    segment.all_pushed = segment.next_push == end;
+    header.last = segment.all_pushed;
+    const bool has_data = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
+    header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
+    link.connection->send(OutFrame::gather(header, round.request.inputs, header.offset * item));
+    segment.in_flight.push_back(link.connection->queued_frame_count());
+  }
+}
+
+Status Communicator::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
+  const uint32_t reducer = reducer_of(connection);
+  switch (header.type) {
+    case FrameType::kResult:
+      return begin_result(header, reducer, into);
+    case FrameType::kLate:
+    case FrameType::kFault:
+      links_[reducer].control.resize(header.payload_bytes);
+      into = as_pieces(links_[reducer].control);
+      return {};
+    default:
+      return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
+  }
+}
+
+// The open segment whose next chunk this result is; a reducer that sends anything else is refused.
+Result<Communicator::Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t reducer) {
+  const auto op = ops_.find(header.op);
+  if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) {
+    return Status(Code::kProtocol, "it sent a result of a round that does not run");
+  }
+  Round& round = *op->second.running;
+  const auto segment =
+      std::ranges::find_if(round.segments, [&](const Segment& s) { return s.shard.reducer == reducer; });
+  if (segment == round.segments.end() || segment->done || header.spec != round.request.spec) {
+    return Status(Code::kProtocol, "it sent a result that nobody asked for");
+  }
+  return &*segment;
+}
+
+Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
+  Result<Segment*> found = segment_of(header, reducer);
+  if (!found.ok()) return found.status();
+  const Segment& segment = *found.value();
+  const RoundSpec& spec = header.spec;
+  const size_t item = item_bytes(spec.dtype);
+  const uint64_t end = segment.shard.begin + segment.shard.count;
+  const uint64_t expected = std::min<uint64_t>(config_.job.chunk_bytes / item, end - segment.next_result);
+  const bool has_data = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
+  // A total can only exist once our own piece has left this process, so its memory is no longer needed.
+  const bool pushed =
+      !segment.in_flight.empty() && segment.in_flight.front() <= links_[reducer].connection->written_frame_count();
+  if (!pushed || header.offset != segment.next_result || header.count != expected ||
+      header.last != (header.offset + header.count == end) ||
+      header.payload_bytes != (has_data ? header.count * item : 0)) {
+    return {Code::kProtocol, "it sent a result out of order"};
+  }
+  if (header.payload_bytes > 0) {
+    ops_[header.op].running->request.outputs.slice(header.offset * item, header.payload_bytes, into);
+  }
+  return {};
+}
+
+Status Communicator::on_frame(Connection& connection, const FrameHeader& header) {
+  const uint32_t reducer = reducer_of(connection);
+  switch (header.type) {
+    case FrameType::kResult:
+      finish_result(header, reducer);
+      return {};
+    case FrameType::kLate:
+      note_late(header, links_[reducer].control);
+      return {};
+    default:
+      fail(decode_fault(links_[reducer].control));
+      return {};
+  }
+}
+
+void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
+  Op& op = ops_[header.op];
+  Round& round = *op.running;
+  Segment& segment = *segment_of(header, reducer).value();
+  segment.next_result += header.count;
+  segment.in_flight.pop_front();
+  round.progress = EventLoop::Clock::now();
+  if (!header.last) {
+    push_chunks(header.op, op, segment);
+    return;
+  }
+  segment.done = true;
+  if (--round.open_segment_count == 0) finish_round(header.op, op);
+}
+
+void Communicator::finish_round(uint64_t op_id, Op& op) {
+  const std::unique_ptr<Round> round = std::move(op.running);
+  last_completed_ = round_name(*round);
+  ++round_count_;
+  if (--running_round_count_ == 0) {
+    busy_us_ += static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
+  }
+  complete(std::move(round->request), {});
+  if (!op.waiting.empty()) start_next(op_id, op);
+  if (phase_ == Phase::kLeaving) leave();
+}
+
+std::string Communicator::round_name(const Round& round) const {
+  return round.request.description + " round " + std::to_string(round.number);
+}
+
+void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
+  const auto op = ops_.find(header.op);
+  if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) return;
+  Round& round = *op->second.running;
+  round.late = decode_text(text);
+  const int64_t now = loop_->now_ms();
+  if (now < round.next_late_report_ms) return;
+  round.next_late_report_ms = now + kLateReportMs;
+  const auto waited = duration_cast<milliseconds>(EventLoop::Clock::now() - round.progress);
+  log_.add(Severity::kWarning,
+           "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " + round_name(round));
+}
+
+void Communicator::watch_progress() {
+  const EventLoop::Clock::time_point now = EventLoop::Clock::now();
+  for (const auto& [op_id, op] : ops_) {
+    if (!op.running) continue;
+    const Round& round = *op.running;
+    // The first round of an op waits for the slowest compiler of the job as well.
+    const milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
+    if (now - round.progress < allowed) continue;
+    std::string silent;
+    for (const Segment& segment : round.segments) {
+      if (!segment.done) silent += (silent.empty() ? "" : ", ") + links_[segment.shard.reducer].name;
+    }
+    const std::string who = round.late.empty() ? "no word from " + silent : "still waiting for " + round.late;
+    fail({Code::kRoundTimeout, "rank " + std::to_string(config_.rank) + " (host " + config_.host_name +
+                                   "): no progress for " + std::to_string(allowed.count()) + " ms in " +
+                                   round_name(round) + ": " + who});
+    return;
+  }
+  if (!has_ended()) loop_->after(kWatchInterval, [this] { watch_progress(); });
+}
+
+void Communicator::on_close(Connection& connection, const Status& why) {
+  if (has_ended()) return;
+  const uint32_t reducer = reducer_of(connection);
+  if (reducer >= links_.size()) return;
+  Link& link = links_[reducer];
+  link.closed = true;
+  if (phase_ == Phase::kLeaving && running_round_count_ == 0) return end_if_all_left();
+  std::string text = link.name + " was lost: " + why.message();
+  if (phase_ == Phase::kStarting) text += ", in the stage connect";
+  for (const auto& [op_id, op] : ops_) {
+    if (op.running) text += "; running: " + round_name(*op.running);
+    if (text.size() > 1000) break;
+  }
+  const bool known = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
+  fail({known ? why.code() : Code::kReducerLost, text + "; last completed: " + last_completed_});
+}
+
+Status Communicator::shutdown(milliseconds patience) {
+  if (!thread_.joinable()) return {};
+  loop_->post([this, patience] {
+    if (has_ended()) return;
+    if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
+    phase_ = Phase::kLeaving;
+    loop_->after(patience, [this] { fail({Code::kRoundTimeout, "the shutdown took too long"}); });
+    leave();
+  });
+  thread_.join();
+  return phase_ == Phase::kLeft ? Status() : failure();
+}
+
+// Says goodbye once nothing runs any more; the reducers answer by closing.
+void Communicator::leave() {
+  if (running_round_count_ + waiting_round_count_ > 0) return;
+  for (Link& link : links_) link.connection->send(OutFrame::control(FrameType::kGoodbye, {}));
+  end_if_all_left();
+}
+
+void Communicator::end_if_all_left() {
+  if (!std::ranges::all_of(links_, &Link::closed)) return;
+  phase_ = Phase::kLeft;
+  loop_->stop();
+}
+
+void Communicator::fail(const Status& why) {
+  if (has_ended()) return;
+  phase_ = Phase::kFailed;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = why;
+  }
+  set_ready(why);
+  // First no more bytes move between the network and XLA's buffers, then the rounds let go of those buffers.
+  for (Link& link : links_) {
+    if (link.connection) link.connection->close_with(OutFrame::control(FrameType::kFault, encode(why)));
+  }
+  for (auto& [op_id, op] : ops_) {
+    if (op.running) complete(std::move(op.running->request), why);
+    op.running.reset();
+    for (RoundRequest& request : op.waiting) complete(std::move(request), why);
+    op.waiting.clear();
+  }
+  enrolment_->stop();
+  // Time for that last word, and on rank 0 for the coordinator's.
+  loop_->after(kFailureFlush, [this] { loop_->stop(); });
+}
+
+CommunicatorMetrics Communicator::metrics() const {
+  CommunicatorMetrics metrics;
+  if (context_) {
+    metrics.sent_bytes = context_->counters->sent_bytes;
+    metrics.received_bytes = context_->counters->received_bytes;
+  }
+  metrics.round_count = round_count_;
+  metrics.busy_us = busy_us_;
+  return metrics;
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,170 @@
+// The worker's side of a round: cuts a bucket into shards and chunks, pushes them to the reducers under a self-clocked
+// window, and scatters the totals that come back.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "buffers.h"
+#include "completer.h"
+#include "event_loop.h"
+#include "events.h"
+#include "rendezvous.h"
+#include "shard_plan.h"
+#include "status.h"
+#include "tcp_transport.h"
+#include "wire.h"
+
+namespace jaxhetero {
+
+struct CommunicatorConfig {
+  uint32_t rank = 0;
+  JobShape job;
+  std::string coordinator;  // "host:port"
+  Bytes token;
+  std::string host_name;
+  std::string version;
+  std::chrono::milliseconds start_timeout{0};
+  std::chrono::milliseconds timeout{0};  // how long a round may go without progress
+};
+
+// One all-reduce, as the FFI handler asks for it. The memory of both buckets stays valid until `done` has been called.
+struct RoundRequest {
+  uint64_t op = 0;
+  std::string description;
+  RoundSpec spec;
+  Leaves inputs;
+  Leaves outputs;
+  std::function<void(const Status&)> done;  // called once, on a thread of its own
+};
+
+struct CommunicatorMetrics {
+  uint64_t sent_bytes = 0;
+  uint64_t received_bytes = 0;
+  uint64_t round_count = 0;
+  uint64_t busy_us = 0;  // time during which at least one round was in flight
+};
+
+class Communicator final : private ConnectionOwner {
+ public:
+  explicit Communicator(CommunicatorConfig config);
+  ~Communicator() override;
+
+  // Looks up addresses, binds the coordinator on rank 0, starts the thread. Does not wait for the others.
+  Status start();
+  // How the start went, or nothing if that is not known after `patience`.
+  std::optional<Status> wait_ready(std::chrono::milliseconds patience);
+  // Any thread; never blocks. Rounds of one op run one after the other, in the order of these calls.
+  void start_round(RoundRequest request);
+  // Finishes the running rounds, takes leave of the reducers and ends the thread; after `patience`, without ceremony.
+  Status shutdown(std::chrono::milliseconds patience);
+
+  std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
+  [[nodiscard]] CommunicatorMetrics metrics() const;
+  [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
+
+ private:
+  struct Segment {  // the part of a round that goes through one reducer
+    Shard shard;
+    uint64_t next_push = 0;  // elements, counted in the bucket
+    uint64_t next_result = 0;
+    std::deque<uint64_t> in_flight;  // the frames of pushed chunks whose results are not back, by their number
+    bool all_pushed = false;
+    bool done = false;
+  };
+  struct Round {
+    RoundRequest request;
+    uint64_t number = 0;
+    std::vector<Segment> segments;
+    size_t open_segment_count = 0;
+    EventLoop::Clock::time_point progress;
+    std::string late;  // whom the reducers wait for, by their last word
+    int64_t next_late_report_ms = 0;
+  };
+  struct Op {
+    std::unique_ptr<Round> running;
+    std::deque<RoundRequest> waiting;
+    uint64_t next_round = 0;
+    std::vector<bool> described;  // by reducer
+  };
+  struct Link {  // the way to one reducer
+    std::shared_ptr<TcpConnection> connection;
+    std::string name;  // "reducer 1 (host b, 10.0.0.2:4000)"
+    TcpAddress address;
+    bool open = false;
+    bool closed = false;
+    Bytes control;
+  };
+  enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
+
+  void on_open(Connection& connection) override;
+  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
+  Status on_frame(Connection& connection, const FrameHeader& header) override;
+  void on_close(Connection& connection, const Status& why) override;
+
+  void join(const Members& members);
+  void connect(uint32_t reducer);
+  void set_ready(Status status);
+
+  [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
+  [[nodiscard]] Status failure() const;
+
+  void take_inbox();
+  void refuse_inbox();
+  void enqueue(RoundRequest request);
+  void start_next(uint64_t op_id, Op& op);
+  void push_chunks(uint64_t op_id, Op& op, Segment& segment);
+  Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
+  Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
+  void finish_result(const FrameHeader& header, uint32_t reducer);
+  void finish_round(uint64_t op_id, Op& op);
+  void note_late(const FrameHeader& header, const Bytes& text);
+  void complete(RoundRequest request, const Status& status);
+
+  void watch_progress();
+  void leave();
+  void end_if_all_left();
+  void fail(const Status& why);
+  [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
+  [[nodiscard]] std::string round_name(const Round& round) const;
+
+  const CommunicatorConfig config_;
+  EventLog log_;
+  std::unique_ptr<Completer> completer_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<TcpContext> context_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Enrolment> enrolment_;
+  std::unique_ptr<ShardPlan> plan_;
+  std::thread thread_;
+
+  // The loop's thread only.
+  Phase phase_ = Phase::kStarting;
+  uint64_t job_id_ = 0;
+  std::vector<Link> links_;  // by reducer
+  std::unordered_map<uint64_t, Op> ops_;
+  size_t running_round_count_ = 0;
+  size_t waiting_round_count_ = 0;
+  EventLoop::Clock::time_point busy_since_;
+  std::string last_completed_ = "none";
+
+  std::atomic<uint64_t> round_count_ = 0;
+  std::atomic<uint64_t> busy_us_ = 0;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Status> ready_;      // guarded by mutex_, as is all below
+  std::optional<Status> failure_;    // why rounds cannot run any more
+  std::vector<RoundRequest> inbox_;  // on their way to the loop's thread
+};
+
+}  // namespace jaxhetero

@@ -1,0 +1,56 @@
+#include "completer.h"
+
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+// Beyond this, completions queue. A program has rarely more than a few dozen rounds in flight.
+constexpr size_t kMaxThreads = 64;
+}  // namespace
+
+Completer::~Completer() {
+  std::vector<std::thread> threads;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    threads.swap(state_->threads);
+  }
+  state_->changed.notify_all();
+  for (std::thread& thread : threads) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
+  }
+}
+
+void Completer::run(std::function<void()> task) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
+    if (state_->tasks.size() > state_->idle_count && state_->threads.size() < kMaxThreads && !state_->stopping) {
+      state_->threads.emplace_back([state = state_] { work(state); });
+    }
+  }
+  state_->changed.notify_one();
+}
+
+void Completer::work(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  while (true) {
+    ++state->idle_count;
+    state->changed.wait(lock, [&] { return state->stopping || !state->tasks.empty(); });
+    --state->idle_count;
+    if (state->tasks.empty()) return;
+    {
+      const std::function<void()> task = std::move(state->tasks.front());
+      state->tasks.pop_front();
+      lock.unlock();
+      task();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace jaxhetero

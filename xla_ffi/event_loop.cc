@@ -1,0 +1,168 @@
+#include "event_loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+namespace jaxhetero {
+namespace {
+
+Status system_error(const char* call) {
+  return {Code::kInternal, std::string(call) + " failed: " + std::strerror(errno)};
+}
+
+// An event names the descriptor and its generation: a descriptor closed and opened anew by an earlier callback of the
+// same turn must not receive the old one's events.
+uint64_t event_key(int fd, uint32_t generation) { return uint64_t{generation} << 32 | static_cast<uint32_t>(fd); }
+
+}  // namespace
+
+void Fd::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+Result<std::unique_ptr<EventLoop>> EventLoop::create() {
+  Fd epoll(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll.valid()) return system_error("epoll_create1");
+  Fd wakeup(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wakeup.valid()) return system_error("eventfd");
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = event_key(wakeup.get(), 0);
+  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wakeup.get(), &event) != 0) return system_error("epoll_ctl");
+  return std::unique_ptr<EventLoop>(new EventLoop(std::move(epoll), std::move(wakeup)));
+}
+
+EventLoop::~EventLoop() = default;
+
+void EventLoop::run() {
+  std::array<epoll_event, 64> events;
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+    }
+    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms());
+    for (int i = 0; i < std::max(ready, 0); ++i) {
+      const int fd = static_cast<int>(static_cast<uint32_t>(events[i].data.u64));
+      if (fd == wakeup_.get()) {
+        run_posted();
+        continue;
+      }
+      const auto watch = watches_.find(fd);
+      if (watch == watches_.end() || event_key(fd, watch->second.generation) != events[i].data.u64) continue;
+      const std::shared_ptr<FdCallback> callback = watch->second.callback;  // it may unwatch itself
+      (*callback)(events[i].events);
+    }
+    run_due_timers();
+    run_end_of_turn();
+  }
+}
+
+void EventLoop::post(Task task) {
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(task));
+  }
+  wake();
+}
+
+void EventLoop::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake();
+}
+
+void EventLoop::wake() {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the loop is awake anyway.
+  [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
+}
+
+void EventLoop::run_posted() {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t read = ::read(wakeup_.get(), &count, sizeof count);
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(posted_);
+  }
+  for (Task& task : tasks) task();
+}
+
+Status EventLoop::watch(int fd, uint32_t epoll_events, FdCallback callback) {
+  const uint32_t generation = next_generation_++;
+  epoll_event event{};
+  event.events = epoll_events;
+  event.data.u64 = event_key(fd, generation);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return system_error("epoll_ctl");
+  watches_.insert_or_assign(fd, Watch{generation, std::make_shared<FdCallback>(std::move(callback))});
+  return {};
+}
+
+Status EventLoop::change(int fd, uint32_t epoll_events) {
+  const auto watch = watches_.find(fd);
+  if (watch == watches_.end()) return {Code::kInternal, "change of a descriptor that is not watched"};
+  epoll_event event{};
+  event.events = epoll_events;
+  event.data.u64 = event_key(fd, watch->second.generation);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) return system_error("epoll_ctl");
+  return {};
+}
+
+void EventLoop::unwatch(int fd) {
+  if (watches_.erase(fd) > 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+EventLoop::TimerId EventLoop::after(std::chrono::milliseconds delay, Task task) {
+  const TimerId id = next_timer_++;
+  const Clock::time_point when = Clock::now() + delay;
+  timers_.emplace(std::pair(when, id), std::move(task));
+  timer_times_.emplace(id, when);
+  return id;
+}
+
+void EventLoop::cancel(TimerId timer) {
+  const auto when = timer_times_.find(timer);
+  if (when == timer_times_.end()) return;
+  timers_.erase({when->second, timer});
+  timer_times_.erase(when);
+}
+
+void EventLoop::run_due_timers() {
+  const Clock::time_point now = Clock::now();
+  while (!timers_.empty() && timers_.begin()->first.first <= now) {
+    auto due = timers_.extract(timers_.begin());
+    timer_times_.erase(due.key().second);
+    due.mapped()();
+  }
+}
+
+void EventLoop::run_end_of_turn() {
+  while (!end_of_turn_.empty()) {
+    std::vector<Task> tasks;
+    tasks.swap(end_of_turn_);
+    for (Task& task : tasks) task();
+  }
+}
+
+int EventLoop::timeout_ms() const {
+  if (timers_.empty()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(timers_.begin()->first.first - Clock::now());
+  return static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::numeric_limits<int>::max()));
+}
+
+int64_t EventLoop::now_ms() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,104 @@
+// One thread, many sockets: epoll, timers, and tasks handed over from other threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "status.h"
+
+namespace jaxhetero {
+
+// A file descriptor that closes itself.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  ~Fd() { reset(); }
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] bool valid() const { return fd_ >= 0; }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+class EventLoop {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Task = std::function<void()>;
+  using FdCallback = std::function<void(uint32_t epoll_events)>;
+  using TimerId = uint64_t;
+
+  static Result<std::unique_ptr<EventLoop>> create();
+  ~EventLoop();
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+
+  // Runs callbacks until stop(). The thread that calls it owns everything below but post() and stop().
+  void run();
+
+  // Any thread. Tasks run on the loop's thread in the order they were posted; those posted after the loop has ended
+  // never run.
+  void post(Task task);
+  void stop();
+
+  // Level-triggered: `callback` runs as long as one of `epoll_events` holds. One watch per descriptor.
+  Status watch(int fd, uint32_t epoll_events, FdCallback callback);
+  Status change(int fd, uint32_t epoll_events);
+  void unwatch(int fd);
+
+  // Runs `task` once after `delay`; cancel() of a timer that has run, or of 0, does nothing.
+  TimerId after(std::chrono::milliseconds delay, Task task);
+  void cancel(TimerId timer);
+
+  // Runs `task` when the callbacks of this turn are through: the place to write what several callbacks have queued.
+  void at_end_of_turn(Task task) { end_of_turn_.push_back(std::move(task)); }
+
+  [[nodiscard]] int64_t now_ms() const;
+
+ private:
+  struct Watch {
+    uint32_t generation;
+    std::shared_ptr<FdCallback> callback;
+  };
+
+  EventLoop(Fd epoll, Fd wakeup) : epoll_(std::move(epoll)), wakeup_(std::move(wakeup)) {}
+  void wake();
+  void run_posted();
+  void run_due_timers();
+  void run_end_of_turn();
+  [[nodiscard]] int timeout_ms() const;
+
+  Fd epoll_;
+  Fd wakeup_;
+  std::unordered_map<int, Watch> watches_;
+  uint32_t next_generation_ = 1;
+  std::map<std::pair<Clock::time_point, TimerId>, Task> timers_;
+  std::unordered_map<TimerId, Clock::time_point> timer_times_;
+  TimerId next_timer_ = 1;
+  std::vector<Task> end_of_turn_;
+
+  std::mutex mutex_;
+  std::vector<Task> posted_;  // guarded by mutex_
+  bool stopping_ = false;     // guarded by mutex_
+};
+
+}  // namespace jaxhetero

@@ -1,0 +1,34 @@
+// Lines for the log, on their way from native threads to Python's logging.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace jaxhetero {
+
+// The levels of Python's logging module.
+enum class Severity : int { kInfo = 20, kWarning = 30 };
+
+struct Event {
+  Severity severity;
+  std::string text;
+};
+
+// Bounded: when nobody reads, the oldest lines go. Any thread.
+class EventLog {
+ public:
+  void add(Severity severity, std::string text);
+  // The oldest line, waiting for one up to `patience`.
+  std::optional<Event> next(std::chrono::milliseconds patience);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<Event> events_;
+};
+
+}  // namespace jaxhetero

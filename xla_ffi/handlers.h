@@ -1,0 +1,24 @@
+// The custom call: XLA's buffers in and out of the communicator. The only file that knows XLA.
+#pragma once
+
+#include <memory>
+
+#include "communicator.h"
+
+namespace jaxhetero {
+
+// Addresses for jax.ffi: the handlers of the two stages of "jaxhetero_all_reduce", and the type of its state.
+struct FfiTarget {
+  void* instantiate;
+  void* execute;
+  void* state_type_id;
+  void* state_type_info;
+};
+FfiTarget all_reduce_target();
+
+// The communicator that the handlers of this process use; none before the start and after the shutdown. A compiled
+// program may come from a cache on disk and cannot hold a pointer, so this is the one thing in the process that it can
+// find.
+void set_current_communicator(std::shared_ptr<Communicator> communicator);
+
+}  // namespace jaxhetero

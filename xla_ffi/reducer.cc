@@ -1,0 +1,273 @@
+#include "reducer.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+constexpr size_t kMaxOps = 65536;
+constexpr size_t kMaxIdleBytes = size_t{32} << 20;
+constexpr std::align_val_t kAlign{64};
+
+}  // namespace
+
+// Chunk-sized memory, kept for the next round. Buffers may outlive the Reducer in a connection's queue, so they hold
+// the pool, not the other way round. One thread only.
+class Reducer::Pool : public std::enable_shared_from_this<Pool> {
+ public:
+  explicit Pool(size_t chunk_bytes) : chunk_bytes_(chunk_bytes) {}
+  ~Pool() {
+    for (std::byte* memory : idle_) ::operator delete(memory, kAlign);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  std::shared_ptr<std::byte> take() {
+    std::byte* memory = nullptr;
+    if (idle_.empty()) {
+      memory = static_cast<std::byte*>(::operator new(chunk_bytes_, kAlign));
+    } else {
+      memory = idle_.back();
+      idle_.pop_back();
+    }
+    return {memory, [pool = shared_from_this()](std::byte* used) { pool->put_back(used); }};
+  }
+
+ private:
+  void put_back(std::byte* memory) {
+    if ((idle_.size() + 1) * chunk_bytes_ <= kMaxIdleBytes) {
+      idle_.push_back(memory);
+    } else {
+      ::operator delete(memory, kAlign);
+    }
+  }
+
+  size_t chunk_bytes_;
+  std::vector<std::byte*> idle_;
+};
+
+Reducer::Reducer(Job job)
+    : job_(std::move(job)), pool_(std::make_shared<Pool>(job_.chunk_bytes)), gone_(job_.worker_hosts.size(), false) {}
+
+Reducer::~Reducer() = default;
+
+std::string Reducer::worker_name(uint32_t rank) const {
+  const std::string host = rank < job_.worker_hosts.size() ? job_.worker_hosts[rank] : "?";
+  return "rank " + std::to_string(rank) + " (host " + host + ")";
+}
+
+std::string Reducer::op_name(uint64_t op_id, const Op& op) const {
+  for (const std::string& description : op.descriptions) {
+    if (!description.empty()) return description;
+  }
+  return "op " + std::to_string(op_id);
+}
+
+std::string Reducer::missing_workers(const Op& op) const {
+  std::string names;
+  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
+    if (!op.open.empty() && op.open.front().pieces[rank].arrived) continue;
+    names += (names.empty() ? "" : ", ") + worker_name(rank);
+  }
+  return names;
+}
+
+Status Reducer::describe_op(uint32_t rank, uint64_t op_id, std::string text) {
+  if (ops_.size() >= kMaxOps && !ops_.contains(op_id)) {
+    return {Code::kProtocol, worker_name(rank) + " uses more than " + std::to_string(kMaxOps) + " ops"};
+  }
+  Op& op = ops_[op_id];
+  op.descriptions.resize(worker_count());
+  op.descriptions[rank] = std::move(text);
+  return {};
+}
+
+Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                            std::vector<Outgoing>& outgoing) {
+  if (!fault_.ok()) return fault_;
+  if (header.rank != rank) {
+    return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk as rank " + std::to_string(header.rank));
+  }
+  const auto found = ops_.find(header.op);
+  if (found == ops_.end()) {
+    return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk of an op it never described");
+  }
+  Op& op = found->second;
+  if (!op.running) {
+    if (Status status = start_round(op, rank, header, now_ms); !status.ok()) return status;
+  }
+  if (header.round != op.round) {
+    return Status(Code::kProtocol, worker_name(rank) + " pushed round " + std::to_string(header.round) + " of " +
+                                       op_name(header.op, op) + " while round " + std::to_string(op.round) + " runs");
+  }
+  if (header.spec != op.spec) {
+    fail(disagreement(header.op, op, rank, header), outgoing);
+    return fault_;
+  }
+  Result<Chunk*> chunk = next_chunk(op, rank, header, outgoing);
+  if (!chunk.ok()) return chunk.status();
+
+  const bool root_only = op.spec.kind == Kind::kBroadcast;
+  const bool wanted = !root_only || op.spec.root == rank;
+  if (!wanted && header.payload_bytes != 0) {
+    return Status(Code::kProtocol, worker_name(rank) + " is not the root but broadcasts data");
+  }
+  if (wanted && header.payload_bytes != header.count * item_bytes(op.spec.dtype)) {
+    return Status(Code::kProtocol, worker_name(rank) + " is the root but broadcasts no data");
+  }
+  ++op.pushed_chunk_count[rank];
+  Piece& piece = chunk.value()->pieces[rank];
+  if (!wanted || header.payload_bytes == 0) return std::span<std::byte>{};
+  piece.memory = pool_->take();
+  return std::span(piece.memory.get(), header.payload_bytes);
+}
+
+Status Reducer::start_round(Op& op, uint32_t rank, const FrameHeader& header, int64_t now_ms) {
+  if (header.spec.root >= worker_count()) {
+    return {Code::kProtocol, worker_name(rank) + " named rank " + std::to_string(header.spec.root) + " as the root"};
+  }
+  op.running = true;
+  op.spec = header.spec;
+  op.first_rank = rank;
+  op.progress_ms = now_ms;
+  op.completed_chunk_count = 0;
+  op.pushed_chunk_count.assign(worker_count(), 0);
+  return {};
+}
+
+Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHeader& header,
+                                            std::vector<Outgoing>& outgoing) {
+  const uint64_t position = op.pushed_chunk_count[rank] - op.completed_chunk_count;
+  if (position >= job_.window_chunks || header.count * item_bytes(op.spec.dtype) > job_.chunk_bytes) {
+    return Status(Code::kProtocol, worker_name(rank) + " pushed more than its window in " + op_name(header.op, op));
+  }
+  if (position == op.open.size()) {
+    op.open.push_back({header.offset, header.count, header.last, 0, std::vector<Piece>(worker_count())});
+  }
+  Chunk& chunk = op.open[position];
+  if (chunk.offset != header.offset || chunk.count != header.count || chunk.last != header.last) {
+    fail(disagreement(header.op, op, rank, header), outgoing);
+    return fault_;
+  }
+  for (uint32_t other = 0; other < worker_count(); ++other) {
+    if (!gone_[other] || chunk.pieces[other].arrived) continue;
+    fail({Code::kWorkerLost, worker_name(other) + " shut down, but " + worker_name(rank) + " waits for it in " +
+                                 op_name(header.op, op) + " round " + std::to_string(header.round)},
+         outgoing);
+    return fault_;
+  }
+  return &chunk;
+}
+
+Status Reducer::commit(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing) {
+  if (!fault_.ok()) return fault_;
+  Op& op = ops_[header.op];
+  const uint64_t position = op.pushed_chunk_count[rank] - 1 - op.completed_chunk_count;
+  Chunk& chunk = op.open[position];
+  chunk.pieces[rank].arrived = true;
+  // Every worker pushes the chunks of a shard in order, so the first chunk is always the first to be complete.
+  if (++chunk.arrived_count == worker_count()) {
+    complete_front(header.op, op, outgoing);
+    op.progress_ms = now_ms;
+  }
+  return {};
+}
+
+void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outgoing) {
+  Chunk chunk = std::move(op.open.front());
+  op.open.pop_front();
+  ++op.completed_chunk_count;
+
+  const bool root_only = op.spec.kind == Kind::kBroadcast;
+  const std::shared_ptr<std::byte> total = chunk.pieces[root_only ? op.spec.root : 0].memory;
+  if (!root_only && chunk.count > 0) {
+    std::vector<const std::byte*> pieces;
+    for (const Piece& piece : chunk.pieces) pieces.push_back(piece.memory.get());
+    sum_in_order(op.spec.dtype, pieces, total.get(), chunk.count);
+  }
+
+  FrameHeader header;
+  header.type = FrameType::kResult;
+  header.last = chunk.last;
+  header.count = chunk.count;
+  header.op = op_id;
+  header.round = op.round;
+  header.offset = chunk.offset;
+  header.spec = op.spec;
+  const auto bytes = static_cast<uint32_t>(chunk.count * item_bytes(op.spec.dtype));
+  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
+    const bool has_it = root_only && rank == op.spec.root;
+    header.payload_bytes = has_it ? 0 : bytes;
+    outgoing.push_back({rank, header, total, {total.get(), header.payload_bytes}});
+  }
+  if (chunk.last) {
+    last_completed_ = op_name(op_id, op) + " round " + std::to_string(op.round);
+    ++completed_round_count_;
+    ++op.round;
+    op.running = false;
+  }
+}
+
+Status Reducer::disagreement(uint64_t op_id, const Op& op, uint32_t rank, const FrameHeader& header) const {
+  const auto says = [&](uint32_t who, const RoundSpec& spec) {
+    return worker_name(who) + " sent " + jaxhetero::describe(spec) + " (" + op.descriptions[who] + ")";
+  };
+  const std::string where =
+      "the workers disagree in op " + std::to_string(op_id) + " round " + std::to_string(op.round);
+  if (header.spec == op.spec) {
+    return {Code::kMismatch, where + ": " + worker_name(rank) + " and " + worker_name(op.first_rank) +
+                                 " cut the bucket differently; start every worker with the same settings"};
+  }
+  return {Code::kMismatch, where + ": " + says(rank, header.spec) + "; " + says(op.first_rank, op.spec) +
+                               ". Every worker must call the collective with the same tree, shapes and dtypes"};
+}
+
+void Reducer::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing) {
+  if (gone_[rank]) return;
+  gone_[rank] = true;
+  if (!why.ok()) {
+    fail(
+        {Code::kWorkerLost, worker_name(rank) + " was lost: " + why.message() + "; last completed: " + last_completed_},
+        outgoing);
+    return;
+  }
+  for (const auto& [op_id, op] : ops_) {
+    if (!op.running || op.open.empty() || op.open.front().pieces[rank].arrived) continue;
+    fail({Code::kWorkerLost, worker_name(rank) + " shut down, but others wait for it in " + op_name(op_id, op) +
+                                 " round " + std::to_string(op.round)},
+         outgoing);
+    return;
+  }
+}
+
+void Reducer::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing) const {
+  if (!fault_.ok()) return;
+  for (const auto& [op_id, op] : ops_) {
+    if (!op.running || op.open.empty() || now_ms - op.progress_ms < patience_ms) continue;
+    const auto text = std::make_shared<const Bytes>(encode(missing_workers(op)));
+    FrameHeader header;
+    header.type = FrameType::kLate;
+    header.payload_bytes = static_cast<uint32_t>(text->size());
+    header.op = op_id;
+    header.round = op.round;
+    for (uint32_t rank = 0; rank < worker_count(); ++rank) {
+      if (op.open.front().pieces[rank].arrived) outgoing.push_back({rank, header, text, *text});
+    }
+  }
+}
+
+void Reducer::fail(const Status& why, std::vector<Outgoing>& outgoing) {
+  if (!fault_.ok()) return;
+  fault_ = why;
+  const auto text = std::make_shared<const Bytes>(encode(why));
+  FrameHeader header;
+  header.type = FrameType::kFault;
+  header.payload_bytes = static_cast<uint32_t>(text->size());
+  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
+    if (!gone_[rank]) outgoing.push_back({rank, header, text, *text});
+  }
+}
+
+}  // namespace jaxhetero

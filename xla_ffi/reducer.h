@@ -1,0 +1,113 @@
+// What a reducer does, without sockets: frames of workers go in, frames for workers come out.
+//
+// A chunk of a round is open until every worker's piece of it is here; then the pieces are summed in rank order and the
+// total goes to every worker. A worker's window bounds how many chunks of a shard it may have open, so memory is
+// bounded by workers x window x chunk for each op that is running.
+//
+// Two kinds of trouble: a Status returned by begin() or commit() means that this one worker broke the protocol, and its
+// connection should be closed; a fault means that the job as a whole cannot go on, and every worker is told why.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "status.h"
+#include "wire.h"
+
+namespace jaxhetero {
+
+// A frame that the reducer wants sent to a worker. `owner` keeps the memory of `payload` alive.
+struct Outgoing {
+  uint32_t rank = 0;
+  FrameHeader header;
+  std::shared_ptr<const void> owner;
+  std::span<const std::byte> payload;
+};
+
+class Reducer {
+ public:
+  struct Job {
+    std::vector<std::string> worker_hosts;  // by rank
+    uint32_t chunk_bytes = 0;
+    uint32_t window_chunks = 0;
+  };
+
+  explicit Reducer(Job job);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // What `op` is in words, as `rank` sees it; shown when the workers disagree.
+  Status describe_op(uint32_t rank, uint64_t op, std::string text);
+
+  // The header of a kPush frame from `rank` is here. Returns where its payload belongs, header.payload_bytes long and
+  // valid until commit() or a fault. `now_ms` is any steady clock; it only feeds report_late().
+  Result<std::span<std::byte>> begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                     std::vector<Outgoing>& outgoing);
+
+  // The payload that begin() asked for is complete.
+  Status commit(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+
+  // `rank` is gone: in order when `why` is ok, lost otherwise. Faults the job if somebody still needs it.
+  void leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing);
+
+  // Tells every worker that waits in a round without progress for `patience_ms` whom it waits for.
+  void report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing) const;
+
+  // Ends the job: every worker that is still here gets `why`. Only the first call counts.
+  void fail(const Status& why, std::vector<Outgoing>& outgoing);
+
+  // Ok until the job failed.
+  [[nodiscard]] const Status& fault() const { return fault_; }
+  [[nodiscard]] uint64_t completed_round_count() const { return completed_round_count_; }
+  [[nodiscard]] uint32_t worker_count() const { return static_cast<uint32_t>(job_.worker_hosts.size()); }
+  [[nodiscard]] std::string worker_name(uint32_t rank) const;  // "rank 3 (host b)"
+
+ private:
+  class Pool;
+  struct Piece {
+    std::shared_ptr<std::byte> memory;  // none where the round takes no payload from this rank
+    bool arrived = false;
+  };
+  struct Chunk {
+    uint64_t offset = 0;
+    uint32_t count = 0;
+    bool last = false;
+    uint32_t arrived_count = 0;
+    std::vector<Piece> pieces;  // by rank
+  };
+  struct Op {
+    std::vector<std::string> descriptions;  // by rank
+    uint64_t round = 0;                     // the running one, or the next if none is running
+    bool running = false;
+    RoundSpec spec;
+    uint32_t first_rank = 0;                   // who defined `spec`
+    int64_t progress_ms = 0;                   // when it started, or last completed a chunk
+    uint64_t completed_chunk_count = 0;        // of the running round
+    std::deque<Chunk> open;                    // the chunks after those
+    std::vector<uint64_t> pushed_chunk_count;  // by rank, of the running round
+  };
+
+  Status start_round(Op& op, uint32_t rank, const FrameHeader& header, int64_t now_ms);
+  Result<Chunk*> next_chunk(Op& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
+  void complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outgoing);
+  Status disagreement(uint64_t op_id, const Op& op, uint32_t rank, const FrameHeader& header) const;
+  [[nodiscard]] std::string op_name(uint64_t op_id, const Op& op) const;
+  [[nodiscard]] std::string missing_workers(const Op& op) const;
+
+  Job job_;
+  std::shared_ptr<Pool> pool_;
+  std::unordered_map<uint64_t, Op> ops_;
+  std::vector<bool> gone_;  // by rank
+  Status fault_;
+  uint64_t completed_round_count_ = 0;
+  std::string last_completed_ = "none";
+};
+
+}  // namespace jaxhetero

@@ -1,0 +1,209 @@
+#include "reducer_server.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kMaxPatience{5000};  // before a late worker is named
+constexpr milliseconds kFaultFlush{2000};
+
+}  // namespace
+
+ReducerServer::~ReducerServer() {
+  stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status ReducerServer::start() {
+  Result<TcpAddress> coordinator = resolve(config_.coordinator);
+  if (!coordinator.ok()) return coordinator.status();
+  Result<TcpAddress> address = resolve(config_.host, config_.port);
+  if (!address.ok()) return address.status();
+  Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
+  if (!loop.ok()) return loop.status();
+  loop_ = std::move(*loop);
+  context_ = std::make_unique<TcpContext>(TcpContext{*loop_, config_.token});
+  Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(*loop_, *address, "this reducer");
+  if (!listener.ok()) return listener.status();
+  listener_ = std::move(*listener);
+
+  Registration registration;
+  registration.role = Role::kReducer;
+  registration.rank = config_.colocated_rank;
+  registration.version = config_.version;
+  registration.host_name = config_.host_name;
+  registration.port = listener_->port();
+  registration.address = config_.host.empty() ? "" : address->host();
+  enrolment_ = std::make_unique<Enrolment>(*context_, *coordinator, std::move(registration), log_);
+  loop_->post([this] {
+    enrolment_->start(
+        config_.start_timeout, [this](const Members& members) { begin_job(members); },
+        [this](const Status& why) { finish(why); });
+  });
+  thread_ = std::thread([this] { loop_->run(); });
+  return {};
+}
+
+void ReducerServer::begin_job(const Members& members) {
+  job_id_ = members.job_id;
+  reducer_ =
+      std::make_unique<Reducer>(Reducer::Job{members.worker_hosts, members.job.chunk_bytes, members.job.window_chunks});
+  by_rank_.assign(members.worker_hosts.size(), nullptr);
+  const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
+    auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
+    peers_[connection.get()].connection = connection;
+  });
+  if (!status.ok()) return finish(status);
+  loop_->after(config_.start_timeout, [this] { check_everybody_joined(); });
+  watch_rounds();
+  enrolment_->send_ready();
+  log_.add(Severity::kInfo, "reducer " + std::to_string(members.own_index) + " of " +
+                                std::to_string(members.reducers.size()) + " is ready for " +
+                                std::to_string(members.worker_hosts.size()) + " workers on port " +
+                                std::to_string(listener_->port()));
+}
+
+void ReducerServer::check_everybody_joined() {
+  if (joined_count_ == by_rank_.size()) return;
+  std::string missing;
+  for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
+    if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
+  }
+  reducer_->fail({Code::kStartTimeout, "this reducer waited in vain for " + missing}, outgoing_);
+  deliver();
+}
+
+Status ReducerServer::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
+  Peer& peer = peers_[&connection];
+  if (header.type == FrameType::kPush) {
+    if (!peer.rank.has_value()) return {Code::kProtocol, "it pushed before it joined"};
+    Result<std::span<std::byte>> memory = reducer_->begin(*peer.rank, header, loop_->now_ms(), outgoing_);
+    deliver();
+    if (!memory.ok()) return memory.status();
+    into = as_pieces(*memory);
+    return {};
+  }
+  peer.control.resize(header.payload_bytes);
+  into = as_pieces(peer.control);
+  return {};
+}
+
+Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header) {
+  Peer& peer = peers_[&connection];
+  if (header.type == FrameType::kJoin) return join(peer);
+  if (!peer.rank.has_value()) return {Code::kProtocol, "it spoke before it joined"};
+  Status status;
+  switch (header.type) {
+    case FrameType::kPush:
+      status = reducer_->commit(*peer.rank, header, loop_->now_ms(), outgoing_);
+      round_count_ = reducer_->completed_round_count();
+      break;
+    case FrameType::kDescribe:
+      status = reducer_->describe_op(*peer.rank, header.op, decode_text(peer.control));
+      break;
+    case FrameType::kFault:
+      reducer_->fail(decode_fault(peer.control), outgoing_);
+      break;
+    case FrameType::kGoodbye:
+      ++left_count_;
+      reducer_->leave(*peer.rank, {}, outgoing_);
+      by_rank_[*peer.rank] = nullptr;
+      connection.close_after_flush();
+      break;
+    default:
+      status = {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
+  }
+  deliver();
+  return status;
+}
+
+Status ReducerServer::join(Peer& peer) {
+  Result<Join> join = decode_join(peer.control);
+  if (!join.ok()) return join.status();
+  if (join->job_id != job_id_) return {Code::kProtocol, "it belongs to another job"};
+  if (peer.rank.has_value() || join->rank >= by_rank_.size() || by_rank_[join->rank] != nullptr) {
+    return {Code::kProtocol, "it joined as rank " + std::to_string(join->rank) + ", which is taken or does not exist"};
+  }
+  peer.rank = join->rank;
+  by_rank_[join->rank] = peer.connection.get();
+  ++joined_count_;
+  return {};
+}
+
+// Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out.
+void ReducerServer::deliver() {
+  for (Outgoing& frame : outgoing_) {
+    TcpConnection* connection = by_rank_[frame.rank];
+    if (connection != nullptr) connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
+  }
+  outgoing_.clear();
+  if (closing_ || reducer_->fault().ok()) return;
+  closing_ = true;
+  listener_->stop();
+  std::vector<std::shared_ptr<TcpConnection>> connections;  // closing changes peers_
+  for (const auto& [key, peer] : peers_) connections.push_back(peer.connection);
+  for (const auto& connection : connections) connection->close_after_flush();
+  loop_->after(kFaultFlush, [this] { finish(reducer_->fault()); });
+  end_if_done();
+}
+
+void ReducerServer::on_close(Connection& connection, const Status& why) {
+  const auto found = peers_.find(&connection);
+  if (found == peers_.end()) return;
+  const Peer peer = std::move(found->second);
+  peers_.erase(found);
+  if (!peer.rank.has_value()) {
+    if (!why.ok()) log_.add(Severity::kInfo, "refused a connection from " + connection.peer() + ": " + why.message());
+  } else if (by_rank_[*peer.rank] == peer.connection.get()) {
+    by_rank_[*peer.rank] = nullptr;
+    if (!why.ok()) reducer_->leave(*peer.rank, why, outgoing_);
+    deliver();
+  }
+  end_if_done();
+}
+
+void ReducerServer::end_if_done() {
+  const bool all_left = left_count_ == by_rank_.size();
+  const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
+  if (!closing_ && !all_left) return;
+  if (std::ranges::none_of(peers_, has_joined)) finish(reducer_->fault());
+}
+
+void ReducerServer::watch_rounds() {
+  const milliseconds patience = std::min(kMaxPatience, config_.timeout / 4);
+  loop_->after(std::max(patience / 2, milliseconds(1)), [this, patience] {
+    reducer_->report_late(loop_->now_ms(), patience.count(), outgoing_);
+    deliver();
+    watch_rounds();
+  });
+}
+
+void ReducerServer::finish(const Status& how) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!result_.has_value()) result_ = how;
+  }
+  ended_.notify_all();
+  loop_->stop();
+}
+
+std::optional<Status> ReducerServer::wait(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  ended_.wait_for(lock, patience, [this] { return result_.has_value(); });
+  return result_;
+}
+
+void ReducerServer::stop() {
+  if (loop_) loop_->post([this] { finish({}); });
+}
+
+ReducerMetrics ReducerServer::metrics() const {
+  return {context_ ? context_->counters->sent_bytes.load() : 0,
+          context_ ? context_->counters->received_bytes.load() : 0, round_count_};
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,101 @@
+// A Reducer behind sockets, on a thread of its own.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "event_loop.h"
+#include "events.h"
+#include "reducer.h"
+#include "rendezvous.h"
+#include "status.h"
+#include "tcp_transport.h"
+
+namespace jaxhetero {
+
+struct ReducerServerConfig {
+  std::string coordinator;  // "host:port"
+  Bytes token;
+  std::string host;   // where to listen and be reached; empty: every interface, reached as the coordinator sees us
+  uint16_t port = 0;  // 0: any free one
+  int32_t colocated_rank = -1;  // the worker whose process this is; -1 for a dedicated reducer
+  std::string host_name;
+  std::string version;
+  std::chrono::milliseconds start_timeout{0};
+  std::chrono::milliseconds timeout{0};
+};
+
+struct ReducerMetrics {
+  uint64_t sent_bytes = 0;
+  uint64_t received_bytes = 0;
+  uint64_t round_count = 0;
+};
+
+class ReducerServer final : private ConnectionOwner {
+ public:
+  explicit ReducerServer(ReducerServerConfig config) : config_(std::move(config)) {}
+  ~ReducerServer() override;
+
+  // Binds the socket and starts the thread; does not wait for anybody.
+  Status start();
+  // How the reducer ended, or nothing if it still runs after `patience`. Ok when every worker left in order.
+  std::optional<Status> wait(std::chrono::milliseconds patience);
+  // Ends it from any thread.
+  void stop();
+
+  std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
+  [[nodiscard]] ReducerMetrics metrics() const;
+
+ private:
+  struct Peer {
+    std::shared_ptr<TcpConnection> connection;
+    std::optional<uint32_t> rank;
+    Bytes control;
+  };
+
+  void on_open(Connection&) override {}
+  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
+  Status on_frame(Connection& connection, const FrameHeader& header) override;
+  void on_close(Connection& connection, const Status& why) override;
+
+  void begin_job(const Members& members);
+  Status join(Peer& peer);
+  void check_everybody_joined();
+  void watch_rounds();
+  void deliver();
+  void end_if_done();
+  void finish(const Status& how);
+
+  const ReducerServerConfig config_;
+  EventLog log_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<TcpContext> context_;
+  std::unique_ptr<TcpListener> listener_;
+  std::unique_ptr<Enrolment> enrolment_;
+  std::thread thread_;
+
+  // The loop's thread only.
+  uint64_t job_id_ = 0;
+  std::unique_ptr<Reducer> reducer_;
+  std::map<const Connection*, Peer> peers_;
+  std::vector<TcpConnection*> by_rank_;
+  uint32_t joined_count_ = 0;
+  uint32_t left_count_ = 0;
+  std::vector<Outgoing> outgoing_;
+  bool closing_ = false;
+
+  std::atomic<uint64_t> round_count_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::optional<Status> result_;  // guarded by mutex_
+};
+
+}  // namespace jaxhetero

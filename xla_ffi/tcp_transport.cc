@@ -1,0 +1,554 @@
+#include "tcp_transport.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <string_view>
+
+namespace jaxhetero {
+namespace {
+
+// The handshake, before any frame. Client: kMagic, version, nonce. Server: the same and its proof. Client: its proof.
+constexpr std::string_view kMagic = "jxhetero";
+constexpr size_t kHelloBytes = kMagic.size() + sizeof(uint32_t) + sizeof(Nonce);
+constexpr size_t kServerHelloBytes = kHelloBytes + sizeof(Digest);
+constexpr size_t kProofBytes = sizeof(Digest);
+
+constexpr std::chrono::milliseconds kHandshakePatience{5000};
+constexpr std::chrono::milliseconds kFlushPatience{2000};
+constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr size_t kMaxUnproved = 256;
+constexpr size_t kMaxPieces = 256;              // of one sendmsg or readv; IOV_MAX is 1024
+constexpr size_t kTurnBytes = size_t{1} << 20;  // what one connection may move before the others have their turn
+
+std::string error_text(int error) { return std::strerror(error); }
+
+Bytes hello(const Nonce& nonce) {
+  Bytes bytes;
+  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
+  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<std::byte>(kProtocolVersion >> shift));
+  bytes.insert(bytes.end(), nonce.begin(), nonce.end());
+  return bytes;
+}
+
+// The nonce of a peer's hello, or why it is none of ours.
+Result<Nonce> read_hello(std::span<const std::byte> bytes, const std::string& peer) {
+  const auto magic = bytes.first(kMagic.size());
+  if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
+    return Status(Code::kProtocol, peer + " does not speak the protocol of jaxhetero");
+  }
+  uint32_t version = 0;
+  for (size_t i = 0; i < sizeof version; ++i) version |= std::to_integer<uint32_t>(bytes[kMagic.size() + i]) << (8 * i);
+  if (version != kProtocolVersion) {
+    return Status(Code::kVersionMismatch, peer + " speaks protocol version " + std::to_string(version) +
+                                              ", this process version " + std::to_string(kProtocolVersion) +
+                                              "; install the same version of jaxhetero everywhere");
+  }
+  Nonce nonce;
+  std::ranges::copy(bytes.subspan(kHelloBytes - nonce.size(), nonce.size()), nonce.begin());
+  return nonce;
+}
+
+Digest read_digest(std::span<const std::byte> bytes) {
+  Digest digest;
+  std::ranges::copy(bytes.first(digest.size()), digest.begin());
+  return digest;
+}
+
+size_t total_bytes(std::span<const iovec> pieces) {
+  size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
+  return total;
+}
+
+// Drops `bytes` from the front of `pieces[begin..]`; returns the new begin.
+size_t advance(std::vector<iovec>& pieces, size_t begin, size_t bytes) {
+  while (bytes > 0) {
+    iovec& piece = pieces[begin];
+    const size_t part = std::min(bytes, piece.iov_len);
+    piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
+    piece.iov_len -= part;
+    bytes -= part;
+    if (piece.iov_len == 0) ++begin;
+  }
+  return begin;
+}
+
+void set_option(int fd, int level, int name) {
+  const int on = 1;
+  setsockopt(fd, level, name, &on, sizeof on);  // an optimisation: a socket without it still works
+}
+
+}  // namespace
+
+std::string TcpAddress::host() const {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (storage.ss_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
+    inet_ntop(AF_INET6, &v6->sin6_addr, text.data(), text.size());
+  } else {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&storage);
+    inet_ntop(AF_INET, &v4->sin_addr, text.data(), text.size());
+  }
+  return text.data();
+}
+
+uint16_t TcpAddress::port() const {
+  if (storage.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+}
+
+std::string TcpAddress::text() const {
+  const bool v6 = storage.ss_family == AF_INET6;
+  std::string text(v6 ? "[" : "");
+  text += host();
+  text += v6 ? "]:" : ":";
+  return text + std::to_string(port());
+}
+
+Result<TcpAddress> resolve(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = host.empty() ? AF_INET : AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const std::string service = std::to_string(port);
+  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), service.c_str(), &hints, &found);
+  if (error != 0) return Status(Code::kInvalidArgument, "cannot find host '" + host + "': " + gai_strerror(error));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, &freeaddrinfo);
+  TcpAddress address;
+  address.length = found->ai_addrlen;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  return address;
+}
+
+Result<TcpAddress> resolve(const std::string& endpoint) {
+  const Status malformed(Code::kInvalidArgument, "'" + endpoint + "' is not an address of the form host:port");
+  const size_t colon = endpoint.rfind(':');
+  if (colon == std::string::npos || colon == 0) return malformed;
+  std::string host = endpoint.substr(0, colon);
+  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  uint16_t port = 0;
+  const char* begin = endpoint.data() + colon + 1;
+  const char* end = endpoint.data() + endpoint.size();
+  const auto [stop, error] = std::from_chars(begin, end, port);
+  if (error != std::errc{} || stop != end || port == 0) return malformed;
+  return resolve(host, port);
+}
+
+TcpConnection::TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner)
+    : context_(context), owner_(&owner), peer_(peer.text()), peer_host_(peer.host()) {}
+
+std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const TcpAddress& address,
+                                                      ConnectionOwner& owner, std::chrono::milliseconds patience) {
+  const std::shared_ptr<TcpConnection> self(new TcpConnection(context, address, owner));
+  self->phase_ = Phase::kConnecting;
+  self->socket_ = Fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  int error = self->socket_.valid() ? 0 : errno;
+  if (error == 0 &&
+      ::connect(self->socket_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 &&
+      errno != EINPROGRESS) {
+    error = errno;
+  }
+  if (error != 0) {
+    // The owner does not know this connection yet: let it hear of the failure after we have returned.
+    context.loop.at_end_of_turn([self, error] { self->end({Code::kInternal, error_text(error)}); });
+    return self;
+  }
+  self->start(EPOLLOUT, patience);
+  return self;
+}
+
+std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd socket, const TcpAddress& peer,
+                                                     ConnectionOwner& owner, std::shared_ptr<void> admission) {
+  const std::shared_ptr<TcpConnection> self(new TcpConnection(context, peer, owner));
+  self->socket_ = std::move(socket);
+  self->admission_ = std::move(admission);
+  self->await(Phase::kServerAwaitsHello, kHelloBytes);
+  set_option(self->socket_.get(), IPPROTO_TCP, TCP_NODELAY);
+  self->start(EPOLLIN, kHandshakePatience);
+  return self;
+}
+
+void TcpConnection::start(uint32_t epoll_events, std::chrono::milliseconds patience) {
+  const auto self = shared_from_this();
+  deadline_ = context_.loop.after(patience, [self] {
+    self->end({Code::kInternal, self->phase_ == Phase::kConnecting ? "no answer" : "no answer in the handshake"});
+  });
+  const Status status =
+      context_.loop.watch(socket_.get(), epoll_events, [self](uint32_t events) { self->on_events(events); });
+  if (!status.ok()) context_.loop.at_end_of_turn([self, status] { self->end(status); });
+}
+
+void TcpConnection::on_events(uint32_t epoll_events) {
+  if (phase_ == Phase::kConnecting) {
+    finish_connecting();
+    return;
+  }
+  if ((epoll_events & EPOLLOUT) != 0) write_queued();
+  if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  switch (phase_) {
+    case Phase::kOpen:
+      read_frames();
+      break;
+    case Phase::kFlushing:
+      discard_input();
+      break;
+    case Phase::kConnecting:
+    case Phase::kClosed:
+      break;
+    default:
+      read_handshake();
+  }
+}
+
+void TcpConnection::finish_connecting() {
+  int error = 0;
+  socklen_t length = sizeof error;
+  getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) {
+    end({Code::kInternal, error_text(error)});
+    return;
+  }
+  set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY);
+  const std::optional<Nonce> nonce = fresh_nonce();
+  if (!nonce.has_value()) {
+    end({Code::kInternal, "the system gives no random numbers"});
+    return;
+  }
+  client_nonce_ = *nonce;
+  await(Phase::kClientAwaitsHello, kServerHelloBytes);
+  if (const Status status = context_.loop.change(socket_.get(), EPOLLIN); !status.ok()) {
+    end(status);
+    return;
+  }
+  queue_raw(hello(client_nonce_));
+}
+
+void TcpConnection::await(Phase phase, size_t handshake_bytes) {
+  phase_ = phase;
+  handshake_bytes_ = handshake_bytes;
+  handshake_received_ = 0;
+}
+
+void TcpConnection::read_handshake() {
+  const ssize_t got = ::recv(socket_.get(), handshake_.data() + handshake_received_,
+                             handshake_bytes_ - handshake_received_, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    end({Code::kUnauthenticated, got == 0 ? "it closed the connection in the handshake" : error_text(errno)});
+    return;
+  }
+  context_.counters->received_bytes += static_cast<uint64_t>(got);
+  handshake_received_ += static_cast<size_t>(got);
+  if (handshake_received_ < handshake_bytes_) return;
+  Status status;
+  if (phase_ == Phase::kServerAwaitsHello) {
+    status = on_client_hello();
+  } else if (phase_ == Phase::kClientAwaitsHello) {
+    status = on_server_hello();
+  } else {
+    status = on_client_proof();
+  }
+  if (!status.ok()) end(status);
+}
+
+Status TcpConnection::on_client_hello() {
+  const std::optional<Nonce> nonce = fresh_nonce();
+  if (!nonce.has_value()) return {Code::kInternal, "the system gives no random numbers"};
+  server_nonce_ = *nonce;
+  Result<Nonce> client = read_hello(std::span(handshake_).first(kHelloBytes), peer_);
+  if (!client.ok()) {
+    // Another version deserves an answer, so that it can name ours; anything else gets none.
+    if (client.status().code() == Code::kVersionMismatch) {
+      Bytes reply = hello(server_nonce_);
+      reply.resize(kServerHelloBytes);
+      queue_raw(reply);
+    }
+    return client.status();
+  }
+  client_nonce_ = *client;
+  Bytes reply = hello(server_nonce_);
+  const Digest proof = prove(context_.token, "server", client_nonce_, server_nonce_);
+  reply.insert(reply.end(), proof.begin(), proof.end());
+  await(Phase::kServerAwaitsProof, kProofBytes);
+  queue_raw(reply);
+  return {};
+}
+
+Status TcpConnection::on_server_hello() {
+  const auto bytes = std::span(handshake_);
+  Result<Nonce> server = read_hello(bytes.first(kHelloBytes), peer_);
+  if (!server.ok()) return server.status();
+  server_nonce_ = *server;
+  const Digest expected = prove(context_.token, "server", client_nonce_, server_nonce_);
+  if (!same_digest(expected, read_digest(bytes.subspan(kHelloBytes)))) {
+    return {Code::kUnauthenticated,
+            "its job token differs from the one of this process; give all of them the same "
+            "JAXHETERO_TOKEN or JAXHETERO_TOKEN_FILE"};
+  }
+  queue_raw(prove(context_.token, "client", client_nonce_, server_nonce_));
+  open();
+  return {};
+}
+
+Status TcpConnection::on_client_proof() {
+  const Digest expected = prove(context_.token, "client", client_nonce_, server_nonce_);
+  if (!same_digest(expected, read_digest(std::span(handshake_)))) {
+    return {Code::kUnauthenticated, "it could not prove that it knows the job token"};
+  }
+  open();
+  return {};
+}
+
+void TcpConnection::open() {
+  phase_ = Phase::kOpen;
+  context_.loop.cancel(deadline_);
+  admission_.reset();
+  owner_->on_open(*this);
+}
+
+void TcpConnection::read_frames() {
+  for (size_t turn_bytes = 0; phase_ == Phase::kOpen && turn_bytes < kTurnBytes;) {
+    // One call reads the rest of a payload to where it belongs and the header of the frame behind it.
+    std::array<iovec, kMaxPieces + 1> pieces;
+    size_t count = 0;
+    for (size_t i = into_begin_; in_payload_ && i < into_.size() && count < kMaxPieces; ++i) pieces[count++] = into_[i];
+    if (!in_payload_ || into_.size() - into_begin_ == count) {
+      pieces[count++] = {header_bytes_.data() + header_received_, kHeaderBytes - header_received_};
+    }
+    const ssize_t got = ::readv(socket_.get(), pieces.data(), static_cast<int>(count));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      end({Code::kInternal, got == 0 ? "it closed the connection" : error_text(errno)});
+      return;
+    }
+    const size_t asked = total_bytes(std::span(pieces).first(count));
+    context_.counters->received_bytes += static_cast<uint64_t>(got);
+    turn_bytes += static_cast<size_t>(got);
+    consume(static_cast<size_t>(got));
+    if (static_cast<size_t>(got) < asked) return;  // the socket is empty
+  }
+}
+
+void TcpConnection::consume(size_t bytes) {
+  Status status;
+  if (in_payload_) {
+    const size_t payload_left = total_bytes(std::span(into_).subspan(into_begin_));
+    const size_t payload_part = std::min(bytes, payload_left);
+    into_begin_ = advance(into_, into_begin_, payload_part);
+    bytes -= payload_part;
+    if (payload_part == payload_left) {
+      in_payload_ = false;
+      status = owner_->on_frame(*this, header_);
+    }
+  }
+  header_received_ += bytes;
+  if (status.ok() && phase_ == Phase::kOpen && header_received_ == kHeaderBytes) status = begin_frame();
+  if (!status.ok() && phase_ == Phase::kOpen) end(status);
+}
+
+Status TcpConnection::begin_frame() {
+  header_received_ = 0;
+  Result<FrameHeader> header = decode(header_bytes_);
+  if (!header.ok()) return header.status();
+  header_ = *header;
+  into_.clear();
+  into_begin_ = 0;
+  if (Status status = owner_->on_header(*this, header_, into_); !status.ok()) return status;
+  if (phase_ != Phase::kOpen) return {};
+  if (total_bytes(into_) != header_.payload_bytes) return {Code::kInternal, "a frame has no place for its payload"};
+  if (header_.payload_bytes == 0) return owner_->on_frame(*this, header_);
+  in_payload_ = true;
+  return {};
+}
+
+void TcpConnection::discard_input() {
+  std::array<std::byte, 16384> waste;
+  const ssize_t got = ::recv(socket_.get(), waste.data(), waste.size(), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) end({});
+}
+
+void TcpConnection::send(OutFrame frame) {
+  if (phase_ != Phase::kOpen) return;
+  queue_.push_back(std::move(frame));
+  ++queued_frame_count_;
+  if (flush_planned_ || waits_for_room_) return;
+  // At the end of the turn, so that frames queued by several callbacks leave in one system call.
+  flush_planned_ = true;
+  context_.loop.at_end_of_turn([self = shared_from_this()] {
+    self->flush_planned_ = false;
+    self->write_queued();
+  });
+}
+
+// The handshake is a hundred bytes on an empty socket buffer: it always fits.
+void TcpConnection::queue_raw(std::span<const std::byte> bytes) {
+  const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) context_.counters->sent_bytes += static_cast<uint64_t>(sent);
+}
+
+void TcpConnection::write_queued() {
+  for (size_t turn_bytes = 0; !queue_.empty() && turn_bytes < kTurnBytes;) {
+    if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
+    collect_output();
+    msghdr message{};
+    message.msg_iov = output_.data();
+    message.msg_iovlen = output_.size();
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno == EAGAIN) break;
+    if (sent < 0) {
+      end({Code::kInternal, error_text(errno)});
+      return;
+    }
+    context_.counters->sent_bytes += static_cast<uint64_t>(sent);
+    turn_bytes += static_cast<size_t>(sent);
+    front_written_ += static_cast<size_t>(sent);
+    while (!queue_.empty() && front_written_ >= kHeaderBytes + queue_.front().payload_bytes) {
+      front_written_ -= kHeaderBytes + queue_.front().payload_bytes;
+      queue_.pop_front();
+      ++written_frame_count_;
+    }
+  }
+  const bool waits = !queue_.empty();
+  if (waits != waits_for_room_) {
+    waits_for_room_ = waits;
+    const Status status = context_.loop.change(socket_.get(), waits ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    if (!status.ok()) {
+      end(status);
+      return;
+    }
+  }
+  if (phase_ == Phase::kFlushing && queue_.empty()) finish_flushing();
+}
+
+void TcpConnection::collect_output() {
+  output_.clear();
+  for (OutFrame& frame : queue_) {
+    output_.push_back({frame.header.data(), frame.header.size()});
+    if (frame.leaves != nullptr) {
+      pieces_.clear();
+      frame.leaves->slice(frame.leaves_offset, frame.payload_bytes, pieces_);
+      output_.insert(output_.end(), pieces_.begin(), pieces_.end());
+    } else if (frame.payload_bytes > 0) {
+      // iovec is not const-correct; sendmsg only reads.
+      output_.push_back({const_cast<std::byte*>(frame.payload.data()), frame.payload_bytes});
+    }
+    if (output_.size() >= kMaxPieces) break;
+  }
+  const size_t begin = advance(output_, 0, front_written_);
+  output_.erase(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(begin));
+  if (output_.size() > kMaxPieces) output_.resize(kMaxPieces);
+}
+
+void TcpConnection::close_with(OutFrame last) {
+  if (phase_ != Phase::kOpen || front_written_ > 0) {
+    close();
+    return;
+  }
+  queue_.clear();
+  send(std::move(last));
+  close_after_flush();
+}
+
+void TcpConnection::close_after_flush() {
+  if (phase_ == Phase::kFlushing || phase_ == Phase::kClosed) return;
+  if (phase_ != Phase::kOpen) {
+    end({});
+    return;
+  }
+  phase_ = Phase::kFlushing;
+  const auto self = shared_from_this();
+  deadline_ = context_.loop.after(kFlushPatience, [self] { self->end({}); });
+  context_.loop.at_end_of_turn([self] {
+    if (self->phase_ != Phase::kFlushing) return;
+    self->write_queued();
+    if (self->phase_ == Phase::kFlushing && self->queue_.empty()) self->finish_flushing();
+  });
+}
+
+void TcpConnection::finish_flushing() { ::shutdown(socket_.get(), SHUT_WR); }
+
+void TcpConnection::end(const Status& why) {
+  if (phase_ == Phase::kClosed) return;
+  const auto self = shared_from_this();  // the owner may let go of us
+  close();
+  owner_->on_close(*this, why);
+}
+
+void TcpConnection::close() {
+  if (phase_ == Phase::kClosed) return;
+  const auto self = shared_from_this();
+  phase_ = Phase::kClosed;
+  context_.loop.cancel(deadline_);
+  context_.loop.unwatch(socket_.get());
+  socket_.reset();
+  queue_.clear();
+  into_.clear();
+  in_payload_ = false;
+  admission_.reset();
+}
+
+Result<std::unique_ptr<TcpListener>> TcpListener::bind(EventLoop& loop, const TcpAddress& address,
+                                                       std::string purpose) {
+  const auto failed = [&](const char* call) {
+    const Code code = errno == EADDRINUSE || errno == EADDRNOTAVAIL ? Code::kAddressInUse : Code::kInternal;
+    return Status(code,
+                  "cannot listen on " + address.text() + " for " + purpose + ": " + call + ": " + error_text(errno));
+  };
+  Fd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return failed("socket");
+  set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR);
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
+    return failed("bind");
+  }
+  if (::listen(socket.get(), 1024) != 0) return failed("listen");
+  TcpAddress bound;
+  bound.length = sizeof bound.storage;
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
+    return failed("getsockname");
+  }
+  return std::unique_ptr<TcpListener>(new TcpListener(loop, std::move(socket), bound.port()));
+}
+
+Status TcpListener::start(OnAccept on_accept) {
+  on_accept_ = std::move(on_accept);
+  return loop_.watch(socket_.get(), EPOLLIN, [this](uint32_t) { accept_ready(); });
+}
+
+void TcpListener::stop() {
+  loop_.unwatch(socket_.get());
+  socket_.reset();
+}
+
+void TcpListener::accept_ready() {
+  TcpAddress peer;
+  peer.length = sizeof peer.storage;
+  Fd socket(
+      ::accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket.valid()) {
+    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+    // Out of descriptors or memory: the connection stays in the backlog, and asking at once would spin.
+    loop_.unwatch(socket_.get());
+    loop_.after(kAcceptPause, [this] {
+      if (socket_.valid()) static_cast<void>(start(std::move(on_accept_)));
+    });
+    return;
+  }
+  if (*unproved_count_ >= kMaxUnproved) return;  // closes it: strangers get a bounded part of us
+  ++*unproved_count_;
+  const std::shared_ptr<void> admission(nullptr, [count = unproved_count_](void*) { --*count; });
+  on_accept_(std::move(socket), peer, admission);
+}
+
+}  // namespace jaxhetero

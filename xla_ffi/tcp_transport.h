@@ -1,0 +1,152 @@
+// TCP: addresses, listening, connecting, the handshake that proves the job token, and frames.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "auth.h"
+#include "event_loop.h"
+#include "transport.h"
+
+namespace jaxhetero {
+
+struct TcpAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  [[nodiscard]] std::string host() const;
+  [[nodiscard]] uint16_t port() const;
+  [[nodiscard]] std::string text() const;  // "10.0.0.3:41234", "[::1]:41234"
+};
+
+// May ask the name service: not for the loop's thread, unless `host` is a number. An empty host is every interface.
+Result<TcpAddress> resolve(const std::string& host, uint16_t port);
+// "host:port" or "[v6]:port".
+Result<TcpAddress> resolve(const std::string& endpoint);
+
+// What every connection of a process has in common.
+struct TcpContext {
+  EventLoop& loop;
+  Bytes token;
+  std::shared_ptr<TransportCounters> counters = std::make_shared<TransportCounters>();
+};
+
+class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
+ public:
+  // Connects, proves, and calls owner.on_open; or owner.on_close when that failed or took longer than `patience`.
+  static std::shared_ptr<TcpConnection> connect(TcpContext& context, const TcpAddress& address, ConnectionOwner& owner,
+                                                std::chrono::milliseconds patience);
+  // The other side of that, for a socket that was just accepted. `admission` is dropped once the peer has proved
+  // itself.
+  static std::shared_ptr<TcpConnection> accept(TcpContext& context, Fd socket, const TcpAddress& peer,
+                                               ConnectionOwner& owner, std::shared_ptr<void> admission);
+
+  void send(OutFrame frame) override;
+  [[nodiscard]] uint64_t queued_frame_count() const override { return queued_frame_count_; }
+  [[nodiscard]] uint64_t written_frame_count() const override { return written_frame_count_; }
+  void close() override;
+  void close_after_flush() override;
+  void close_with(OutFrame last) override;
+  [[nodiscard]] const std::string& peer() const override { return peer_; }
+  [[nodiscard]] const std::string& peer_host() const override { return peer_host_; }
+
+ private:
+  enum class Phase : uint8_t {
+    kConnecting,
+    kServerAwaitsHello,
+    kClientAwaitsHello,
+    kServerAwaitsProof,
+    kOpen,
+    kFlushing,
+    kClosed
+  };
+
+  TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner);
+  void start(uint32_t epoll_events, std::chrono::milliseconds patience);
+  void on_events(uint32_t epoll_events);
+  void finish_connecting();
+
+  void await(Phase phase, size_t handshake_bytes);
+  void read_handshake();
+  Status on_client_hello();
+  Status on_server_hello();
+  Status on_client_proof();
+  void open();
+
+  void read_frames();
+  void consume(size_t bytes);
+  Status begin_frame();
+  void discard_input();
+
+  void write_queued();
+  void collect_output();
+  void finish_flushing();
+  void end(const Status& why);
+  void queue_raw(std::span<const std::byte> bytes);
+
+  TcpContext& context_;
+  ConnectionOwner* owner_;
+  std::string peer_;
+  std::string peer_host_;
+  Fd socket_;
+  Phase phase_ = Phase::kClosed;
+  EventLoop::TimerId deadline_ = 0;
+  std::shared_ptr<void> admission_;
+
+  Nonce client_nonce_{};
+  Nonce server_nonce_{};
+  std::array<std::byte, 128> handshake_{};
+  size_t handshake_bytes_ = 0;
+  size_t handshake_received_ = 0;
+
+  EncodedHeader header_bytes_{};
+  size_t header_received_ = 0;
+  FrameHeader header_;       // of the frame whose payload is coming in
+  std::vector<iovec> into_;  // what is still to be filled of that payload
+  size_t into_begin_ = 0;    // first piece of into_ that is not full
+  bool in_payload_ = false;
+
+  std::deque<OutFrame> queue_;
+  size_t front_written_ = 0;
+  std::vector<iovec> output_;
+  std::vector<iovec> pieces_;
+  bool flush_planned_ = false;
+  bool waits_for_room_ = false;
+  uint64_t queued_frame_count_ = 0;
+  uint64_t written_frame_count_ = 0;
+};
+
+class TcpListener {
+ public:
+  using OnAccept = std::function<void(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission)>;
+
+  // Binds and listens; accepting starts with start(), on the loop's thread.
+  static Result<std::unique_ptr<TcpListener>> bind(EventLoop& loop, const TcpAddress& address, std::string purpose);
+  ~TcpListener() { stop(); }
+  TcpListener(const TcpListener&) = delete;
+  TcpListener& operator=(const TcpListener&) = delete;
+
+  Status start(OnAccept on_accept);
+  void stop();
+  [[nodiscard]] uint16_t port() const { return port_; }
+
+ private:
+  TcpListener(EventLoop& loop, Fd socket, uint16_t port) : loop_(loop), socket_(std::move(socket)), port_(port) {}
+  void accept_ready();
+
+  EventLoop& loop_;
+  Fd socket_;
+  uint16_t port_;
+  OnAccept on_accept_;
+  std::shared_ptr<size_t> unproved_count_ = std::make_shared<size_t>(0);
+};
+
+}  // namespace jaxhetero

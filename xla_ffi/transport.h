@@ -1,0 +1,100 @@
+// What the communicator, the reducer server and the rendezvous ask of a transport. TCP is the first one; shared memory
+// and libfabric can stand behind the same two classes.
+//
+// Everything here belongs to the thread of one event loop.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffers.h"
+#include "status.h"
+#include "wire.h"
+
+namespace jaxhetero {
+
+// A frame on its way out. The payload is either one range of memory or a slice of a bucket's leaves; it is read when
+// the socket takes it, never copied. Whoever queues a frame keeps its memory alive, by `owner` or otherwise, until it
+// is sent.
+struct OutFrame {
+  EncodedHeader header;
+  size_t payload_bytes = 0;
+  std::span<const std::byte> payload;
+  const Leaves* leaves = nullptr;
+  size_t leaves_offset = 0;
+  std::shared_ptr<const void> owner;
+
+  // A header with a payload in one piece; header.payload_bytes is set from it.
+  static OutFrame of(FrameHeader header, std::span<const std::byte> payload, std::shared_ptr<const void> owner) {
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    return {encode(header), payload.size(), payload, nullptr, 0, std::move(owner)};
+  }
+
+  static OutFrame control(FrameType type, Bytes payload, FrameHeader header = {}) {
+    header.type = type;
+    auto owner = std::make_shared<const Bytes>(std::move(payload));
+    return of(header, *owner, owner);
+  }
+
+  // header.payload_bytes bytes of `leaves`, from `offset`.
+  static OutFrame gather(const FrameHeader& header, const Leaves& leaves, size_t offset) {
+    return {encode(header), header.payload_bytes, {}, &leaves, offset, nullptr};
+  }
+};
+
+// Bytes as they crossed the socket, headers and handshakes included. Read from any thread.
+struct TransportCounters {
+  std::atomic<uint64_t> sent_bytes = 0;
+  std::atomic<uint64_t> received_bytes = 0;
+};
+
+class Connection;
+
+// Who owns connections hears of them through this. Callbacks may close any connection, also the one they are about.
+class ConnectionOwner {
+ public:
+  virtual ~ConnectionOwner() = default;
+
+  // Both sides have proved that they know the job token.
+  virtual void on_open(Connection& connection) = 0;
+
+  // A frame's header is here: append to `into` the memory that takes its payload, header.payload_bytes in all.
+  virtual Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) = 0;
+
+  // The payload is where on_header wanted it.
+  virtual Status on_frame(Connection& connection, const FrameHeader& header) = 0;
+
+  // The connection ended; called once, except after close(). `why` is ok when close_after_flush() ran to its end, else
+  // what went wrong, or the Status that a callback returned.
+  virtual void on_close(Connection& connection, const Status& why) = 0;
+};
+
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  virtual void send(OutFrame frame) = 0;
+  // How many frames were ever given to send(), and how many of those the operating system has taken whole.
+  [[nodiscard]] virtual uint64_t queued_frame_count() const = 0;
+  [[nodiscard]] virtual uint64_t written_frame_count() const = 0;
+
+  // Ends at once, without a callback.
+  virtual void close() = 0;
+  // Reads no more frames, sends what is queued, waits a moment for the peer to close as well, and ends.
+  virtual void close_after_flush() = 0;
+  // Drops what is queued, so that its memory may go, and sends only `last`, if a frame is not half sent already.
+  virtual void close_with(OutFrame last) = 0;
+
+  [[nodiscard]] virtual const std::string& peer() const = 0;       // "10.0.0.3:41234"
+  [[nodiscard]] virtual const std::string& peer_host() const = 0;  // "10.0.0.3"
+};
+
+}  // namespace jaxhetero

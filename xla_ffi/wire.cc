@@ -1,0 +1,300 @@
+#include "wire.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+constexpr size_t kMaxTextBytes = 8192;
+constexpr size_t kMaxNameBytes = 255;
+constexpr uint16_t kFrameMagic = 0x4a48;  // "HJ" on the wire
+
+class Writer {
+ public:
+  explicit Writer(Bytes& bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  requires std::is_unsigned_v<T>
+  void number(T value) {
+    for (size_t i = 0; i < sizeof(T); ++i)
+      bytes_.push_back(static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i)));
+  }
+  void text(std::string_view text) {
+    text = text.substr(0, kMaxNameBytes);
+    number(static_cast<uint16_t>(text.size()));
+    for (char c : text) bytes_.push_back(static_cast<std::byte>(c));
+  }
+
+ private:
+  Bytes& bytes_;
+};
+
+// Reads numbers until the bytes run out; after that everything is zero and ok() is false.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  requires std::is_unsigned_v<T> T number() {
+    if (bytes_.size() < sizeof(T)) {
+      ok_ = false;
+      return 0;
+    }
+    uint64_t value = 0;
+    for (size_t i = 0; i < sizeof(T); ++i) value |= std::to_integer<uint64_t>(bytes_[i]) << (8 * i);
+    bytes_ = bytes_.subspan(sizeof(T));
+    return static_cast<T>(value);
+  }
+  std::string text() {
+    const size_t length = number<uint16_t>();
+    if (length > kMaxNameBytes || length > bytes_.size()) {
+      ok_ = false;
+      return {};
+    }
+    std::string text = decode_text(bytes_.first(length));
+    bytes_ = bytes_.subspan(length);
+    return text;
+  }
+  [[nodiscard]] bool ok() const { return ok_; }
+  [[nodiscard]] bool finished() const { return ok_ && bytes_.empty(); }
+
+ private:
+  std::span<const std::byte> bytes_;
+  bool ok_ = true;
+};
+
+Status malformed(std::string what) { return {Code::kProtocol, "malformed " + std::move(what)}; }
+
+bool carries_chunk(FrameType type) { return type == FrameType::kPush || type == FrameType::kResult; }
+
+Status check_chunk(const FrameHeader& header) {
+  const RoundSpec& spec = header.spec;
+  if (spec.kind != Kind::kSum && spec.kind != Kind::kBroadcast) return malformed("chunk: unknown kind");
+  const size_t item = item_bytes(spec.dtype);
+  if (item == 0) return malformed("chunk: unknown dtype");
+  if (spec.total_count > std::numeric_limits<uint64_t>::max() / 16) return malformed("chunk: impossible total count");
+  if (header.offset > spec.total_count || header.count > spec.total_count - header.offset) {
+    return malformed("chunk: it lies outside its bucket");
+  }
+  const uint64_t bytes = header.count * uint64_t{item};
+  if (bytes > kMaxChunkBytes) return malformed("chunk: too large");
+  const bool may_be_empty = spec.kind == Kind::kBroadcast;
+  if (header.payload_bytes != bytes && !(may_be_empty && header.payload_bytes == 0)) {
+    return malformed("chunk: payload and count differ");
+  }
+  return {};
+}
+
+void write(Writer& writer, const JobShape& job) {
+  writer.number(job.worker_count);
+  writer.number(job.reducer_count);
+  writer.number(job.chunk_bytes);
+  writer.number(job.window_chunks);
+}
+
+JobShape read_job(Reader& reader) {
+  JobShape job;
+  job.worker_count = reader.number<uint32_t>();
+  job.reducer_count = reader.number<uint32_t>();
+  job.chunk_bytes = reader.number<uint32_t>();
+  job.window_chunks = reader.number<uint32_t>();
+  return job;
+}
+
+}  // namespace
+
+std::string_view kind_name(Kind kind) { return kind == Kind::kSum ? "sum" : "broadcast"; }
+
+std::string describe(const RoundSpec& spec) {
+  std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +
+                     std::to_string(spec.total_count) + "]";
+  if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
+  if (spec.kind == Kind::kBroadcast) text += " from rank " + std::to_string(spec.root);
+  return text;
+}
+
+std::string describe(const JobShape& job) {
+  return std::to_string(job.worker_count) + " workers, " + std::to_string(job.reducer_count) +
+         " reducers, chunk_bytes " + std::to_string(job.chunk_bytes) + ", window_chunks " +
+         std::to_string(job.window_chunks);
+}
+
+EncodedHeader encode(const FrameHeader& header) {
+  EncodedHeader encoded;
+  size_t at = 0;
+  const auto put = [&](auto value) {
+    for (size_t i = 0; i < sizeof(value); ++i) {
+      encoded[at++] = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
+    }
+  };
+  put(kFrameMagic);
+  put(static_cast<uint8_t>(header.type));
+  put(static_cast<uint8_t>(header.last));
+  put(header.payload_bytes);
+  put(header.rank);
+  put(header.count);
+  put(header.op);
+  put(header.round);
+  put(header.offset);
+  put(header.spec.total_count);
+  put(header.spec.signature);
+  put(header.spec.leaf_count);
+  put(static_cast<uint16_t>(header.spec.root));
+  put(static_cast<uint8_t>(header.spec.kind));
+  put(static_cast<uint8_t>(header.spec.dtype));
+  return encoded;
+}
+
+Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
+  Reader reader(bytes);
+  if (reader.number<uint16_t>() != kFrameMagic) return malformed("frame: it does not start like one");
+  FrameHeader header;
+  const auto type = reader.number<uint8_t>();
+  if (type < static_cast<uint8_t>(FrameType::kRegister) || type > static_cast<uint8_t>(FrameType::kGoodbye)) {
+    return malformed("frame: unknown type " + std::to_string(type));
+  }
+  header.type = static_cast<FrameType>(type);
+  const auto last = reader.number<uint8_t>();
+  if (last > 1) return malformed("frame: unknown flags");
+  header.last = last == 1;
+  header.payload_bytes = reader.number<uint32_t>();
+  header.rank = reader.number<uint32_t>();
+  header.count = reader.number<uint32_t>();
+  header.op = reader.number<uint64_t>();
+  header.round = reader.number<uint64_t>();
+  header.offset = reader.number<uint64_t>();
+  header.spec.total_count = reader.number<uint64_t>();
+  header.spec.signature = reader.number<uint64_t>();
+  header.spec.leaf_count = reader.number<uint32_t>();
+  header.spec.root = reader.number<uint16_t>();
+  header.spec.kind = static_cast<Kind>(reader.number<uint8_t>());
+  header.spec.dtype = static_cast<DType>(reader.number<uint8_t>());
+  if (carries_chunk(header.type)) {
+    if (Status status = check_chunk(header); !status.ok()) return status;
+  } else if (header.payload_bytes > kMaxControlBytes) {
+    return malformed("frame: control payload of " + std::to_string(header.payload_bytes) + " bytes");
+  }
+  return header;
+}
+
+Bytes encode(const Registration& registration) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(static_cast<uint8_t>(registration.role));
+  writer.number(static_cast<uint32_t>(registration.rank));
+  write(writer, registration.job);
+  writer.text(registration.version);
+  writer.text(registration.host_name);
+  writer.number(registration.port);
+  writer.text(registration.address);
+  return bytes;
+}
+
+Result<Registration> decode_registration(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Registration registration;
+  registration.role = static_cast<Role>(reader.number<uint8_t>());
+  registration.rank = static_cast<int32_t>(reader.number<uint32_t>());
+  registration.job = read_job(reader);
+  registration.version = reader.text();
+  registration.host_name = reader.text();
+  registration.port = reader.number<uint16_t>();
+  registration.address = reader.text();
+  const bool known_role = registration.role == Role::kWorker || registration.role == Role::kReducer;
+  if (!reader.finished() || !known_role) return malformed("registration");
+  return registration;
+}
+
+Bytes encode(const Members& members) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(members.job_id);
+  write(writer, members.job);
+  writer.number(members.own_index);
+  writer.number(static_cast<uint32_t>(members.worker_hosts.size()));
+  for (const std::string& host : members.worker_hosts) writer.text(host);
+  writer.number(static_cast<uint32_t>(members.reducers.size()));
+  for (const Members::Reducer& reducer : members.reducers) {
+    writer.text(reducer.address);
+    writer.number(reducer.port);
+    writer.text(reducer.host_name);
+    writer.number(static_cast<uint32_t>(reducer.colocated_rank));
+  }
+  return bytes;
+}
+
+Result<Members> decode_members(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Members members;
+  members.job_id = reader.number<uint64_t>();
+  members.job = read_job(reader);
+  members.own_index = reader.number<uint32_t>();
+  const auto worker_count = reader.number<uint32_t>();
+  if (worker_count == 0 || worker_count > kMaxWorkers || worker_count != members.job.worker_count) {
+    return malformed("list of members");
+  }
+  for (uint32_t rank = 0; rank < worker_count && reader.ok(); ++rank) members.worker_hosts.push_back(reader.text());
+  const auto reducer_count = reader.number<uint32_t>();
+  if (reducer_count > kMaxReducers) return malformed("list of members");
+  for (uint32_t index = 0; index < reducer_count && reader.ok(); ++index) {
+    Members::Reducer reducer;
+    reducer.address = reader.text();
+    reducer.port = reader.number<uint16_t>();
+    reducer.host_name = reader.text();
+    reducer.colocated_rank = static_cast<int32_t>(reader.number<uint32_t>());
+    members.reducers.push_back(std::move(reducer));
+  }
+  const bool sane = members.job.chunk_bytes > 0 && members.job.chunk_bytes <= kMaxChunkBytes &&
+                    members.job.chunk_bytes % 64 == 0 && members.job.window_chunks > 0;
+  if (!reader.finished() || !sane) return malformed("list of members");
+  return members;
+}
+
+Bytes encode(const Join& join) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(join.job_id);
+  writer.number(join.rank);
+  return bytes;
+}
+
+Result<Join> decode_join(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Join join;
+  join.job_id = reader.number<uint64_t>();
+  join.rank = reader.number<uint32_t>();
+  if (!reader.finished()) return malformed("join");
+  return join;
+}
+
+Bytes encode(const Status& fault) {
+  Bytes bytes = encode(fault.message());
+  bytes.insert(bytes.begin(), static_cast<std::byte>(fault.code()));
+  return bytes;
+}
+
+Status decode_fault(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return malformed("fault");
+  const auto code = std::to_integer<uint8_t>(bytes[0]);
+  if (code == 0 || code >= kCodeCount) return malformed("fault");
+  return {static_cast<Code>(code), decode_text(bytes.subspan(1))};
+}
+
+Bytes encode(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text.substr(0, kMaxTextBytes)));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string decode_text(std::span<const std::byte> bytes) {
+  std::string text;
+  for (std::byte byte : bytes.first(std::min(bytes.size(), kMaxTextBytes))) {
+    const char c = static_cast<char>(byte);
+    text.push_back(c >= ' ' && c <= '~' ? c : '?');
+  }
+  return text;
+}
+
+}  // namespace jaxhetero

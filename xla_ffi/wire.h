@@ -1,0 +1,138 @@
+// What goes over a connection: frames of a fixed 64-byte header and a payload, all numbers little-endian, encoded field
+// by field. Everything that arrives here is untrusted until a function of this file has checked it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reduce.h"
+#include "status.h"
+
+namespace jaxhetero {
+
+inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr size_t kHeaderBytes = 64;
+inline constexpr size_t kMaxControlBytes = size_t{1} << 20;
+inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
+inline constexpr uint32_t kMaxWorkers = 4096;
+inline constexpr uint32_t kMaxReducers = 4096;
+
+enum class FrameType : uint8_t {
+  kRegister = 1,  // worker or reducer -> coordinator: Registration
+  kWaiting = 2,   // coordinator -> all: text, who is still missing
+  kMembers = 3,   // coordinator -> all: Members
+  kReady = 4,     // reducer -> coordinator: it knows the members and accepts workers
+  kJoin = 5,      // worker -> reducer: Join
+  kDescribe = 6,  // worker -> reducer: text, what the op is, once per op
+  kPush = 7,      // worker -> reducer: one chunk of a contribution
+  kResult = 8,    // reducer -> worker: one chunk of the total
+  kLate = 9,      // reducer -> worker: text, whom the round waits for
+  kFault = 10,    // any: Fault; the job cannot go on
+  kGoodbye = 11,  // worker -> reducer: no more rounds from here
+};
+
+// What a round does with the contributions.
+enum class Kind : uint8_t {
+  kSum = 1,
+  kBroadcast = 2,  // the root's contribution, unchanged; the others push headers without payload
+};
+std::string_view kind_name(Kind kind);
+
+// What every worker must agree on in a round, compared by the reducer.
+struct RoundSpec {
+  Kind kind = Kind::kSum;
+  DType dtype = DType::kF32;
+  uint32_t root = 0;         // of a broadcast, else 0
+  uint32_t leaf_count = 0;   // leaves in the bucket
+  uint64_t total_count = 0;  // elements in the bucket
+  uint64_t signature = 0;    // hash of the leaves' shapes
+
+  bool operator==(const RoundSpec&) const = default;
+};
+
+// For people: "sum of float32[1024] in 2 leaves".
+std::string describe(const RoundSpec& spec);
+
+struct FrameHeader {
+  FrameType type = FrameType::kFault;
+  bool last = false;           // the shard's last chunk
+  uint32_t payload_bytes = 0;  // bytes that follow the header
+  uint32_t rank = 0;           // the worker that sent it (kPush)
+  uint32_t count = 0;          // elements in the chunk (kPush, kResult)
+  uint64_t op = 0;
+  uint64_t round = 0;
+  uint64_t offset = 0;  // first element of the chunk, counted in the bucket
+  RoundSpec spec;
+};
+
+using EncodedHeader = std::array<std::byte, kHeaderBytes>;
+EncodedHeader encode(const FrameHeader& header);
+
+// Checks what can be checked without knowing the job: types, kinds, dtypes, lengths, and that the chunk lies in the
+// bucket.
+Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);
+
+enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
+
+// What every worker of a job must have been started with.
+struct JobShape {
+  uint32_t worker_count = 0;
+  uint32_t reducer_count = 0;  // dedicated ones
+  uint32_t chunk_bytes = 0;
+  uint32_t window_chunks = 0;
+
+  bool operator==(const JobShape&) const = default;
+};
+std::string describe(const JobShape& job);
+
+struct Registration {
+  Role role = Role::kWorker;
+  int32_t rank = -1;  // of the worker, or of the worker that a co-located reducer lives in; -1 for a dedicated reducer
+  JobShape job;       // workers only
+  std::string version;
+  std::string host_name;
+  uint16_t port = 0;    // where a reducer listens
+  std::string address;  // where a reducer is reached; empty: the address it came from
+};
+
+// Who takes part, as the coordinator tells everybody. Indices are ranks and reducer numbers.
+struct Members {
+  struct Reducer {
+    std::string address;
+    uint16_t port = 0;
+    std::string host_name;
+    int32_t colocated_rank = -1;
+  };
+  uint64_t job_id = 0;
+  JobShape job;
+  uint32_t own_index = 0;
+  std::vector<std::string> worker_hosts;
+  std::vector<Reducer> reducers;
+};
+
+struct Join {
+  uint64_t job_id = 0;
+  uint32_t rank = 0;
+};
+
+using Bytes = std::vector<std::byte>;
+
+Bytes encode(const Registration& registration);
+Bytes encode(const Members& members);
+Bytes encode(const Join& join);
+Bytes encode(const Status& fault);
+Bytes encode(std::string_view text);
+
+Result<Registration> decode_registration(std::span<const std::byte> bytes);
+Result<Members> decode_members(std::span<const std::byte> bytes);
+Result<Join> decode_join(std::span<const std::byte> bytes);
+Status decode_fault(std::span<const std::byte> bytes);
+// Text from a peer, fit to be shown: cut to a sane length, control characters replaced.
+std::string decode_text(std::span<const std::byte> bytes);
+
+}  // namespace jaxhetero
