@@ -1,0 +1,58 @@
+"""What the native threads have to say, handed to the standard logging module."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+logger = logging.getLogger("jaxhetero")
+
+# How long a wait for the next event may keep the interpreter from ending.
+_POLL_MS = 100
+# A source that has ended may answer at once; this keeps the loop from spinning on it.
+_PAUSE_S = 0.02
+
+
+class EventSource(Protocol):
+    """A native object that keeps its log as a queue: (level, text) pairs, or None after ``timeout_ms``."""
+
+    def next_event(self, timeout_ms: int) -> tuple[int, str] | None: ...
+
+
+class EventPump(threading.Thread):
+    """Logs the events of one native object under the logger "jaxhetero", until ``stop``.
+
+    It is no daemon thread: those are torn out of native code when the interpreter ends, which can abort the process.
+    Instead it ends by itself once the main thread has.
+    """
+
+    def __init__(self, source: EventSource, prefix: str = "") -> None:
+        super().__init__(name="jaxhetero-events", daemon=False)
+        self._source = source
+        self._prefix = prefix
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        main = threading.main_thread()
+        while main.is_alive() and not self._stopping.is_set():
+            if not self._log_next(_POLL_MS):
+                self._stopping.wait(_PAUSE_S)
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End the thread and log what is still queued, within ``timeout_s``. May be called twice."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        if self.is_alive():
+            self.join(timeout_s)
+        while not self.is_alive() and time.monotonic() < deadline and self._log_next(0):
+            pass
+
+    def _log_next(self, timeout_ms: int) -> bool:
+        event = self._source.next_event(timeout_ms)
+        if event is None:
+            return False
+        severity, text = event
+        logger.log(severity, "%s%s", self._prefix, text)
+        return True

@@ -1,0 +1,133 @@
+"""A child process of the launcher: its signals, its end, its log; and the guard that outlives the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from io import FileIO
+from pathlib import Path
+
+from jaxhetero._display import last_lines
+from jaxhetero.errors import InternalError
+
+_TAIL_LINES = 20
+_TAIL_BYTES = 1 << 16
+
+
+class Guard:
+    """The process that ends the job's processes should this one be killed; see _guard.py."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("_guard.py")
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InternalError(f"cannot start {sys.executable}: {error.strerror}") from None
+
+    def watch_this_process(self) -> None:
+        """Called in a new child, before it can start anything: from here on the guard ends it if we cannot."""
+        self._tell(b"+%d\n" % os.getpid())
+
+    def forget(self, group: int) -> None:
+        """The group is gone; its number may be given to strangers."""
+        self._tell(b"-%d\n" % group)
+
+    def close(self) -> None:
+        """End the guard, which ends whatever is left."""
+        with self._popen:
+            pass
+
+    def _tell(self, line: bytes) -> None:
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._popen.stdin.fileno(), line)
+
+
+class Process:
+    """A child, the leader of a session and process group of its own."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log_path: Path, guard: Guard) -> None:
+        self.name = name
+        self.popen = popen
+        self.log_path = log_path
+        self.ended_ns: int | None = None
+        self.group_gone = False
+        self._guard = guard
+        self._log: FileIO | None = log_path.open("wb", buffering=0)
+
+    @property
+    def is_worker(self) -> bool:
+        return self.name.startswith("worker")
+
+    @property
+    def code(self) -> int:
+        """The exit code as a shell gives it: 128 + number for a signal."""
+        code = self.popen.returncode
+        return code if code >= 0 else 128 - code
+
+    def reap(self) -> None:
+        if self.ended_ns is None and self.popen.poll() is not None:
+            self.ended_ns = time.monotonic_ns()
+            self.send(0)
+
+    def failed(self) -> bool:
+        return self.ended_ns is not None and self.popen.returncode != 0
+
+    def send(self, number: int) -> None:
+        """Send a signal to the child and to whatever it has started; 0 only finds out whether any of them is left."""
+        # Once the group is gone its number may be given to strangers.
+        if not self.group_gone:
+            try:
+                os.killpg(self.popen.pid, number)
+            except ProcessLookupError:
+                self.group_gone = True
+                self._guard.forget(self.popen.pid)
+            except PermissionError:
+                pass  # It became another user; there is nothing we may do.
+
+    def log(self, data: bytes) -> str | None:
+        """Append to the log file; says why when that is no longer possible."""
+        if self._log is None:
+            return None
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._log.write(view) :]
+        except OSError as error:
+            self.close_log()
+            return f"{self.log_path}: {error.strerror}; the log of {self.name} ends here"
+        return None
+
+    def close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def tail(self) -> list[str]:
+        """The last lines of the log; none when somebody took the file away."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return last_lines(log.read(), _TAIL_LINES)
+        return []
+
+    def describe_end(self) -> str:
+        code = self.popen.returncode
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        return f"{self.name} (pid {self.popen.pid}) {how}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

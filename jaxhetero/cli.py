@@ -1,0 +1,139 @@
+"""The ``jaxhetero`` command. Only reads the command line: what it starts is in launch.py and reducer.py.
+
+Exit codes: 0 for a job that ended well, 2 for a wrong command line or setting, 1 for every other error of our own,
+128 + N when signal N ended it. ``launch`` hands on the exit code of the process that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jaxhetero.config import ReducerConfig, read_environment, read_token, write_environment
+from jaxhetero.errors import ConfigError, JaxheteroError
+from jaxhetero.launch import Job, launch
+from jaxhetero.reducer import run_reducer
+
+_MILLISECONDS = click.IntRange(min=1)
+_PORT = click.IntRange(0, 65535)
+
+
+def _show_version(context: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked:
+        from jaxhetero import __version__
+
+        click.echo(f"jaxhetero {__version__}")
+        context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def commands() -> None:
+    """Data-parallel JAX training over workers and CPU reducers."""
+
+
+@commands.command("reducer")
+@click.option("--coordinator", metavar="HOST:PORT", help="Where rank 0 listens. [default: $JAXHETERO_COORDINATOR]")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    help="The address to listen on and be reached at. [default: that of the interface that leads to the coordinator]",
+)
+@click.option("--port", type=_PORT, default=0, help="The port to listen on. [default: any free one]")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
+)
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for everybody at the start.")
+@click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def _reducer(token_file: Path | None, port: int, log_level: str, **options: str | int | None) -> int:
+    """Run one dedicated reducer until every worker has left.
+
+    Exits with 0 after that, with 1 when the job failed, with 2 for a wrong setting, and with 128 + N when stopped by
+    signal N (Ctrl-C: 130, SIGTERM: 143).
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if token_file is not None:
+        given["token"] = read_token(token_file)
+    found: dict[str, Any] = dict(read_environment(write_environment(given)))
+    settings = {name: value for name, value in found.items() if name in ReducerConfig.__dataclass_fields__}
+    return run_reducer(ReducerConfig(**settings, port=port), log_level)
+
+
+# Options end at the first word of COMMAND, so that its own options stay its own even when `--` is forgotten.
+@commands.command("launch", context_settings={"allow_interspersed_args": False})
+@click.option("--workers", "worker_count", type=click.IntRange(min=1), required=True, help="Worker processes to start.")
+@click.option(
+    "--reducers",
+    "reducer_count",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Reducer processes to start. With 0, each worker runs one itself.",
+)
+@click.option("--coordinator-port", type=_PORT, default=0, help="The port of rank 0. [default: any free one]")
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where every process's output is kept. [default: jaxhetero-logs/DATE-TIME]",
+)
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for everybody at the start.")
+@click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
+@click.option(
+    "--stop-timeout-ms",
+    type=click.IntRange(min=0),
+    default=Job.stop_timeout_ms,
+    show_default=True,
+    help="How long processes may take to end before they are killed.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
+def _launch(**options: Any) -> int:
+    """Run COMMAND in several worker processes on this machine, with reducers beside them.
+
+    Example: jaxhetero launch --workers 4 --reducers 4 -- python train.py --epochs 3
+
+    Every process learns its rank, the coordinator and the job's secret from JAXHETERO_* variables. Its output is shown
+    with its name in front and kept in a file. When one process fails, the others are stopped and its exit code becomes
+    that of the launcher. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a
+    second Ctrl-C kills them all.
+    """
+    return launch(Job(**options))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code. Errors are one line on standard error."""
+    try:
+        # Not standalone: click's own error output takes three lines.
+        return commands.main(arguments, prog_name="jaxhetero", standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "jaxhetero"
+        return _fail(path, f"{error.format_message()} See `{path} --help`.", error.exit_code)
+    except click.ClickException as error:
+        return _fail("jaxhetero", error.format_message(), error.exit_code)
+    except JaxheteroError as error:
+        return _fail("jaxhetero", f"{type(error).__name__}: {error}", 2 if isinstance(error, ConfigError) else 1)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+
+
+def _fail(path: str, message: str, code: int) -> int:
+    print(f"{path}: {message}", file=sys.stderr)
+    return code

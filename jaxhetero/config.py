@@ -1,0 +1,170 @@
+"""Settings of one process, and the only place that reads environment variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from jaxhetero.errors import ConfigError
+
+ENV_PREFIX = "JAXHETERO_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one worker process needs to know. Sizes in bytes, times in milliseconds.
+
+    Every field can be given to ``jaxhetero.initialize()`` by its name, or in the environment as
+    ``JAXHETERO_`` plus the name in capitals (``JAXHETERO_TIMEOUT_MS=10000``); an argument wins.
+    """
+
+    rank: int = 0
+    """This worker's number, 0 to worker_count - 1."""
+    worker_count: int = 1
+    """How many worker processes take part."""
+    reducer_count: int = 0
+    """How many dedicated reducers take part. With 0, every worker runs one on a thread of its own."""
+    coordinator: str = ""
+    """``host:port`` where everybody meets at the start; rank 0 listens on it."""
+    token: str = field(default="", repr=False)
+    """The job's secret. Who does not have it is refused. Never printed."""
+    host: str = ""
+    """The address under which the others reach a reducer of this process. Default: the address of the interface that
+    leads to the coordinator."""
+    start_timeout_ms: int = 120_000
+    """How long ``initialize`` waits for everybody."""
+    timeout_ms: int = 30_000
+    """How long a round may go without any progress before it fails."""
+    chunk_bytes: int = 65_536
+    """The unit of pipelining, the same on every worker of a job."""
+    window_chunks: int = 8
+    """How many chunks of a shard may be on their way before the first result is back."""
+
+    def __post_init__(self) -> None:
+        if self.worker_count < 1:
+            raise ConfigError(f"worker_count is {self.worker_count}; it must be at least 1")
+        if not 0 <= self.rank < self.worker_count:
+            raise ConfigError(f"rank {self.rank} is not in 0..{self.worker_count - 1}")
+        if self.reducer_count < 0:
+            raise ConfigError(f"reducer_count is {self.reducer_count}; it must be 0 or more")
+        if self.worker_count > 1 and not self.coordinator:
+            raise ConfigError(
+                "no coordinator: give initialize(coordinator='host:port') or set JAXHETERO_COORDINATOR; "
+                "`jaxhetero launch` sets it for every process it starts"
+            )
+        if self.worker_count > 1 and not self.token:
+            raise ConfigError(
+                "no job token: give initialize(token=...) or set JAXHETERO_TOKEN or JAXHETERO_TOKEN_FILE to the same "
+                "secret on every worker and reducer; `jaxhetero launch` makes one per job"
+            )
+        if self.coordinator:
+            parse_address("coordinator", self.coordinator)
+        _check_positive(self, "start_timeout_ms", "timeout_ms", "window_chunks")
+        if not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64:
+            raise ConfigError(f"chunk_bytes is {self.chunk_bytes}; it must be a multiple of 64 from 1024 to 16777216")
+
+
+@dataclass(frozen=True)
+class ReducerConfig:
+    """What one dedicated reducer needs to know; the words mean what they mean in ``Config``."""
+
+    coordinator: str = ""
+    token: str = field(default="", repr=False)
+    host: str = ""
+    """The address to listen on and to be reached at. Default: that of the interface that leads to the coordinator."""
+    port: int = 0
+    """The port to listen on; 0 takes any free one."""
+    start_timeout_ms: int = Config.start_timeout_ms
+    timeout_ms: int = Config.timeout_ms
+
+    def __post_init__(self) -> None:
+        if not self.coordinator:
+            raise ConfigError(
+                "no coordinator: give --coordinator HOST:PORT or set JAXHETERO_COORDINATOR to the address that rank 0 "
+                "listens on"
+            )
+        parse_address("coordinator", self.coordinator)
+        if not self.token:
+            raise ConfigError(
+                "no job token: set JAXHETERO_TOKEN, or give --token-file or JAXHETERO_TOKEN_FILE the name of a file "
+                "that holds it; it must be the same on every worker and reducer"
+            )
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; it must be in 0..65535")
+        _check_positive(self, "start_timeout_ms", "timeout_ms")
+
+
+def _check_positive(config: Config | ReducerConfig, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")
+
+
+def parse_address(what: str, text: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[ipv6]:port``; ``what`` names the setting in the error."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    # int() would also take " 7", "+7" and "1_0".
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if not colon or not host.strip("[]") or (":" in host and not bracketed) or not 1 <= number <= 65535:
+        raise ConfigError(f"{what} is {text!r}; it must be host:port or [ipv6]:port with a port in 1..65535")
+    return host[1:-1] if bracketed else host, number
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str | int]:
+    """The fields of ``Config`` that the environment sets, by name."""
+    found: dict[str, str | int] = {}
+    for setting in fields(Config):
+        variable = ENV_PREFIX + setting.name.upper()
+        text = environ.get(variable)
+        if text is None:
+            continue
+        if setting.type == "int":
+            # An empty number is an error, not the default: it is what a job script with an unset RANK gives.
+            try:
+                found[setting.name] = int(text)
+            except ValueError:
+                raise ConfigError(f"{variable} is {text!r}; it must be a whole number") from None
+        elif text:
+            found[setting.name] = text
+    token_file = environ.get(ENV_PREFIX + "TOKEN_FILE")
+    if token_file and "token" not in found:
+        found["token"] = read_token(Path(token_file))
+    return found
+
+
+def read_token(path: Path) -> str:
+    """The job token kept in a file, without surrounding white space."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the job token from {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the job token file {path} is not text") from None
+    if not token:
+        raise ConfigError(f"the job token file {path} is empty")
+    return token
+
+
+def write_environment(settings: Mapping[str, str | int], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a child process in which ``read_environment`` finds ``settings``."""
+    unknown = settings.keys() - {setting.name for setting in fields(Config)}
+    if unknown:
+        raise ConfigError(f"no such setting: {', '.join(sorted(unknown))}")
+    written = dict(environ)
+    if "token" in settings:
+        written.pop(ENV_PREFIX + "TOKEN_FILE", None)
+    return written | {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
+
+
+def colour_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """False when the user asked for no colour (https://no-color.org) or the terminal has none."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def host_name() -> str:
+    """This host's name, as messages show it."""
+    return socket.gethostname()

@@ -1,0 +1,81 @@
+"""`jaxhetero reducer`: one dedicated reducer, until every worker has left. Imports neither jax nor numpy."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from jaxhetero._log import EventPump, logger
+from jaxhetero.config import ReducerConfig
+from jaxhetero.errors import InternalError, from_status
+
+if TYPE_CHECKING:
+    from jaxhetero._native import ReducerServer, Status
+
+# How long a signal may wait for the main thread to come back from native code.
+_POLL_MS = 50
+_STOP_MS = 2_000
+
+
+def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
+    """Run a reducer in this process, logging to standard error.
+
+    Returns 0 when every worker left in order and 128 + number after a signal; raises what made it fail.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    signals = _catch_signals()
+    server = _make_server(config)
+    _check(server.start())
+    pump = EventPump(server)
+    pump.start()
+    try:
+        while not server.wait(_POLL_MS) and not signals:
+            pass
+        if signals:
+            logger.info("got %s; stopping", signal.Signals(signals[0]).name)
+            server.stop()
+            server.wait(_STOP_MS)
+    finally:
+        pump.stop()
+    logger.info("done: %s", " ".join(f"{name}={value}" for name, value in server.metrics().items()))
+    if signals:
+        return 128 + signals[0]
+    _check(server.result())
+    return 0
+
+
+def _catch_signals() -> list[int]:
+    """The signals that asked this process to end, as they come."""
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # What was ignored when we started stays so: that is how nohup works.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, note)
+    return received
+
+
+def _make_server(config: ReducerConfig) -> ReducerServer:
+    try:
+        from jaxhetero import _native
+    except ImportError as error:
+        raise InternalError(f"the native module of jaxhetero cannot be loaded; install it again: {error}") from None
+    return _native.ReducerServer(
+        coordinator=config.coordinator,
+        token=config.token.encode(),
+        host=config.host,
+        port=config.port,
+        start_timeout_ms=config.start_timeout_ms,
+        timeout_ms=config.timeout_ms,
+    )
+
+
+def _check(status: Status) -> None:
+    code, message = status
+    if code != "ok":
+        raise from_status(code, message)

@@ -1,0 +1,159 @@
+"""Settings: what is accepted, what is refused and with which words, and the way through the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxhetero.config import (
+    Config,
+    ReducerConfig,
+    colour_wanted,
+    parse_address,
+    read_environment,
+    read_token,
+    write_environment,
+)
+from jaxhetero.errors import ConfigError
+
+_JOB: dict[str, Any] = {"worker_count": 4, "coordinator": "a:1", "token": "secret"}
+_REDUCER: dict[str, Any] = {"coordinator": "a:1", "token": "secret"}
+
+
+def test_one_worker_needs_no_setting() -> None:
+    assert Config() == Config(rank=0, worker_count=1, reducer_count=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"worker_count": 0}, ["worker_count", "0", "at least 1"]),
+        ({"rank": 4}, ["rank 4", "0..3"]),
+        ({"rank": -1}, ["rank -1", "0..3"]),
+        ({"reducer_count": -1}, ["reducer_count", "-1"]),
+        ({"coordinator": ""}, ["coordinator", "JAXHETERO_COORDINATOR", "jaxhetero launch"]),
+        ({"coordinator": "a"}, ["coordinator", "'a'", "host:port"]),
+        ({"token": ""}, ["token", "JAXHETERO_TOKEN_FILE", "jaxhetero launch"]),
+        ({"start_timeout_ms": 0}, ["start_timeout_ms", "0"]),
+        ({"timeout_ms": -5}, ["timeout_ms", "-5"]),
+        ({"window_chunks": 0}, ["window_chunks", "0"]),
+        ({"chunk_bytes": 1023}, ["chunk_bytes", "1023"]),
+        ({"chunk_bytes": 1024 + 32}, ["chunk_bytes", "1056", "64"]),
+        ({"chunk_bytes": (1 << 24) + 64}, ["chunk_bytes", "16777216"]),
+    ],
+)
+def test_a_bad_worker_setting_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**_JOB | changes)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"coordinator": ""}, ["--coordinator", "JAXHETERO_COORDINATOR"]),
+        ({"coordinator": "a:x"}, ["coordinator", "'a:x'", "host:port"]),
+        ({"token": ""}, ["token", "JAXHETERO_TOKEN", "--token-file"]),
+        ({"port": 65536}, ["port", "65536"]),
+        ({"port": -1}, ["port", "-1"]),
+        ({"timeout_ms": 0}, ["timeout_ms", "0"]),
+        ({"start_timeout_ms": 0}, ["start_timeout_ms", "0"]),
+    ],
+)
+def test_a_bad_reducer_setting_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ReducerConfig(**_REDUCER | changes)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_the_token_is_never_printed() -> None:
+    assert "secret" not in repr(Config(**_JOB))
+    assert "secret" not in repr(ReducerConfig(**_REDUCER))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.1:80", ("10.0.0.1", 80)),
+        ("node-3.cluster:65535", ("node-3.cluster", 65535)),
+        ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert parse_address("coordinator", text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", ":1", "a:", "a:0", "a:65536", "a:-1", "a:+1", "a: 1", "a:1_0", "a:٣", "::1:80", "[]:1", "a:b:1"]
+)
+def test_bad_addresses(text: str) -> None:
+    with pytest.raises(ConfigError, match="coordinator is"):
+        parse_address("coordinator", text)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, {}),
+        ({"RANK": "3", "JAXHETERO": "x", "JAXHETERO_": "x", "JAXHETERO_COLOUR": "x"}, {}),
+        ({"JAXHETERO_RANK": "3"}, {"rank": 3}),
+        ({"JAXHETERO_COORDINATOR": "a:1", "JAXHETERO_HOST": "b"}, {"coordinator": "a:1", "host": "b"}),
+        ({"JAXHETERO_COORDINATOR": "", "JAXHETERO_TOKEN": ""}, {}),
+        ({"JAXHETERO_CHUNK_BYTES": "4096", "JAXHETERO_TIMEOUT_MS": "9"}, {"chunk_bytes": 4096, "timeout_ms": 9}),
+        ({"JAXHETERO_TOKEN": "t", "JAXHETERO_TOKEN_FILE": "/nowhere"}, {"token": "t"}),
+        ({"JAXHETERO_TOKEN_FILE": ""}, {}),
+    ],
+)
+def test_reading_the_environment(environ: dict[str, str], found: dict[str, str | int]) -> None:
+    assert read_environment(environ) == found
+
+
+@pytest.mark.parametrize("text", ["", "three", "3.0", "0x3"])
+def test_a_bad_number_in_the_environment_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"JAXHETERO_RANK is {text!r}; it must be a whole number"):
+        read_environment({"JAXHETERO_RANK": text})
+
+
+@pytest.mark.parametrize("token", ["", "from the environment"])
+def test_a_token_file(tmp_path: Path, token: str) -> None:
+    path = tmp_path / "token"
+    path.write_text("  from the file\n")
+    environ = {"JAXHETERO_TOKEN_FILE": str(path), "JAXHETERO_TOKEN": token}
+    assert read_environment(environ) == {"token": token or "from the file"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file"), (b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "is not text")],
+)
+def test_a_bad_token_file_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_token(path)
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_written_to_the_environment_is_read_back() -> None:
+    settings: dict[str, str | int] = {"rank": 2, "worker_count": 4, "coordinator": "a:1", "token": "new"}
+    outer = {"PATH": "/bin", "JAXHETERO_RANK": "7", "JAXHETERO_TOKEN_FILE": "/nowhere", "JAXHETERO_TIMEOUT_MS": "5"}
+    environ = write_environment(settings, outer)
+    assert environ["PATH"] == "/bin"
+    assert "JAXHETERO_TOKEN_FILE" not in environ
+    assert read_environment(environ) == settings | {"timeout_ms": 5}
+
+
+def test_only_known_settings_are_written() -> None:
+    with pytest.raises(ConfigError, match="no such setting: rnak"):
+        write_environment({"rnak": 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_colour(environ: dict[str, str], wanted: bool) -> None:
+    assert colour_wanted(environ) is wanted
