@@ -1,0 +1,62 @@
+"""Heterogeneous all-reduce for JAX: workers push gradient shards to CPU reducers and get the totals back.
+
+import jaxhetero
+
+jaxhetero.initialize()                      # finds its settings in the environment of `jaxhetero launch`
+params = jaxhetero.broadcast(params)        # everybody starts from rank 0's
+...
+grads = jaxhetero.pmean(grads)              # inside the jitted train step
+...
+jaxhetero.shutdown()
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+# In a checkout this directory comes before the installed package, which alone has the compiled `_native`.
+__path__ = pkgutil.extend_path(__path__, __name__)
+
+if TYPE_CHECKING:
+    from jaxhetero.collectives import broadcast as broadcast
+    from jaxhetero.collectives import pmean as pmean
+    from jaxhetero.collectives import psum as psum
+    from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
+    from jaxhetero.world import Metrics as Metrics
+    from jaxhetero.world import initialize as initialize
+    from jaxhetero.world import metrics as metrics
+    from jaxhetero.world import rank as rank
+    from jaxhetero.world import shutdown as shutdown
+    from jaxhetero.world import size as size
+
+# Imported when first used, so that starting a reducer or the launcher never imports jax.
+_HOMES = {
+    "broadcast": "collectives",
+    "pmean": "collectives",
+    "psum": "collectives",
+    "all_reduce_gradients": "optimizers",
+    "Metrics": "world",
+    "initialize": "world",
+    "metrics": "world",
+    "rank": "world",
+    "shutdown": "world",
+    "size": "world",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from jaxhetero._native import version
+
+        return version
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxhetero' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jaxhetero.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,57 @@
+"""The only importer of what JAX does not promise to keep, each piece with its reason."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jax._src import distributed
+from jax.interpreters import mlir
+
+
+def distributed_coordinator() -> str:
+    """``host:port`` of JAX's own coordination service, which process 0 runs.
+
+    Private because ``jax.distributed`` offers no way to read the address it was given or found.
+    """
+    return distributed.global_state.coordinator_address or ""
+
+
+def distributed_publish(key: str, value: str) -> None:
+    """Set a key that every process of ``jax.distributed`` can read. Private: the key-value store has no public face."""
+    client = distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    client.key_value_set(key, value)
+
+
+def distributed_read(key: str, timeout_ms: int) -> str:
+    """Wait for a key of ``distributed_publish``."""
+    client = distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    return str(client.blocking_key_value_get(key, timeout_ms))
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The manual mesh axes that a value under ``jax.shard_map`` varies over.
+
+    The attribute changed its name between JAX 0.9 (``vma``) and 0.10 (``mat.varying``).
+    """
+    return frozenset(aval.mat.varying)
+
+
+def without_varying_axis(aval: Any, axis_name: str) -> Any:
+    """``aval`` as it is once it is the same all along ``axis_name``; private for the same reason."""
+    kept = varying_axes(aval) - {axis_name}
+    return aval.update(manual_axis_type=aval.mat.update(varying=kept))
+
+
+def program_device_count(context: mlir.LoweringRuleContext) -> int:
+    """How many devices would run an instruction that is lowered here, were it not for the manual axes of shard_map.
+
+    ``LoweringRuleContext`` is public, what ``axis_context`` holds is not: a program's device count outside shard_map,
+    the mesh and its manual axes inside.
+    """
+    axis_context = context.module_context.axis_context
+    if isinstance(axis_context, mlir.ShardingContext):
+        return axis_context.num_devices
+    return math.prod(size for name, size in axis_context.mesh.shape.items() if name not in axis_context.manual_axes)

@@ -1,0 +1,65 @@
+"""The C++ core, as bound by xla_ffi/module.cc. Nothing here holds the GIL while it waits."""
+
+from typing import Any
+
+version: str
+
+# (name, message): name is "ok" or a class of jaxhetero.errors; see jaxhetero.errors.from_status.
+Status = tuple[str, str]
+
+# (severity, text): severity is a level of the standard logging module.
+Event = tuple[int, str]
+
+class ReducerServer:
+    """A reducer on its own native thread: listens, meets the others at the coordinator, sums until all workers left."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: str,
+        token: bytes,
+        host: str,
+        port: int,
+        colocated_rank: int = -1,
+        start_timeout_ms: int,
+        timeout_ms: int,
+    ) -> None: ...
+    def start(self) -> Status:
+        """Bind the listening socket and start the thread; returns at once."""
+    def wait(self, timeout_ms: int) -> bool:
+        """True once the reducer has ended; False when ``timeout_ms`` passed first."""
+    def result(self) -> Status:
+        """How it ended; "ok" after every worker left in order. Call after ``wait`` returned True."""
+    def stop(self) -> None:
+        """Close every connection and end the thread."""
+    def next_event(self, timeout_ms: int) -> Event | None: ...
+    def metrics(self) -> dict[str, int]: ...
+
+class Communicator:
+    """The worker's side, on its own native thread. Rank 0 also runs the coordinator on it."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        worker_count: int,
+        reducer_count: int,
+        coordinator: str,
+        token: bytes,
+        start_timeout_ms: int,
+        timeout_ms: int,
+        chunk_bytes: int,
+        window_chunks: int,
+    ) -> None: ...
+    def start(self) -> Status: ...
+    def wait_ready(self, timeout_ms: int) -> Status | None:
+        """The outcome of the start, or None when ``timeout_ms`` passed first."""
+    def shutdown(self, timeout_ms: int) -> Status: ...
+    def next_event(self, timeout_ms: int) -> Event | None: ...
+    def metrics(self) -> dict[str, int]: ...
+    def make_current(self) -> None:
+        """Let the FFI handlers of this process find this communicator."""
+
+def clear_current() -> None: ...
+def ffi_targets() -> dict[str, dict[str, Any]]: ...
+def ffi_types() -> dict[str, dict[str, Any]]: ...

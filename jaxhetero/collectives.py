@@ -1,0 +1,183 @@
+"""The collectives: pytrees in, pytrees out, inside ``jax.jit`` or not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero import _primitive, world
+from jaxhetero._compat import varying_axes
+from jaxhetero._primitive import Kind
+from jaxhetero.errors import ConfigError
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20
+
+Tree = TypeVar("Tree")
+
+_PACKAGE_DIR = str(Path(__file__).parent)
+
+
+def psum(
+    x: Tree, axis_name: str | None = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
+) -> Tree:
+    """Sum every leaf of ``x`` over all workers: the two-hop counterpart of ``jax.lax.psum``.
+
+    The sum is taken in rank order, ``((x_0 + x_1) + x_2) + ...``, so it has the same bits in every run, with any number
+    of reducers and any bucket size. float16 and bfloat16 are summed in float32 and rounded once; integers wrap.
+
+    Args:
+      x: a pytree of arrays or numbers: float16/32/64, bfloat16, int8-64, uint8-64, complex64/128. All workers must
+        call with the same structure, shapes and dtypes.
+      axis_name: ``None`` in a program that runs on one device (plain ``jax.jit``). Under ``jax.shard_map``, the mesh
+        axis that is made of the workers, one device each; the result no longer varies over it.
+      bucket_bytes: leaves are grouped in buckets of about this size, last leaf first; each bucket is one custom call
+        and starts as soon as its leaves are computed. Must be the same on all workers.
+      name: what error messages and traces call this op. Default: the file and function of the caller.
+
+    Returns:
+      A pytree like ``x``, of the same shapes and dtypes.
+
+    Does not block: as with any JAX computation, the caller waits when it looks at the result.
+
+    Raises:
+      NotInitializedError: before ``jaxhetero.initialize()``.
+      ConfigError: for a dtype or mesh that is not supported, or, when the program is compiled, for an array that is
+        sharded over several devices outside ``shard_map``.
+      jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
+    """
+    total: Tree = _reduce(x, axis_name, Kind.SUM, 0, bucket_bytes, name or _caller("psum"))
+    return total
+
+
+def pmean(
+    x: Tree, axis_name: str | None = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
+) -> Tree:
+    """The mean of every leaf over all workers: ``psum`` divided by their number, as ``jax.lax.pmean``.
+
+    Arguments, blocking and errors are those of ``psum``. Integers give floats, as division does.
+    """
+    total = _reduce(x, axis_name, Kind.SUM, 0, bucket_bytes, name or _caller("pmean"))
+    count = _reduced_count(axis_name)
+    mean: Tree = jax.tree.map(lambda leaf: leaf / count, total)
+    return mean
+
+
+def broadcast(
+    x: Tree,
+    root: int = 0,
+    axis_name: str | None = None,
+    *,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> Tree:
+    """Every leaf of worker ``root``'s ``x``, bit by bit: for initial parameters.
+
+    The other workers pass a tree of the same structure, shapes and dtypes, whose values are not used. Takes every dtype
+    that ``psum`` takes. Arguments, blocking and errors are those of ``psum``.
+    """
+    if not 0 <= root < world.size():
+        raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
+    same: Tree = _reduce(x, axis_name, Kind.BROADCAST, root, bucket_bytes, name or _caller("broadcast"))
+    return same
+
+
+def _reduce(x: Any, axis_name: str | None, kind: Kind, root: int, bucket_bytes: int, label: str) -> Any:
+    worker_count = world.current().size
+    if bucket_bytes < 1:
+        raise ConfigError(f"{label}: bucket_bytes is {bucket_bytes}; it must be at least 1")
+    leaves, structure = jax.tree.flatten(x)
+    arrays = [_as_operand(leaf, axis_name, label) for leaf in leaves]
+    _check_axis(axis_name, label)
+    if world.current().is_alone:
+        if axis_name is not None and kind is Kind.SUM:
+            arrays = [jax.lax.psum(array, axis_name) for array in arrays]
+        return jax.tree.unflatten(structure, arrays)
+    results: list[jax.Array | None] = [None] * len(arrays)
+    for number, bucket in enumerate(make_buckets(arrays, bucket_bytes)):
+        bucket_label = f"{label} bucket {number}"
+        with jax.named_scope(bucket_label):
+            outputs = _primitive.all_reduce(
+                [arrays[index] for index in bucket],
+                label=bucket_label,
+                kind=kind,
+                root=root,
+                worker_count=worker_count,
+                axis_name=axis_name,
+            )
+        for index, output in zip(bucket, outputs, strict=True):
+            results[index] = output
+    return jax.tree.unflatten(structure, results)
+
+
+def make_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
+    """The indices of ``arrays`` in buckets of one dtype and at most ``bucket_bytes``, or of one larger array.
+
+    From the last array to the first, because the backward pass computes the gradients of the last layers first. The
+    buckets are in the order of their first members.
+    """
+    buckets: list[list[int]] = []
+    open_buckets: dict[Any, tuple[list[int], int]] = {}
+    for index in reversed(range(len(arrays))):
+        array = arrays[index]
+        array_bytes = array.size * array.dtype.itemsize
+        bucket, filled_bytes = open_buckets.get(array.dtype, ([], 0))
+        if not bucket or filled_bytes + array_bytes > bucket_bytes:
+            bucket, filled_bytes = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_buckets[array.dtype] = (bucket, filled_bytes + array_bytes)
+    return buckets
+
+
+_SUPPORTED = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+def _as_operand(leaf: Any, axis_name: str | None, label: str) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if str(array.dtype) not in _SUPPORTED:
+        raise ConfigError(
+            f"{label}: a leaf is {array.dtype}[{','.join(map(str, array.shape))}], a dtype that reducers cannot sum; "
+            f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
+        )
+    if axis_name is not None and axis_name not in varying_axes(jax.typeof(array)):
+        # As lax.psum does: a value that is the same everywhere counts once for each worker.
+        array = jax.lax.pcast(array, axis_name, to="varying")
+    return array
+
+
+def _check_axis(axis_name: str | None, label: str) -> None:
+    """Refuse an axis that is not "the workers, one device each"."""
+    if axis_name is None:
+        return
+    devices = int(jax.lax.axis_size(axis_name))
+    here = world.current()
+    one_global_mesh = jax.process_count() == here.size and devices == here.size
+    own_mesh = jax.process_count() == 1 and devices == 1
+    if not (one_global_mesh or own_mesh or here.is_alone):
+        raise ConfigError(
+            f"{label}: mesh axis {axis_name!r} has {devices} devices, in {jax.process_count()} JAX processes, for "
+            f"{here.size} workers; the axis must be made of the workers, with one device each"
+        )
+
+
+def _reduced_count(axis_name: str | None) -> int:
+    """How many contributions a sum has."""
+    if world.current().is_alone and axis_name is not None:
+        return int(jax.lax.axis_size(axis_name))
+    return world.size()
+
+
+def _caller(collective: str) -> str:
+    """``psum at train.py:train_step``: the first frame outside this package. No line, which every edit would move."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+        frame = frame.f_back
+    return f"{collective} at {Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"

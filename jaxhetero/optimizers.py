@@ -1,0 +1,31 @@
+"""The optax side: gradient transformations that know of the other workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from jaxhetero import collectives
+
+
+def all_reduce_gradients(
+    axis_name: str | None = None, *, mean: bool = True, bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES
+) -> optax.GradientTransformation:
+    """Replace each worker's gradients by their mean over all workers. Chain it in front of any optimizer::
+
+        optimizer = optax.chain(jaxhetero.all_reduce_gradients(), optax.sgd(0.1))
+
+    Args:
+      axis_name, bucket_bytes: as in ``jaxhetero.psum``.
+      mean: ``False`` gives the sum instead.
+
+    Errors and blocking are those of ``jaxhetero.psum``. The transformation has no state.
+    """
+    reduce = collectives.pmean if mean else collectives.psum
+
+    def update(updates: optax.Updates, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        return reduce(updates, axis_name, bucket_bytes=bucket_bytes, name="all_reduce_gradients"), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -1,0 +1,259 @@
+"""Who takes part, and this process's place in it."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxhetero._log import EventPump, logger
+from jaxhetero.config import Config, read_environment
+from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
+
+if TYPE_CHECKING:
+    from jaxhetero._native import Communicator, ReducerServer, Status
+
+# How long native code may keep a Ctrl-C waiting.
+_POLL_MS = 100
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What this worker's transport has counted since ``initialize()``."""
+
+    sent_bytes: int = 0
+    """Bytes given to the network, headers and handshakes included."""
+    received_bytes: int = 0
+    round_count: int = 0
+    """Completed rounds; one for each bucket of each collective that ran."""
+    busy_us: int = 0
+    """Microseconds during which at least one round was in flight."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A running job as one worker sees it."""
+
+    config: Config
+    _communicator: Communicator | None = None
+    _reducer: ReducerServer | None = None
+    _pumps: tuple[EventPump, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 to ``size - 1``."""
+        return self.config.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers take part."""
+        return self.config.worker_count
+
+    @property
+    def is_alone(self) -> bool:
+        """One worker and no reducer: a sum is the value itself, and nothing touches the network."""
+        return self._communicator is None
+
+
+@dataclass
+class _Current:
+    world: World | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_current = _Current()
+
+
+def initialize(**settings: int | str) -> None:
+    """Meet the other workers and the reducers, and make the collectives usable.
+
+    Args:
+      **settings: fields of ``jaxhetero.config.Config``, such as ``rank``, ``worker_count``, ``reducer_count``,
+        ``coordinator`` and ``token``. What is not given comes from the environment (``JAXHETERO_RANK``, ...), which
+        ``jaxhetero launch`` sets; what is not there either, from ``jax.distributed`` if that is initialized. With
+        nothing at all this is a world of one worker.
+
+    Blocks until everybody is there; logs every few seconds who is missing.
+
+    Raises:
+      ConfigError: a setting is wrong, or the world is initialized already.
+      StartTimeout: somebody is still missing after ``start_timeout_ms``.
+      AuthenticationError, VersionMismatch, AddressInUse: see ``jaxhetero.errors``.
+    """
+    with _current.lock:
+        if _current.world is not None:
+            raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
+        config = _make_config(settings)
+        if config.worker_count == 1 and config.reducer_count == 0:
+            _current.world = World(config)
+            return
+        _current.world = _start(config)
+        atexit.register(_shutdown_at_exit)
+
+
+def shutdown() -> None:
+    """Finish the running rounds, take leave of the reducers, and free everything. Does nothing if not initialized.
+
+    Blocks for at most ``timeout_ms``; a worker with a co-located reducer, which the others need until they leave as
+    well, waits for them for up to ``start_timeout_ms``. Runs by itself when the process ends.
+
+    Raises:
+      JaxheteroError: the job had failed, or a round could not be finished.
+    """
+    with _current.lock:
+        world, _current.world = _current.world, None
+        if world is None or world._communicator is None:
+            return
+        atexit.unregister(_shutdown_at_exit)
+        _stop(world)
+
+
+def _shutdown_at_exit() -> None:
+    """``shutdown`` where nobody can catch what it raises, and the user's own traceback should stay the last word."""
+    try:
+        shutdown()
+    except JaxheteroError as error:
+        logger.info("shutdown at exit: %s", error)
+
+
+def current() -> World:
+    """The initialized world; raises ``NotInitializedError`` if there is none."""
+    if _current.world is None:
+        raise NotInitializedError("call jaxhetero.initialize() before using a collective")
+    return _current.world
+
+
+def rank() -> int:
+    """This worker's number, 0 to ``size() - 1``."""
+    return current().rank
+
+
+def size() -> int:
+    """How many workers take part."""
+    return current().size
+
+
+def metrics() -> Metrics:
+    """What the transport of this worker has counted so far; all zero in a world of one."""
+    communicator = current()._communicator
+    return Metrics() if communicator is None else Metrics(**communicator.metrics())
+
+
+def _make_config(settings: dict[str, int | str]) -> Config:
+    known = Config.__dataclass_fields__.keys()
+    if unknown := settings.keys() - known:
+        raise ConfigError(f"initialize() has no setting {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
+    given = {**read_environment(), **settings}
+    if "rank" not in given and "worker_count" not in given:
+        given = {**_from_jax_distributed(given), **given}
+    return Config(**given)  # type: ignore[arg-type]
+
+
+def _from_jax_distributed(given: dict[str, int | str]) -> dict[str, int | str]:
+    """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it."""
+    import jax
+
+    if not jax.distributed.is_initialized():
+        return {}
+    from jaxhetero import _compat
+
+    found: dict[str, int | str] = {"rank": jax.process_index(), "worker_count": jax.process_count()}
+    if "coordinator" in given or jax.process_count() == 1:
+        return found
+    key = "jaxhetero/coordinator"
+    if jax.process_index() == 0:
+        host = _compat.distributed_coordinator().rpartition(":")[0]
+        _compat.distributed_publish(key, f"{host}:{_free_port(host)} {secrets.token_hex(32)}")
+    timeout_ms = int(given.get("start_timeout_ms", Config.start_timeout_ms))
+    found["coordinator"], found["token"] = _compat.distributed_read(key, timeout_ms).split()
+    return found
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(config: Config) -> World:
+    from jaxhetero import _ffi, _native
+
+    _ffi.register()
+    communicator = _native.Communicator(
+        rank=config.rank,
+        worker_count=config.worker_count,
+        reducer_count=config.reducer_count,
+        coordinator=config.coordinator,
+        token=config.token.encode(),
+        start_timeout_ms=config.start_timeout_ms,
+        timeout_ms=config.timeout_ms,
+        chunk_bytes=config.chunk_bytes,
+        window_chunks=config.window_chunks,
+    )
+    reducer = None
+    if config.reducer_count == 0:
+        reducer = _native.ReducerServer(
+            coordinator=config.coordinator,
+            token=config.token.encode(),
+            host=config.host,
+            port=0,
+            colocated_rank=config.rank,
+            start_timeout_ms=config.start_timeout_ms,
+            timeout_ms=config.timeout_ms,
+        )
+    sources = [source for source in (communicator, reducer) if source is not None]
+    world = World(config, communicator, reducer, tuple(EventPump(source) for source in sources))
+    for pump in world._pumps:
+        pump.start()
+    try:
+        _check(communicator.start())
+        if reducer is not None:
+            _check(reducer.start())
+        while (outcome := communicator.wait_ready(_POLL_MS)) is None:
+            pass
+        _check(outcome)
+    except BaseException:
+        _abandon(world)
+        raise
+    communicator.make_current()
+    return world
+
+
+def _stop(world: World) -> None:
+    from jaxhetero import _native
+
+    assert world._communicator is not None
+    try:
+        _check(world._communicator.shutdown(world.config.timeout_ms))
+        if world._reducer is not None:
+            _wait_for_last_worker(world._reducer, world.config.start_timeout_ms)
+    finally:
+        _native.clear_current()
+        _abandon(world)
+
+
+def _wait_for_last_worker(reducer: ReducerServer, timeout_ms: int) -> None:
+    """Keep a co-located reducer alive until the last worker, which still needs it, has left as well."""
+    deadline = time.monotonic() + timeout_ms / 1000
+    while not reducer.wait(_POLL_MS) and time.monotonic() < deadline:
+        pass
+
+
+def _abandon(world: World) -> None:
+    if world._communicator is not None:
+        world._communicator.shutdown(0)
+    if world._reducer is not None:
+        world._reducer.stop()
+    for pump in world._pumps:
+        pump.stop()
+
+
+def _check(status: Status) -> None:
+    name, message = status
+    if name != "ok":
+        raise from_status(name, message)

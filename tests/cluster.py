@@ -1,0 +1,136 @@
+"""Real worker and reducer processes for tests: start them, wait for them, and be sure that they are gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Outcome:
+    """How a process ended and what it said."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def result(self) -> Any:
+        """What the program printed as JSON on its last line."""
+        assert self.code == 0, f"exit code {self.code}\n{self.output}\n{self.errors}"
+        return json.loads(self.output.splitlines()[-1])
+
+
+@dataclass
+class Cluster:
+    """The processes of one job on this machine. Leaving the `with` block kills what still runs."""
+
+    workers: int
+    reducers: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    coordinator: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _directory: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._directory.cleanup()
+
+    def start_reducers(self, count: int | None = None, **settings: str) -> None:
+        for index in range(self.reducers if count is None else count):
+            self._start(f"reducer {index}", ["-m", "jaxhetero", "reducer"], settings)
+
+    def start_worker(self, rank: int, program: str, *arguments: str, **settings: str) -> None:
+        own = {"JAXHETERO_RANK": str(rank), **settings}
+        self._start(f"worker {rank}", [str(PROGRAMS / program), *arguments], own)
+
+    def start_workers(self, program: str, *arguments: str, **settings: str) -> None:
+        for rank in range(self.workers):
+            self.start_worker(rank, program, *arguments, **settings)
+
+    def _start(self, name: str, command: list[str], settings: Mapping[str, str]) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "error",
+            "JAX_PLATFORMS": "cpu",
+            "JAXHETERO_WORKER_COUNT": str(self.workers),
+            "JAXHETERO_REDUCER_COUNT": str(self.reducers),
+            "JAXHETERO_COORDINATOR": self.coordinator,
+            "JAXHETERO_TOKEN": self.token,
+            "JAXHETERO_START_TIMEOUT_MS": "60000",
+            **self.settings,
+            **settings,
+        }
+        with self._log(name, "out").open("wb") as output, self._log(name, "err").open("wb") as errors:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, *command], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+            )
+
+    def _log(self, name: str, kind: str) -> Path:
+        return Path(self._directory.name) / f"{name}.{kind}"
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """The process called "worker 0" or "reducer 1"."""
+        return self._processes[name]
+
+    def wait_for_output(self, name: str, text: str, timeout_s: float = 60) -> None:
+        """Until the process has printed ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self._log(name, "out").read_text():
+            assert time.monotonic() < deadline, f"{name} never printed {text!r}: {self._log(name, 'err').read_text()}"
+            assert self.process(name).poll() is None, f"{name} ended: {self._log(name, 'err').read_text()}"
+            time.sleep(0.01)
+
+    def wait(self, name: str, timeout_s: float = 100) -> Outcome:
+        try:
+            code = self.process(name).wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{name} still runs after {timeout_s} s: {self._log(name, 'err').read_text()[-2000:]}"
+            ) from None
+        return Outcome(code, self._log(name, "out").read_text(), self._log(name, "err").read_text())
+
+    def wait_workers(self, timeout_s: float = 100) -> list[Outcome]:
+        deadline = time.monotonic() + timeout_s
+        return [self.wait(f"worker {rank}", max(0.1, deadline - time.monotonic())) for rank in range(self.workers)]
+
+    def wait_reducers(self, timeout_s: float = 30) -> list[Outcome]:
+        names = [name for name in self._processes if name.startswith("reducer")]
+        return [self.wait(name, timeout_s) for name in names]
+
+
+def run(program: str, *arguments: str, workers: int, reducers: int, **settings: str) -> list[Any]:
+    """Run one program on every worker; the results by rank. Every process must end with code 0."""
+    with Cluster(workers, reducers, settings) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers(program, *arguments)
+        results = [outcome.result for outcome in cluster.wait_workers()]
+        for outcome in cluster.wait_reducers():
+            assert outcome.code == 0, outcome.errors
+        return results

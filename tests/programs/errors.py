@@ -1,0 +1,66 @@
+"""One kind of mistake or misfortune, named by the first argument, on the rank named by the second."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxhetero
+
+MISTAKE = sys.argv[1]
+AFFLICTED = int(sys.argv[2])
+
+
+WRONG_TREES: dict[str, Callable[[], Any]] = {
+    "shape": lambda: {"a": jnp.ones((32, 32)), "b": jnp.ones(3)},
+    "dtype": lambda: {"a": jnp.ones(1024, jnp.bfloat16), "b": jnp.ones(3, jnp.bfloat16)},
+    "structure": lambda: {"a": jnp.ones(1024)},
+    "changed": lambda: {"a": jnp.ones(7)},
+}
+
+
+def tree(wrong: bool) -> Any:
+    return WRONG_TREES[MISTAKE]() if wrong else {"a": jnp.ones(1024), "b": jnp.ones(3)}
+
+
+def main() -> None:
+    if MISTAKE == "uninitialized":
+        jaxhetero.psum(jnp.ones(3))
+    jaxhetero.initialize()
+    afflicted = jaxhetero.rank() == AFFLICTED
+    step = jax.jit(lambda x: jaxhetero.psum(x, name="step"))
+    if MISTAKE == "sharded":
+        mesh = jax.make_mesh((2,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.P("devices"))
+        step(jax.device_put(jnp.ones(1024), sharding))
+    from_the_start = MISTAKE in WRONG_TREES and MISTAKE != "changed"
+    if not from_the_start:
+        jax.block_until_ready(step(tree(False)))
+    if afflicted:
+        if MISTAKE == "silent":
+            print("silent", flush=True)
+            threading.Event().wait(60)
+        if MISTAKE == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if MISTAKE == "leaves":
+            return
+        if MISTAKE == "raises":
+            raise ValueError("the user's own mistake")
+        if MISTAKE == "kind":
+            step = jax.jit(lambda x: jaxhetero.broadcast(x, root=1, name="step"))
+    print("running", flush=True)
+    if MISTAKE == "until killed":
+        while True:
+            jax.block_until_ready(step(tree(False)))
+            time.sleep(0.01)
+    for _ in range(3):
+        jax.block_until_ready(step(tree(afflicted and MISTAKE in WRONG_TREES)))
+
+
+main()

@@ -1,0 +1,48 @@
+"""Compiles a train step and prints what of it concerns the collective."""
+
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+
+import jaxhetero
+
+BUCKET_BYTES = 300_000
+WIDTHS = [64, 256, 256, 32]
+
+
+def loss(params: list[jax.Array], inputs: jax.Array) -> jax.Array:
+    for weight in params:
+        inputs = jnp.tanh(inputs @ weight)
+    return jnp.sum(inputs)
+
+
+@jax.jit
+def step(params: list[jax.Array], inputs: jax.Array) -> list[jax.Array]:
+    gradients = jaxhetero.psum(jax.grad(loss)(params, inputs), bucket_bytes=BUCKET_BYTES)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def moved_elements(hlo: str) -> list[int]:
+    """The sizes of all arrays that the program copies, concatenates or converts, in elements."""
+    sizes = []
+    for dimensions in re.findall(r"= \w+\[([\d,]*)\]\S* (?:copy|concatenate|copy-start|convert)\(", hlo):
+        size = 1
+        for dimension in filter(None, dimensions.split(",")):
+            size *= int(dimension)
+        sizes.append(size)
+    return sizes
+
+
+def main() -> None:
+    jaxhetero.initialize()
+    params = [jnp.ones((m, n)) for m, n in itertools.pairwise(WIDTHS)]
+    hlo = step.lower(params, jnp.ones((8, WIDTHS[0]))).compile().as_text()
+    jaxhetero.shutdown()
+    calls = re.findall(r"custom_call_target=\"(jaxhetero\w*)\"", hlo)
+    print(json.dumps({"calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]}))
+
+
+main()

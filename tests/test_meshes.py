@@ -1,0 +1,21 @@
+"""The collectives under jax.shard_map, where the mesh axis is made of the workers."""
+
+import pytest
+from cluster import free_port, run
+
+
+@pytest.mark.parametrize(
+    ("kind", "reducers", "settings"),
+    [("global", 2, {}), ("global", 0, {"SETTINGS_FROM_JAX": "1"}), ("own", 2, {})],
+    ids=["global mesh", "global mesh, settings from jax.distributed", "a mesh in each process"],
+)
+def test_collectives_over_the_workers_axis(kind: str, reducers: int, settings: dict[str, str]) -> None:
+    expected = {
+        "psum": [[3.0, 6.0, 9.0]],
+        "psum of one": [3.0, 3.0],
+        "pmean": [[1.0, 2.0, 3.0]],
+        "broadcast": [[1.0, 2.0, 3.0]],
+    }
+    coordinator = f"127.0.0.1:{free_port()}"
+    for result in run("meshes.py", kind, coordinator, workers=3, reducers=reducers, **settings):
+        assert result == {"True": expected, "False": expected}

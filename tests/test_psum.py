@@ -1,0 +1,26 @@
+"""The sum is right, and has the same bits whatever sums it."""
+
+import pytest
+from cluster import run
+
+SMALL = "0,1,7,1023"
+
+
+@pytest.mark.parametrize(
+    ("workers", "reducers", "counts"),
+    [(1, 1, SMALL), (2, 3, f"{SMALL},1000000"), (3, 2, f"{SMALL},1000000"), (3, 0, SMALL), (2, 2, "20000000")],
+)
+def test_psum_equals_numpy(workers: int, reducers: int, counts: str) -> None:
+    """Every dtype, summed in rank order (16-bit floats in float32, rounded once), to the bit."""
+    assert run("psum_table.py", counts, workers=workers, reducers=reducers) == [[]] * workers
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_training_has_the_same_bits_for_any_number_of_reducers(workers: int) -> None:
+    """Parameters after 20 steps: equal on all workers, for 0 to 4 reducers, and to a sum in one process."""
+    digests = set()
+    for reducers in (0, 1, 2, 3, 4):
+        for result in run("train_bits.py", workers=workers, reducers=reducers):
+            digests.add(result["distributed"])
+            digests.add(result["alone"] or result["distributed"])
+    assert len(digests) == 1
