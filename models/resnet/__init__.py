@@ -1,0 +1,1 @@
+"""ResNet image classification, data-parallel over jaxhetero workers: ``python -m models.resnet --preset mnist``."""

@@ -1,0 +1,186 @@
+"""ResNet v1b as Flax NNX modules: the residual network of He et al. (2015), bottlenecks strided on their 3x3.
+
+Images are NHWC. Weights and normalisation are float32; the convolutions compute in ``ModelConfig.dtype``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+he_fan_out = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything that shapes the network."""
+
+    architecture: Literal["tiny", "resnet18", "resnet50"] = "resnet50"
+    """A key of ARCHITECTURES."""
+    class_count: int = 1000
+    input_channels: int = 3
+    stem_kernel: int = 7
+    """Kernel size of the first convolution: 7 for photographs, 3 for small images."""
+    stem_stride: int = 2
+    """Stride of the first convolution."""
+    stem_pool: bool = True
+    """A 3x3 max-pool of stride 2 after the first convolution. Off for small images."""
+    norm: Literal["batch", "group"] = "batch"
+    """Batch normalisation uses the statistics of this worker's part of the batch. Group normalisation looks at one
+    image at a time, so the same global batch gives the same loss on any number of workers."""
+    norm_decay: float = 0.9
+    """Decay of the running statistics of batch normalisation (0.9 here is momentum 0.1 in torch)."""
+    norm_epsilon: float = 1e-5
+    group_count: int = 32
+    """Groups of channels for group normalisation; must divide every layer's channels."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the convolutions compute in."""
+
+
+def convolution(
+    in_channels: int, out_channels: int, kernel: int, stride: int, *, config: ModelConfig, rngs: nnx.Rngs
+) -> nnx.Conv:
+    """A convolution without bias: the normalisation after it has one."""
+    return nnx.Conv(
+        in_channels,
+        out_channels,
+        kernel_size=(kernel, kernel),
+        strides=stride,
+        padding=kernel // 2,  # explicit, because "SAME" pads a strided convolution on one side only
+        use_bias=False,
+        kernel_init=he_fan_out,
+        dtype=jnp.dtype(config.dtype),
+        rngs=rngs,
+    )
+
+
+def normalization(
+    channels: int, *, config: ModelConfig, rngs: nnx.Rngs, zero_gamma: bool = False
+) -> nnx.BatchNorm | nnx.GroupNorm:
+    """Batch or group normalisation, in float32 whatever the convolutions compute in."""
+    scale_init = nnx.initializers.zeros if zero_gamma else nnx.initializers.ones
+    if config.norm == "group":
+        return nnx.GroupNorm(
+            channels,
+            num_groups=config.group_count,
+            epsilon=config.norm_epsilon,
+            dtype=jnp.float32,
+            scale_init=scale_init,
+            rngs=rngs,
+        )
+    return nnx.BatchNorm(
+        channels,
+        momentum=config.norm_decay,
+        epsilon=config.norm_epsilon,
+        dtype=jnp.float32,
+        scale_init=scale_init,
+        rngs=rngs,
+    )
+
+
+class Shortcut(nnx.Module):
+    """The identity where shapes allow it, else a strided 1x1 convolution and its normalisation."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, *, config: ModelConfig, rngs: nnx.Rngs
+    ) -> None:
+        self.is_identity = in_channels == out_channels and stride == 1
+        if not self.is_identity:
+            self.conv = convolution(in_channels, out_channels, 1, stride, config=config, rngs=rngs)
+            self.norm = normalization(out_channels, config=config, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x if self.is_identity else self.norm(self.conv(x))
+
+
+class BasicBlock(nnx.Module):
+    """Two 3x3 convolutions; the first one has the stride."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int, *, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.conv1 = convolution(in_channels, channels, 3, stride, config=config, rngs=rngs)
+        self.norm1 = normalization(channels, config=config, rngs=rngs)
+        self.conv2 = convolution(channels, channels, 3, 1, config=config, rngs=rngs)
+        # Gamma 0 makes the block start as the identity, which large batches need in their first epochs.
+        self.norm2 = normalization(channels, config=config, rngs=rngs, zero_gamma=True)
+        self.shortcut = Shortcut(in_channels, channels, stride, config=config, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nnx.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return nnx.relu(y + self.shortcut(x))
+
+
+class BottleneckBlock(nnx.Module):
+    """1x1 down, 3x3 with the stride (this is the "b" of v1b), 1x1 up."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int, *, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        out_channels = channels * self.expansion
+        self.conv1 = convolution(in_channels, channels, 1, 1, config=config, rngs=rngs)
+        self.norm1 = normalization(channels, config=config, rngs=rngs)
+        self.conv2 = convolution(channels, channels, 3, stride, config=config, rngs=rngs)
+        self.norm2 = normalization(channels, config=config, rngs=rngs)
+        self.conv3 = convolution(channels, out_channels, 1, 1, config=config, rngs=rngs)
+        self.norm3 = normalization(out_channels, config=config, rngs=rngs, zero_gamma=True)
+        self.shortcut = Shortcut(in_channels, out_channels, stride, config=config, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nnx.relu(self.norm1(self.conv1(x)))
+        y = nnx.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return nnx.relu(y + self.shortcut(x))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Which block, how many of them in each stage, and the channels of the first stage (each stage doubles them)."""
+
+    block: type[BasicBlock] | type[BottleneckBlock]
+    stage_sizes: tuple[int, ...]
+    width: int
+
+
+ARCHITECTURES = {
+    "tiny": Architecture(BasicBlock, (1, 1, 1), width=16),
+    "resnet18": Architecture(BasicBlock, (2, 2, 2, 2), width=64),
+    "resnet50": Architecture(BottleneckBlock, (3, 4, 6, 3), width=64),
+}
+
+
+class ResNet(nnx.Module):
+    """Stem, residual stages, global average, classifier. Returns float32 logits."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        architecture = ARCHITECTURES[config.architecture]
+        width = architecture.width
+        self.stem_conv = convolution(
+            config.input_channels, width, config.stem_kernel, config.stem_stride, config=config, rngs=rngs
+        )
+        self.stem_norm = normalization(width, config=config, rngs=rngs)
+        self.stem_pool = config.stem_pool
+
+        blocks = []
+        in_channels = width
+        for stage, block_count in enumerate(architecture.stage_sizes):
+            channels = width * 2**stage
+            for index in range(block_count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(architecture.block(in_channels, channels, stride, config=config, rngs=rngs))
+                in_channels = channels * architecture.block.expansion
+        self.blocks = nnx.List(blocks)
+        self.classifier = nnx.Linear(in_channels, config.class_count, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = nnx.relu(self.stem_norm(self.stem_conv(images)))
+        if self.stem_pool:
+            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        for block in self.blocks:
+            x = block(x)
+        return self.classifier(jnp.mean(x, axis=(1, 2)))
