@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxhetero.collectives import broadcast as broadcast
     from jaxhetero.collectives import pmean as pmean
     from jaxhetero.collectives import psum as psum
+    from jaxhetero.collectives import replicated as replicated
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
     from jaxhetero.world import Metrics as Metrics
     from jaxhetero.world import initialize as initialize
@@ -36,6 +37,7 @@ _HOMES = {
     "broadcast": "collectives",
     "pmean": "collectives",
     "psum": "collectives",
+    "replicated": "collectives",
     "all_reduce_gradients": "optimizers",
     "Metrics": "world",
     "initialize": "world",

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
-from jaxhetero import _ffi
-from jaxhetero._compat import program_device_count, without_varying_axis
+from jaxhetero import _ffi, world
+from jaxhetero._compat import program_device_count, varying_axes, without_varying_axis
 from jaxhetero.errors import ConfigError
 
 
@@ -73,6 +74,55 @@ def _lowering(
     return rule(ctx, *bucket, label=label, **attributes)
 
 
+def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
+    """``vmap``: the reduction is elementwise, so a batched operand is just a larger one."""
+    outputs: list[jax.Array] = all_reduce_p.bind(*bucket, **params)
+    return outputs, dims
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
+    """The reduction is linear: tangents are reduced like values. Leaves that do not vary take no part."""
+    outputs: list[jax.Array] = all_reduce_p.bind(*primals, **params)
+    zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+    return outputs, _reduce_nonzero(tangents, zeros, "tangents", params)
+
+
+def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
+    """What reaches this worker's operands of the cotangents of all workers' results.
+
+    Where types say that the results are the same on every worker (``check_vma=True``), so are their cotangents, and
+    each worker keeps its own copy. Everywhere else each worker holds the cotangent of its own copy of the result, and
+    the operands of a sum get the sum of those: the rule that ``jax.lax.psum`` has there.
+    """
+    operand_types = [operand.aval for operand in bucket]
+    axis_name, kind, root = params["axis_name"], params["kind"], params["root"]
+    if axis_name is not None and any(axis_name in varying_axes(aval) for aval in operand_types):
+        results = [ct if isinstance(ct, ad.Zero) else jax.lax.pcast(ct, axis_name, to="varying") for ct in cotangents]
+        is_root = jax.lax.axis_index(axis_name) == root
+    else:
+        zeros = [ad.Zero(aval) for aval in operand_types]
+        results = _reduce_nonzero(cotangents, zeros, "cotangents", {**params, "kind": Kind.SUM, "root": 0})
+        is_root = world.rank() == root
+    if kind is Kind.BROADCAST:
+        results = [ct if isinstance(ct, ad.Zero) else jnp.where(is_root, ct, jnp.zeros_like(ct)) for ct in results]
+    return results
+
+
+def _reduce_nonzero(values: Sequence[Any], zeros: Sequence[Any], what: str, params: dict[str, Any]) -> list[Any]:
+    """Reduce those of ``values`` that are not symbolic zeros; the others are ``zeros``."""
+    chosen = [index for index, value in enumerate(values) if not isinstance(value, ad.Zero)]
+    results = list(zeros)
+    if chosen:
+        label = f"{params['label']} {what}"
+        outputs = all_reduce_p.bind(*(values[index] for index in chosen), **{**params, "label": label})
+        for index, output in zip(chosen, outputs, strict=True):
+            results[index] = output
+    return results
+
+
 all_reduce_p.def_impl(_run_eagerly)
 all_reduce_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(all_reduce_p, _lowering)
+batching.primitive_batchers[all_reduce_p] = _batch
+ad.primitive_jvps[all_reduce_p] = _jvp
+ad.primitive_transposes[all_reduce_p] = _transpose

@@ -86,6 +86,57 @@ def broadcast(
     return same
 
 
+def replicated(
+    params: Tree,
+    axis_name: str | None = None,
+    *,
+    mean: bool = False,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> Tree:
+    """``params`` as they are, but with gradients that arrive summed over all workers: the backward hook.
+
+    Apply it to parameters that are the same on every worker, inside the function that is differentiated::
+
+        def loss_fn(params, batch):
+            params = jaxhetero.replicated(params, mean=True)
+            ...
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)    # grads are reduced already
+
+    Each bucket's round starts when the backward pass has computed the cotangents of its leaves, while the layers before
+    it are still at work.
+
+    Args:
+      params: a pytree of float or complex arrays; everybody's are the same.
+      axis_name, bucket_bytes, name: as in ``psum``. Under ``jax.shard_map`` with ``check_vma=True`` the result varies
+        over ``axis_name``, which is what keeps JAX from summing the gradients a second time.
+      mean: gradients are the mean instead of the sum.
+
+    Errors are those of ``psum``, raised where the gradient is taken.
+    """
+    label = name or _caller("replicated")
+    reduce = pmean if mean else psum
+
+    @jax.custom_vjp
+    def identity(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(_as_operand(leaf, axis_name, label) for leaf in leaves)
+
+    def forward(*leaves: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+        return identity(*leaves), None
+
+    def backward(_: None, cotangents: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return reduce(cotangents, axis_name, bucket_bytes=bucket_bytes, name=label)
+
+    identity.defvjp(forward, backward)
+    leaves, structure = jax.tree.flatten(params)
+    results: list[Any] = list(leaves)
+    for bucket in make_buckets([jnp.asarray(leaf) for leaf in leaves], bucket_bytes):
+        for index, result in zip(bucket, identity(*(leaves[index] for index in bucket)), strict=True):
+            results[index] = result
+    same: Tree = jax.tree.unflatten(structure, results)
+    return same
+
+
 def _reduce(x: Any, axis_name: str | None, kind: Kind, root: int, bucket_bytes: int, label: str) -> Any:
     worker_count = world.current().size
     if bucket_bytes < 1:

@@ -1,0 +1,198 @@
+"""Transformations of psum and broadcast, each against what its definition says; prints the names of those that fail."""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxhetero
+
+Case = Callable[[], tuple[Any, Any]]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    """Register a function that returns what it got and what it should have got."""
+    CASES[function.__name__] = function
+    return function
+
+
+def value(rank: int) -> jax.Array:
+    return jnp.arange(6.0).reshape(2, 3) + 10.0 * rank
+
+
+def total() -> jax.Array:
+    return functools.reduce(jnp.add, [value(rank) for rank in range(jaxhetero.size())])
+
+
+def mine() -> jax.Array:
+    return value(jaxhetero.rank())
+
+
+@case
+def eager() -> tuple[Any, Any]:
+    return jaxhetero.psum(mine()), total()
+
+
+@case
+def nested_jit_called_twice() -> tuple[Any, Any]:
+    inner = jax.jit(jaxhetero.psum)
+    return jax.jit(lambda x: (inner(x), inner(2 * x)))(mine()), (total(), 2 * total())
+
+
+@case
+def donated() -> tuple[Any, Any]:
+    return jax.jit(jaxhetero.psum, donate_argnums=0)(mine()), total()
+
+
+@case
+def ahead_of_time() -> tuple[Any, Any]:
+    return jax.jit(jaxhetero.psum).lower(mine()).compile()(mine()), total()
+
+
+@case
+def scan() -> tuple[Any, Any]:
+    def body(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        carry = carry + jaxhetero.psum(x)
+        return carry, carry
+
+    return jax.lax.scan(body, jnp.zeros(3), mine()), (total().sum(0), jnp.cumsum(total(), axis=0))
+
+
+@case
+def while_loop() -> tuple[Any, Any]:
+    def body(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return state[0] + 1, jaxhetero.pmean(state[1])
+
+    start = (jnp.int32(0), mine())
+    mean = total() / jaxhetero.size()
+    return jax.lax.while_loop(lambda state: state[0] < 3, body, start), (jnp.int32(3), mean)
+
+
+@case
+def cond() -> tuple[Any, Any]:
+    step = jax.jit(lambda take, x: jax.lax.cond(take, jaxhetero.psum, lambda y: -y, x))
+    return (step(True, mine()), step(False, mine())), (total(), -mine())
+
+
+@case
+def vmap() -> tuple[Any, Any]:
+    return jax.vmap(jaxhetero.psum)(mine()), total()
+
+
+@case
+def vmap_over_columns_with_unbatched_leaf() -> tuple[Any, Any]:
+    def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jaxhetero.psum((x, y))
+
+    got = jax.vmap(both, in_axes=(1, None), out_axes=(1, None))(mine(), mine()[0])
+    return got, (total(), total()[0])
+
+
+@case
+def jvp() -> tuple[Any, Any]:
+    return jax.jvp(jaxhetero.psum, (mine(),), (2 * mine(),)), (total(), 2 * total())
+
+
+@case
+def jvp_of_one_leaf() -> tuple[Any, Any]:
+    fixed = mine() + 1
+    got = jax.jvp(lambda x: jaxhetero.psum((x, fixed)), (mine(),), (mine(),))
+    return got, ((total(), total() + jaxhetero.size()), (total(), jnp.zeros((2, 3))))
+
+
+@case
+def linearize() -> tuple[Any, Any]:
+    primal, linear = jax.linearize(jaxhetero.psum, mine())
+    return (primal, linear(3 * mine())), (total(), 3 * total())
+
+
+@case
+def grad_as_lax_psum_without_types() -> tuple[Any, Any]:
+    """The cotangent of every worker's copy comes back summed: here 2 x total on each of n workers."""
+    got = jax.grad(lambda x: jnp.sum(jaxhetero.psum(x) ** 2))(mine())
+    return got, 2 * jaxhetero.size() * total()
+
+
+@case
+def grad_of_pmean_loss_is_the_local_gradient() -> tuple[Any, Any]:
+    return jax.grad(lambda x: jaxhetero.pmean(jnp.sum(x**2)))(mine()), 2 * mine()
+
+
+@case
+def grad_of_broadcast_reaches_the_root() -> tuple[Any, Any]:
+    scale = jaxhetero.rank() + 1.0
+    got = jax.grad(lambda x: jnp.sum(scale * jaxhetero.broadcast(x, root=1)))(mine())
+    factor = sum(range(1, jaxhetero.size() + 1)) if jaxhetero.rank() == 1 else 0
+    return got, jnp.full((2, 3), float(factor))
+
+
+@case
+def grad_through_checkpoint() -> tuple[Any, Any]:
+    loss = jax.checkpoint(lambda x: jnp.sum(jnp.sin(jaxhetero.psum(x))))
+    return jax.jit(jax.grad(loss))(mine()), jaxhetero.size() * jnp.cos(total())
+
+
+@case
+def grad_through_scan() -> tuple[Any, Any]:
+    def loss(x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.scan(lambda carry, row: (carry + jaxhetero.psum(row), None), jnp.zeros(3), x)[0])
+
+    return jax.grad(loss)(mine()), jnp.full((2, 3), float(jaxhetero.size()))
+
+
+@case
+def inside_custom_vjp() -> tuple[Any, Any]:
+    @jax.custom_vjp
+    def f(x: jax.Array) -> jax.Array:
+        return jaxhetero.psum(x)
+
+    f.defvjp(lambda x: (jaxhetero.psum(x), None), lambda _, ct: (7 * ct,))
+    return jax.grad(lambda x: jnp.sum(f(x)))(mine()), jnp.full((2, 3), 7.0)
+
+
+@case
+def value_and_grad_of_replicated_parameters() -> tuple[Any, Any]:
+    params = {"a": jnp.ones(3), "b": jnp.float32(2)}
+
+    def loss(params: dict[str, jax.Array], x: jax.Array, mean: bool) -> jax.Array:
+        params = jaxhetero.replicated(params, mean=mean, bucket_bytes=4)
+        return jnp.sum(params["a"] * x) * params["b"]
+
+    got = [jax.jit(jax.value_and_grad(loss), static_argnums=2)(params, mine(), mean) for mean in (False, True)]
+    summed = {"a": 2 * total().sum(0), "b": total().sum()}
+    averaged = jax.tree.map(lambda g: g / jaxhetero.size(), summed)
+    value = 2 * mine().sum()
+    return got, [(value, summed), (value, averaged)]
+
+
+@case
+def names_in_the_jaxpr() -> tuple[Any, Any]:
+    return "jaxhetero_psum" in str(jax.make_jaxpr(jaxhetero.psum)(mine())), True
+
+
+def fails(function: Case) -> bool:
+    got, expected = function()
+    try:
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, expected)
+    except AssertionError as error:
+        print(function.__name__, error, flush=True)
+        return True
+    return False
+
+
+def main() -> None:
+    jaxhetero.initialize()
+    failed = [name for name, function in CASES.items() if fails(function)]
+    compiles_once = jax.jit(lambda x: jaxhetero.psum(x))
+    for _ in range(3):
+        compiles_once(mine())
+    jaxhetero.shutdown()
+    print(json.dumps({"failed": failed, "count": len(CASES), "compiled": compiles_once._cache_size()}))
+
+
+main()
