@@ -31,8 +31,8 @@ def psum(
     of reducers and any bucket size. float16 and bfloat16 are summed in float32 and rounded once; integers wrap.
 
     Args:
-      x: a pytree of arrays or numbers: float16/32/64, bfloat16, int8-64, uint8-64, complex64/128. All workers must
-        call with the same structure, shapes and dtypes.
+      x: a pytree of arrays or numbers: float16/32/64, bfloat16, int8-64, uint8-64, complex64/128, or bool, which is
+        summed as int32. All workers must call with the same structure, shapes and dtypes.
       axis_name: ``None`` in a program that runs on one device (plain ``jax.jit``). Under ``jax.shard_map``, the mesh
         axis that is made of the workers, one device each; the result no longer varies over it.
       bucket_bytes: leaves are grouped in buckets of about this size, last leaf first; each bucket is one custom call
@@ -40,7 +40,8 @@ def psum(
       name: what error messages and traces call this op. Default: the file and function of the caller.
 
     Returns:
-      A pytree like ``x``, of the same shapes and dtypes.
+      A pytree like ``x``, of the same shapes and dtypes. With ``axis_name``, a tree of constants gives constants:
+      ``psum(1, axis_name)`` is the static number of workers.
 
     Does not block: as with any JAX computation, the caller waits when it looks at the result.
 
@@ -50,7 +51,7 @@ def psum(
         sharded over several devices outside ``shard_map``.
       jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
     """
-    total: Tree = _reduce(x, axis_name, Kind.SUM, 0, bucket_bytes, name or _caller("psum"))
+    total: Tree = _sum(x, axis_name, bucket_bytes, name or _caller("psum"))
     return total
 
 
@@ -61,8 +62,8 @@ def pmean(
 
     Arguments, blocking and errors are those of ``psum``. Integers give floats, as division does.
     """
-    total = _reduce(x, axis_name, Kind.SUM, 0, bucket_bytes, name or _caller("pmean"))
-    count = _reduced_count(axis_name)
+    total = _sum(x, axis_name, bucket_bytes, name or _caller("pmean"))
+    count = _reduced_count(axis_name, name or "pmean")
     mean: Tree = jax.tree.map(lambda leaf: leaf / count, total)
     return mean
 
@@ -135,6 +136,23 @@ def replicated(
             results[index] = result
     same: Tree = jax.tree.unflatten(structure, results)
     return same
+
+
+def _sum(x: Any, axis_name: str | None, bucket_bytes: int, label: str) -> Any:
+    leaves = jax.tree.leaves(x)
+    if axis_name is not None and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
+        # psum(1, axis_name) is the static number of workers.
+        count = _reduced_count(axis_name, label)
+        return jax.tree.map(lambda leaf: leaf * count, x)
+    integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, _int_if_bool(leaf)), x)
+    return _reduce(integers, axis_name, Kind.SUM, 0, bucket_bytes, label)
+
+
+def _int_if_bool(leaf: Any) -> Any:
+    """Booleans are summed as int32, as ``jax.lax.psum`` does."""
+    dtype = jnp.result_type(leaf)
+    return jnp.int32 if dtype == jnp.bool_ else dtype
 
 
 def _reduce(x: Any, axis_name: str | None, kind: Kind, root: int, bucket_bytes: int, label: str) -> Any:
@@ -219,8 +237,9 @@ def _check_axis(axis_name: str | None, label: str) -> None:
         )
 
 
-def _reduced_count(axis_name: str | None) -> int:
+def _reduced_count(axis_name: str | None, label: str) -> int:
     """How many contributions a sum has."""
+    _check_axis(axis_name, label)
     if world.current().is_alone and axis_name is not None:
         return int(jax.lax.axis_size(axis_name))
     return world.size()

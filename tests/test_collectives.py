@@ -76,8 +76,13 @@ def test_devices_of_one_worker_are_summed_by_xla() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_dtype_that_cannot_be_summed_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"psum at test_collectives\.py:.*bool\[3\].*cast it first"):
-        jaxhetero.psum(jnp.ones(3, bool))
+    with pytest.raises(ConfigError, match=r"psum at test_collectives\.py:.*float8_e5m2\[3\].*cast it first"):
+        jaxhetero.psum(jnp.ones(3, jnp.float8_e5m2))
+
+
+@pytest.mark.usefixtures("alone")
+def test_booleans_are_counted() -> None:
+    assert jaxhetero.psum(jnp.ones(3, bool)).dtype == jnp.int32
 
 
 @pytest.mark.usefixtures("alone")

@@ -70,7 +70,11 @@ def main() -> None:
         def shard(x: jax.Array) -> dict[str, jax.Array]:
             return {
                 "psum": jaxhetero.psum(x, "workers"),
-                "psum of one": jaxhetero.psum(jnp.ones(2), "workers"),
+                "psum of a constant": jaxhetero.psum(jnp.ones(2), "workers"),
+                "psum of what does not vary": jaxhetero.psum(
+                    jnp.ones(2) + 0 * jaxhetero.psum(x[0, :2], "workers"), "workers"
+                ),
+                "number of workers": jnp.zeros(jaxhetero.psum(1, "workers")),
                 "pmean": jaxhetero.pmean(x, "workers"),
                 "broadcast": jaxhetero.broadcast(x, 1, "workers"),
             }
