@@ -7,6 +7,7 @@ from typing import Any
 
 from jax._src import distributed
 from jax.interpreters import mlir
+from jax.sharding import Mesh
 
 
 def distributed_coordinator() -> str:
@@ -45,11 +46,19 @@ def without_varying_axis(aval: Any, axis_name: str) -> Any:
     return aval.update(manual_axis_type=aval.mat.update(varying=kept))
 
 
-def program_device_count(context: mlir.LoweringRuleContext) -> int:
-    """How many devices would run an instruction that is lowered here, were it not for the manual axes of shard_map.
+def program_mesh(context: mlir.LoweringRuleContext) -> Mesh | None:
+    """The mesh of the ``jax.shard_map`` that is lowered here; None outside, or where only its shape is known.
 
-    ``LoweringRuleContext`` is public, what ``axis_context`` holds is not: a program's device count outside shard_map,
-    the mesh and its manual axes inside.
+    ``LoweringRuleContext`` is public, what ``axis_context`` holds is not.
+    """
+    mesh = getattr(context.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, Mesh) else None
+
+
+def program_device_count(context: mlir.LoweringRuleContext) -> int:
+    """How many devices an instruction that is lowered here would be cut over by XLA: one inside shard_map.
+
+    Private for the same reason: a program's device count outside shard_map, the mesh and its manual axes inside.
     """
     axis_context = context.module_context.axis_context
     if isinstance(axis_context, mlir.ShardingContext):

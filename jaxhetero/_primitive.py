@@ -14,7 +14,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxhetero import _ffi, world
-from jaxhetero._compat import program_device_count, varying_axes, without_varying_axis
+from jaxhetero._compat import program_device_count, program_mesh, varying_axes, without_varying_axis
+from jaxhetero._mesh import make_lanes
 from jaxhetero.errors import ConfigError
 
 
@@ -24,6 +25,8 @@ class Kind(enum.IntEnum):
     SUM = 1
     BROADCAST = 2
 
+
+_NO_LANES = np.zeros(0, np.int64)
 
 all_reduce_p = Primitive("jaxhetero_psum")
 all_reduce_p.multiple_results = True
@@ -40,7 +43,8 @@ def all_reduce(
       kind: how contributions become a result.
       root: the rank whose contribution a broadcast takes, else 0.
       worker_count: how many workers the caller counted on; checked against the world when the program runs.
-      axis_name: the mesh axis that is summed over under ``jax.shard_map``, which the results no longer vary over.
+      axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
+        the mesh, if there is one, does not span workers.
     """
     outputs: list[jax.Array] = all_reduce_p.bind(
         *bucket, label=label, kind=kind, root=root, worker_count=worker_count, axis_name=axis_name
@@ -62,7 +66,6 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
 def _lowering(
     ctx: Any, *bucket: Any, label: str, kind: Kind, root: int, worker_count: int, axis_name: str | None
 ) -> Any:
-    del axis_name
     devices = program_device_count(ctx)
     if devices > 1:
         raise ConfigError(
@@ -70,8 +73,18 @@ def _lowering(
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE)
-    attributes = {"kind": np.int64(kind), "root": np.int64(root), "worker_count": np.int64(worker_count)}
-    return rule(ctx, *bucket, label=label, **attributes)
+    mesh = program_mesh(ctx)
+    ids, lanes = (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label)
+    return rule(
+        ctx,
+        *bucket,
+        label=label,
+        kind=np.int64(kind),
+        root=np.int64(root),
+        worker_count=np.int64(worker_count),
+        device_ids=ids,
+        device_lanes=lanes,
+    )
 
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxhetero import _primitive, world
 from jaxhetero._compat import varying_axes
+from jaxhetero._mesh import AxisName, ReducedAxes, classify
 from jaxhetero._primitive import Kind
 from jaxhetero.errors import ConfigError
 
@@ -23,7 +24,7 @@ _PACKAGE_DIR = str(Path(__file__).parent)
 
 
 def psum(
-    x: Tree, axis_name: str | None = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
+    x: Tree, axis_name: AxisName = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
 ) -> Tree:
     """Sum every leaf of ``x`` over all workers: the two-hop counterpart of ``jax.lax.psum``.
 
@@ -34,7 +35,10 @@ def psum(
       x: a pytree of arrays or numbers: float16/32/64, bfloat16, int8-64, uint8-64, complex64/128, or bool, which is
         summed as int32. All workers must call with the same structure, shapes and dtypes.
       axis_name: ``None`` in a program that runs on one device (plain ``jax.jit``). Under ``jax.shard_map``, the mesh
-        axis that is made of the workers, one device each; the result no longer varies over it.
+        axis or axes to sum over, which the result no longer varies over. In a mesh over all workers
+        (``jax.distributed``), one of them is made of the workers; in a mesh of this process's own devices, the sum goes
+        over those and over all workers. The devices of a worker are summed first, by XLA, and each device sends its
+        equal part.
       bucket_bytes: leaves are grouped in buckets of about this size, last leaf first; each bucket is one custom call
         and starts as soon as its leaves are computed. Must be the same on all workers.
       name: what error messages and traces call this op. Default: the file and function of the caller.
@@ -56,14 +60,14 @@ def psum(
 
 
 def pmean(
-    x: Tree, axis_name: str | None = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
+    x: Tree, axis_name: AxisName = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
 ) -> Tree:
     """The mean of every leaf over all workers: ``psum`` divided by their number, as ``jax.lax.pmean``.
 
     Arguments, blocking and errors are those of ``psum``. Integers give floats, as division does.
     """
     total = _sum(x, axis_name, bucket_bytes, name or _caller("pmean"))
-    count = _reduced_count(axis_name, name or "pmean")
+    count = classify(axis_name, name or "pmean").count
     mean: Tree = jax.tree.map(lambda leaf: leaf / count, total)
     return mean
 
@@ -71,7 +75,7 @@ def pmean(
 def broadcast(
     x: Tree,
     root: int = 0,
-    axis_name: str | None = None,
+    axis_name: AxisName = None,
     *,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
@@ -83,13 +87,18 @@ def broadcast(
     """
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
-    same: Tree = _reduce(x, axis_name, Kind.BROADCAST, root, bucket_bytes, name or _caller("broadcast"))
+    label = name or _caller("broadcast")
+    axes = classify(axis_name, label)
+    if axes.local_count > 1:
+        raise ConfigError(f"{label}: axes {axes.local_axes} lie inside a worker; broadcast goes over the workers' axis")
+    arrays = jax.tree.map(jnp.asarray, x)
+    same: Tree = _reduce(arrays, axes, Kind.BROADCAST, root, bucket_bytes, label)
     return same
 
 
 def replicated(
     params: Tree,
-    axis_name: str | None = None,
+    axis_name: AxisName = None,
     *,
     mean: bool = False,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -120,7 +129,9 @@ def replicated(
 
     @jax.custom_vjp
     def identity(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(_as_operand(leaf, axis_name, label) for leaf in leaves)
+        axes = classify(axis_name, label)
+        spanned = axes.local_axes + ((axes.worker_axis,) if axes.worker_axis else ())
+        return tuple(_varying(jnp.asarray(leaf), spanned) for leaf in leaves)
 
     def forward(*leaves: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         return identity(*leaves), None
@@ -138,15 +149,15 @@ def replicated(
     return same
 
 
-def _sum(x: Any, axis_name: str | None, bucket_bytes: int, label: str) -> Any:
+def _sum(x: Any, axis_name: AxisName, bucket_bytes: int, label: str) -> Any:
     leaves = jax.tree.leaves(x)
+    axes = classify(axis_name, label)
     if axis_name is not None and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
         # psum(1, axis_name) is the static number of workers.
-        count = _reduced_count(axis_name, label)
-        return jax.tree.map(lambda leaf: leaf * count, x)
+        return jax.tree.map(lambda leaf: leaf * axes.count, x)
     integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, _int_if_bool(leaf)), x)
-    return _reduce(integers, axis_name, Kind.SUM, 0, bucket_bytes, label)
+    return _reduce(integers, axes, Kind.SUM, 0, bucket_bytes, label)
 
 
 def _int_if_bool(leaf: Any) -> Any:
@@ -155,18 +166,44 @@ def _int_if_bool(leaf: Any) -> Any:
     return jnp.int32 if dtype == jnp.bool_ else dtype
 
 
-def _reduce(x: Any, axis_name: str | None, kind: Kind, root: int, bucket_bytes: int, label: str) -> Any:
-    worker_count = world.current().size
+def _reduce(x: Any, axes: ReducedAxes, kind: Kind, root: int, bucket_bytes: int, label: str) -> Any:
+    """Inside each worker first, then over the workers, each device with its share, then inside each worker again."""
     if bucket_bytes < 1:
         raise ConfigError(f"{label}: bucket_bytes is {bucket_bytes}; it must be at least 1")
     leaves, structure = jax.tree.flatten(x)
-    arrays = [_as_operand(leaf, axis_name, label) for leaf in leaves]
-    _check_axis(axis_name, label)
-    if world.current().is_alone:
-        if axis_name is not None and kind is Kind.SUM:
-            arrays = [jax.lax.psum(array, axis_name) for array in arrays]
-        return jax.tree.unflatten(structure, arrays)
-    results: list[jax.Array | None] = [None] * len(arrays)
+    for leaf in leaves:
+        _check_dtype(leaf, label)
+    if not axes.spans_workers:
+        return jax.lax.psum(x, axes.local_axes) if axes.local_axes and kind is Kind.SUM else x
+    if axes.local_count == 1 and axes.local_axes:
+        leaves = [jax.lax.psum(leaf, axes.local_axes) for leaf in leaves]
+    parts = [_local_sum_part(leaf, axes.local_axes) for leaf in leaves] if axes.local_count > 1 else leaves
+    results = _reduce_over_workers(parts, axes.worker_axis, kind, root, bucket_bytes, label)
+    if axes.local_count > 1:
+        results = [_from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
+    return jax.tree.unflatten(structure, results)
+
+
+def _local_sum_part(leaf: jax.Array, local_axes: tuple[str, ...]) -> jax.Array:
+    """This device's equal part of the sum over its worker's devices, as a vector; the last parts end in zeros."""
+    parts = int(jax.lax.axis_size(local_axes))
+    flat = jnp.pad(leaf.reshape(-1), (0, -leaf.size % parts))
+    part: jax.Array = jax.lax.psum_scatter(_varying(flat, local_axes), local_axes, scatter_dimension=0, tiled=True)
+    return part
+
+
+def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Array:
+    """Put the parts of a worker's devices together again, in the shape of ``leaf``."""
+    whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to="invarying")
+    return whole[: leaf.size].reshape(leaf.shape)
+
+
+def _reduce_over_workers(
+    arrays: Sequence[jax.Array], worker_axis: str | None, kind: Kind, root: int, bucket_bytes: int, label: str
+) -> list[jax.Array]:
+    results: dict[int, jax.Array] = {}
+    if worker_axis is not None:
+        arrays = [_varying(array, (worker_axis,)) for array in arrays]
     for number, bucket in enumerate(make_buckets(arrays, bucket_bytes)):
         bucket_label = f"{label} bucket {number}"
         with jax.named_scope(bucket_label):
@@ -175,12 +212,17 @@ def _reduce(x: Any, axis_name: str | None, kind: Kind, root: int, bucket_bytes: 
                 label=bucket_label,
                 kind=kind,
                 root=root,
-                worker_count=worker_count,
-                axis_name=axis_name,
+                worker_count=world.size(),
+                axis_name=worker_axis,
             )
-        for index, output in zip(bucket, outputs, strict=True):
-            results[index] = output
-    return jax.tree.unflatten(structure, results)
+        results.update(zip(bucket, outputs, strict=True))
+    return [results[index] for index in range(len(arrays))]
+
+
+def _varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """As lax.psum does: a value that is the same along an axis counts once for each step of it."""
+    constant = tuple(name for name in axes if name not in varying_axes(jax.typeof(array)))
+    return jax.lax.pcast(array, constant, to="varying") if constant else array
 
 
 def make_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
@@ -209,40 +251,13 @@ _SUPPORTED = frozenset(
 )
 
 
-def _as_operand(leaf: Any, axis_name: str | None, label: str) -> jax.Array:
-    array = jnp.asarray(leaf)
-    if str(array.dtype) not in _SUPPORTED:
+def _check_dtype(leaf: Any, label: str) -> None:
+    dtype = jnp.result_type(leaf)
+    if str(dtype) not in _SUPPORTED:
         raise ConfigError(
-            f"{label}: a leaf is {array.dtype}[{','.join(map(str, array.shape))}], a dtype that reducers cannot sum; "
+            f"{label}: a leaf is {dtype}[{','.join(map(str, jnp.shape(leaf)))}], a dtype that reducers cannot sum; "
             f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
         )
-    if axis_name is not None and axis_name not in varying_axes(jax.typeof(array)):
-        # As lax.psum does: a value that is the same everywhere counts once for each worker.
-        array = jax.lax.pcast(array, axis_name, to="varying")
-    return array
-
-
-def _check_axis(axis_name: str | None, label: str) -> None:
-    """Refuse an axis that is not "the workers, one device each"."""
-    if axis_name is None:
-        return
-    devices = int(jax.lax.axis_size(axis_name))
-    here = world.current()
-    one_global_mesh = jax.process_count() == here.size and devices == here.size
-    own_mesh = jax.process_count() == 1 and devices == 1
-    if not (one_global_mesh or own_mesh or here.is_alone):
-        raise ConfigError(
-            f"{label}: mesh axis {axis_name!r} has {devices} devices, in {jax.process_count()} JAX processes, for "
-            f"{here.size} workers; the axis must be made of the workers, with one device each"
-        )
-
-
-def _reduced_count(axis_name: str | None, label: str) -> int:
-    """How many contributions a sum has."""
-    _check_axis(axis_name, label)
-    if world.current().is_alone and axis_name is not None:
-        return int(jax.lax.axis_size(axis_name))
-    return world.size()
 
 
 def _caller(collective: str) -> str:

@@ -21,3 +21,12 @@ def test_collectives_over_the_workers_axis(kind: str, reducers: int, settings: d
     coordinator = f"127.0.0.1:{free_port()}"
     for result in run("meshes.py", kind, coordinator, workers=3, reducers=reducers, **settings):
         assert result == {"True": expected, "False": expected}
+
+
+@pytest.mark.parametrize("kind", ["global", "own"])
+def test_workers_of_several_devices(kind: str) -> None:
+    """Equal to jax.lax on whole numbers, and each gradient byte leaves a worker once, not once for each device."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    for result in run("devices.py", kind, coordinator, workers=3, reducers=2):
+        assert result["wrong"] == []
+        assert 1.0 <= result["sent"] < 1.05

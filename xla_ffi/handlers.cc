@@ -1,5 +1,6 @@
 #include "handlers.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -49,7 +50,8 @@ struct CallSite {
   std::string label;
   Kind kind = Kind::kSum;
   uint32_t root = 0;
-  int64_t worker_count = 0;  // that the program was traced for
+  int64_t worker_count = 0;                    // that the program was traced for
+  std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
   std::once_flag described;
   std::string description;
   std::mutex mutex;
@@ -142,12 +144,16 @@ void describe_shape(std::string& text, const ffi::AnyBuffer& leaf, DType dtype) 
 // The number of an op must be the same on every worker. A program is compiled from the same text everywhere, so the
 // label together with "the how-manyth instruction of this label that this process instantiates" is.
 ffi::ErrorOr<std::unique_ptr<CallSite>> instantiate(std::string_view label, int64_t kind, int64_t root,
-                                                    int64_t worker_count) {
+                                                    int64_t worker_count, ffi::Span<const int64_t> device_ids,
+                                                    ffi::Span<const int64_t> device_lanes) {
   auto site = std::make_unique<CallSite>();
   site->label = label;
   site->kind = static_cast<Kind>(kind);
   site->root = static_cast<uint32_t>(root);
   site->worker_count = worker_count;
+  for (size_t i = 0; i < std::min(device_ids.size(), device_lanes.size()); ++i) {
+    site->lanes.emplace(device_ids.begin()[i], device_lanes.begin()[i]);
+  }
   Hash hash;
   hash.add(label);
   const std::lock_guard lock(registry().mutex);
@@ -169,10 +175,20 @@ Status check_launch_order(CallSite& site, int64_t run) {
               "thread"};
 }
 
-Result<RoundRequest> make_request(CallSite& site, const ffi::RemainingArgs& args,
+// Each device of a worker reduces with the devices of the same lane of the other workers, as an op of its own.
+uint64_t op_of_device(const CallSite& site, int32_t device) {
+  const auto lane = site.lanes.find(device);
+  if (lane == site.lanes.end() || lane->second == 0) return site.op;
+  Hash hash;
+  hash.add(site.op);
+  hash.add(static_cast<uint64_t>(lane->second));
+  return hash.value();
+}
+
+Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::RemainingArgs& args,
                                   const ffi::RemainingRets& rets) {
   RoundRequest request;
-  request.op = site.op;
+  request.op = op_of_device(site, device);
   request.spec.kind = site.kind;
   request.spec.root = site.root;
   request.spec.leaf_count = static_cast<uint32_t>(args.size());
@@ -205,7 +221,8 @@ Result<RoundRequest> make_request(CallSite& site, const ffi::RemainingArgs& args
 }
 
 // Copies every pointer out of the call frame, hands the round to the communicator and returns at once.
-ffi::Future execute(CallSite* site, ffi::RunId run, ffi::Dictionary, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Future execute(CallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
+                    ffi::RemainingRets rets) {
   std::shared_ptr<Communicator> communicator;
   {
     const std::lock_guard lock(registry().mutex);
@@ -220,7 +237,7 @@ ffi::Future execute(CallSite* site, ffi::RunId run, ffi::Dictionary, ffi::Remain
                                                std::to_string(communicator->worker_count()) + "; trace it again"});
   }
   if (Status status = check_launch_order(*site, run.run_id); !status.ok()) return failed(status);
-  Result<RoundRequest> request = make_request(*site, args, rets);
+  Result<RoundRequest> request = make_request(*site, device, args, rets);
   if (!request.ok()) return failed(request.status());
 
   ffi::Promise promise;
@@ -241,11 +258,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiate, instantiate,
                                   .Attr<std::string_view>("label")
                                   .Attr<int64_t>("kind")
                                   .Attr<int64_t>("root")
-                                  .Attr<int64_t>("worker_count"));
+                                  .Attr<int64_t>("worker_count")
+                                  .Attr<ffi::Span<const int64_t>>("device_ids")
+                                  .Attr<ffi::Span<const int64_t>>("device_lanes"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecute, execute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::State<CallSite>>()
                                   .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
                                   .Attrs()
                                   .RemainingArgs()
                                   .RemainingRets());

@@ -1,4 +1,4 @@
-"""The optax side: gradient transformations that know of the other workers."""
+"""Gradients summed over the workers, as an optax transformation."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""Which mesh axes are made of the workers, and which lie inside one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxhetero import world
+from jaxhetero.errors import ConfigError
+
+AxisName = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class ReducedAxes:
+    """What a collective reduces over: the workers, the devices inside each worker, or both."""
+
+    worker_axis: str | None
+    """The mesh axis along which each step is another worker; None where the mesh does not span workers."""
+    local_axes: tuple[str, ...]
+    """The axes whose devices all belong to one worker."""
+    local_count: int
+    """How many devices those are, in one worker."""
+    spans_workers: bool
+    """Whether the workers are reduced over at all."""
+
+    @property
+    def count(self) -> int:
+        """How many contributions a sum has."""
+        return self.local_count * (world.size() if self.spans_workers else 1)
+
+
+def classify(axis_name: AxisName, label: str) -> ReducedAxes:
+    """Sort the axes that a collective was called with.
+
+    A JAX process whose mesh holds only its own devices reduces over all of ``axis_name`` and over the workers. In a
+    global mesh, made with ``jax.distributed``, the workers are the first axis of their number, which the compilation
+    checks (``make_lanes``).
+    """
+    names = () if axis_name is None else (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    sizes = {name: int(jax.lax.axis_size(name)) for name in names}
+    workers = world.size()
+    if not names or jax.process_count() == 1:
+        return ReducedAxes(None, names, math.prod(sizes.values()), spans_workers=workers > 1)
+    if jax.process_count() != workers:
+        raise ConfigError(
+            f"{label}: there are {jax.process_count()} JAX processes but {workers} workers; make every process of "
+            "jax.distributed a worker of its own"
+        )
+    mesh_sizes = jax.sharding.get_abstract_mesh().shape
+    worker_axis = next((name for name, size in mesh_sizes.items() if size == workers), None)
+    local = tuple(name for name in names if name != worker_axis)
+    local_count = math.prod(sizes[name] for name in local)
+    if local_count > jax.local_device_count():
+        raise ConfigError(
+            f"{label}: axes {', '.join(map(repr, local))} hold {local_count} devices, more than the "
+            f"{jax.local_device_count()} of one worker; make the mesh with an axis of {workers} for the workers, "
+            "first, and other axes for the devices of a worker"
+        )
+    return ReducedAxes(worker_axis if worker_axis in names else None, local, local_count, worker_axis in names)
+
+
+def make_lanes(mesh: jax.sharding.Mesh, worker_axis: str | None, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """Device ids of ``mesh``, and the lane of each: devices of one lane, one in each worker, reduce together."""
+    if worker_axis is None:
+        ids = np.array([device.id for device in mesh.devices.flat], np.int64)
+        return ids, np.arange(ids.size, dtype=np.int64)
+    rows = np.moveaxis(mesh.devices, mesh.axis_names.index(worker_axis), 0).reshape(mesh.shape[worker_axis], -1)
+    owners = [{device.process_index for device in row} for row in rows]
+    if any(len(owner) != 1 for owner in owners) or len(set.union(*owners)) != len(owners):
+        raise ConfigError(
+            f"{label}: along mesh axis {worker_axis!r} the devices do not belong to one worker each; make the mesh "
+            "with the workers as its first axis, in the order of jax.devices()"
+        )
+    ids = np.array([device.id for device in rows.flat], np.int64)
+    return ids, np.tile(np.arange(rows.shape[1], dtype=np.int64), rows.shape[0])

@@ -1,0 +1,24 @@
+"""The optax side: gradient transformations, schedules and batch scaling for training on many workers.
+
+In the order in which a large-batch recipe chains them, here that of BERT in float16::
+
+    schedule = named_schedule("bert-large-phase1")
+    optimizer = accumulate_gradients(
+        optax.chain(all_reduce_gradients(), dynamic_loss_scale(lamb(schedule))), every=4
+    )
+"""
+
+from jaxhetero.optimizers.accumulation import AccumulationState as AccumulationState
+from jaxhetero.optimizers.accumulation import accumulate_gradients as accumulate_gradients
+from jaxhetero.optimizers.layerwise import lamb as lamb
+from jaxhetero.optimizers.layerwise import lars as lars
+from jaxhetero.optimizers.loss_scaling import LossScaleState as LossScaleState
+from jaxhetero.optimizers.loss_scaling import dynamic_loss_scale as dynamic_loss_scale
+from jaxhetero.optimizers.loss_scaling import scale_loss as scale_loss
+from jaxhetero.optimizers.loss_scaling import static_loss_scale as static_loss_scale
+from jaxhetero.optimizers.reduction import all_reduce_gradients as all_reduce_gradients
+from jaxhetero.optimizers.schedules import SCHEDULE_NAMES as SCHEDULE_NAMES
+from jaxhetero.optimizers.schedules import WarmupPoly as WarmupPoly
+from jaxhetero.optimizers.schedules import linear_scaling as linear_scaling
+from jaxhetero.optimizers.schedules import named_schedule as named_schedule
+from jaxhetero.optimizers.schedules import sqrt_scaling as sqrt_scaling

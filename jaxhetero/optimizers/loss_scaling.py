@@ -1,0 +1,146 @@
+"""Loss scaling on which all workers agree, for gradients in float16.
+
+A gradient below 6e-8 is zero in float16. So the loss is multiplied by a scale before the backward pass, and the
+gradients are divided by it after the all-reduce, in float32 (Micikevicius et al., "Mixed Precision Training", 2018)::
+
+    optimizer = optax.chain(jaxhetero.all_reduce_gradients(), dynamic_loss_scale(optax.adamw(1e-3)))
+
+    def scaled_loss_fn(params, batch):
+        loss = loss_fn(params, batch)
+        return scale_loss(loss, opt_state), loss
+
+    grads, loss = jax.grad(scaled_loss_fn, has_aux=True)(params, batch)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+
+Gradients that are not finite make no update: the optimizer inside sees nothing of that step. This is judged after the
+all-reduce, where every worker holds the same numbers: one worker's infinity or NaN leaves no sum finite. Put
+``all_reduce_gradients`` inside and workers would judge their own gradients, and wait for each other forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxhetero.errors import ConfigError
+from jaxhetero.optimizers._conditional import update_if
+
+
+class LossScaleState(NamedTuple):
+    """State of ``static_loss_scale`` and ``dynamic_loss_scale``; the same on every worker."""
+
+    loss_scale: jax.Array
+    """float32[]: what the loss of the next step is multiplied by."""
+    good_count: jax.Array
+    """int32[]: steps with finite gradients since the scale last changed."""
+    skipped_count: jax.Array
+    """int32[]: steps skipped since the start."""
+    inner_state: optax.OptState
+
+
+_Adjust = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def static_loss_scale(
+    inner: optax.GradientTransformation, loss_scale: float = 1024.0
+) -> optax.GradientTransformationExtraArgs:
+    """Divide reduced gradients by a constant before ``inner``, and skip the steps in which they are not finite.
+
+    Args:
+      inner: an optimizer, which gets gradients in float32 or wider.
+      loss_scale: the constant. A power of two divides without rounding.
+    """
+
+    def keep(finite: jax.Array, scale: jax.Array, good_count: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return scale, jnp.where(finite, good_count + 1, 0)
+
+    return _loss_scaling(inner, loss_scale, keep)
+
+
+def dynamic_loss_scale(
+    inner: optax.GradientTransformation,
+    initial_scale: float = 2.0**16,
+    *,
+    growth_interval: int = 2000,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    min_scale: float = 1.0,
+    max_scale: float = 2.0**24,
+) -> optax.GradientTransformationExtraArgs:
+    """As ``static_loss_scale``, with a scale that is searched for: as large as the range of the gradients allows.
+
+    Args:
+      inner: an optimizer, which gets gradients in float32 or wider.
+      initial_scale: of the first step.
+      growth_interval: after so many steps in a row with finite gradients the scale grows.
+      growth_factor, backoff_factor: the scale is multiplied by the one when it grows, and by the other after each step
+        that was skipped.
+      min_scale, max_scale: limits of the scale.
+    """
+    if growth_interval < 1:
+        raise ConfigError(f"dynamic_loss_scale: growth_interval is {growth_interval}; it must be at least 1")
+
+    def adjust(finite: jax.Array, scale: jax.Array, good_count: jax.Array) -> tuple[jax.Array, jax.Array]:
+        good_count = jnp.where(finite, good_count + 1, 0)
+        grows = good_count == growth_interval
+        larger = jnp.where(grows, jnp.minimum(scale * growth_factor, max_scale), scale)
+        smaller = jnp.maximum(scale * backoff_factor, min_scale)
+        return jnp.where(finite, larger, smaller), jnp.where(grows, 0, good_count)
+
+    return _loss_scaling(inner, initial_scale, adjust)
+
+
+def scale_loss(loss: jax.Array, opt_state: optax.OptState) -> jax.Array:
+    """The loss to differentiate: ``loss`` times the scale in ``opt_state``.
+
+    Args:
+      loss: float32[]. In float16 the scale itself, which is the first factor of the backward pass, ends at 65504.
+      opt_state: the state of an optimizer with one of the loss scales anywhere inside.
+
+    Raises:
+      ConfigError: there is no loss scale in ``opt_state``.
+    """
+    scale = optax.tree.get(opt_state, "loss_scale")
+    if scale is None:
+        raise ConfigError("scale_loss: opt_state has no loss scale; use static_loss_scale or dynamic_loss_scale")
+    scaled: jax.Array = loss * scale
+    return scaled
+
+
+def _loss_scaling(
+    inner: optax.GradientTransformation, initial_scale: float, adjust: _Adjust
+) -> optax.GradientTransformationExtraArgs:
+    """``adjust(finite, scale, good_count)`` makes the next step's scale and count."""
+    if initial_scale <= 0:
+        raise ConfigError(f"the loss scale is {initial_scale}; it must be positive")
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> LossScaleState:
+        zero = jnp.zeros([], jnp.int32)
+        return LossScaleState(jnp.asarray(initial_scale, jnp.float32), zero, zero, inner.init(params))
+
+    def update(
+        updates: optax.Updates, state: LossScaleState, params: optax.Params = None, **extra: Any
+    ) -> tuple[optax.Updates, LossScaleState]:
+        finite = _all_finite(updates)
+        gradients = jax.tree.map(lambda leaf: _unscale(leaf, state.loss_scale), updates)
+        new_updates, inner_state = update_if(finite, inner, gradients, state.inner_state, params, **extra)
+        scale, good_count = adjust(finite, state.loss_scale, state.good_count)
+        skipped_count = state.skipped_count + jnp.where(finite, 0, 1)
+        return new_updates, LossScaleState(scale, good_count, skipped_count, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _all_finite(tree: optax.Updates) -> jax.Array:
+    """bool[]: no leaf holds an infinity or a NaN."""
+    return jax.tree.reduce(jnp.logical_and, jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree), jnp.array(True))
+
+
+def _unscale(gradient: jax.Array, scale: jax.Array) -> jax.Array:
+    """In float32 at least: divided in float16, small gradients would be lost after all."""
+    return gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32)) / scale

@@ -1,0 +1,80 @@
+"""Workers of two devices each: sums over the workers, over their devices, and over both, against jax.lax."""
+
+import itertools
+import json
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxhetero
+
+KIND, JAX_COORDINATOR = sys.argv[1:3]
+DEVICES = 2
+COUNT = 50_001  # odd: the devices' parts are not equal without padding
+P = jax.P
+
+
+def make_mesh(*shape: int, names: tuple[str, ...]) -> jax.sharding.Mesh:
+    return jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(shape))
+
+
+def run(mesh: jax.sharding.Mesh, function: Any, x: np.ndarray, check_vma: bool, out_specs: Any) -> np.ndarray:
+    """Apply ``function`` to each device's row of ``x``, this worker's part of the global array."""
+    rows = P(mesh.axis_names)
+    array = jax.make_array_from_process_local_data(jax.sharding.NamedSharding(mesh, rows), x)
+    step = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=rows, out_specs=out_specs, check_vma=check_vma))
+    return np.stack([np.asarray(shard.data)[0] for shard in step(array).addressable_shards])
+
+
+def global_mesh(rank: int, size: int) -> list[str]:
+    """A mesh of workers x devices, which jax.lax can reduce as well."""
+    mesh = make_mesh(size, DEVICES, names=("workers", "devices"))
+    x = np.arange(DEVICES * COUNT, dtype=np.float32).reshape(DEVICES, COUNT) % 100 + rank
+    wrong = []
+    for axes, check_vma, name in itertools.product(
+        ("workers", "devices", ("workers", "devices"), ("devices", "workers")), (True, False), ("psum", "pmean")
+    ):
+        names = (axes,) if isinstance(axes, str) else axes
+        specs = P(tuple(name for name in mesh.axis_names if name not in names) or None)
+        ours = run(mesh, lambda x, n=name, a=axes: getattr(jaxhetero, n)(x, a), x, check_vma, specs)
+        theirs = run(mesh, lambda x, n=name, a=axes: getattr(jax.lax, n)(x, a), x, check_vma, specs)
+        if not np.array_equal(ours, theirs):
+            wrong.append(f"{name} over {axes}, check_vma={check_vma}")
+    return wrong
+
+
+def own_mesh(rank: int, size: int) -> list[str]:
+    """A mesh of this worker's devices alone: the sum goes over them and over the workers."""
+    mesh = make_mesh(DEVICES, names=("devices",))
+    x = np.arange(DEVICES * COUNT, dtype=np.float32).reshape(DEVICES, COUNT) % 100 + rank
+    total = size * (x - rank).sum(0) + DEVICES * sum(range(size))
+    wrong = []
+    for check_vma in (True, False):
+        got = run(mesh, lambda x: jaxhetero.psum(x, "devices"), x, check_vma, P())
+        if not all(np.array_equal(row, total) for row in got):
+            wrong.append(f"psum, check_vma={check_vma}")
+    return wrong
+
+
+def main() -> None:
+    rank, size = int(os.environ["JAXHETERO_RANK"]), int(os.environ["JAXHETERO_WORKER_COUNT"])
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    if KIND == "global":
+        jax.distributed.initialize(JAX_COORDINATOR, size, rank)
+    jaxhetero.initialize()
+    wrong = global_mesh(rank, size) if KIND == "global" else own_mesh(rank, size)
+
+    names = ("workers", "devices") if KIND == "global" else ("devices",)
+    mesh = make_mesh(*((size, DEVICES) if KIND == "global" else (DEVICES,)), names=names)
+    before = jaxhetero.metrics().sent_bytes
+    run(mesh, lambda x: jaxhetero.psum(x, names), np.ones((DEVICES, COUNT), np.float32), True, P())
+    ratio = (jaxhetero.metrics().sent_bytes - before) / (COUNT * jnp.float32(0).nbytes)
+    jaxhetero.shutdown()
+    print(json.dumps({"wrong": wrong, "sent": float(ratio)}))
+
+
+main()
