@@ -10,21 +10,25 @@ import optax
 
 
 def update_if(
-    condition: jax.Array, inner: optax.GradientTransformationExtraArgs, updates: optax.Updates, *args: Any, **extra: Any
+    condition: jax.Array,
+    inner: optax.GradientTransformationExtraArgs,
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params,
+    extra: dict[str, Any],
 ) -> tuple[optax.Updates, optax.OptState]:
     """``inner.update(updates, state, params, **extra)`` where ``condition`` holds; else zeros and the state as it was.
 
     Args:
       condition: bool[]. If ``inner`` holds a collective, every worker must have the same one, or some would wait for
         others that never come.
-      inner, updates, args, extra: an optimizer and what its ``update`` takes.
+      inner, updates, state, params, extra: an optimizer and what its ``update`` takes.
 
     ``optax.conditionally_mask`` does this for optimizers whose updates have the dtypes of their gradients only.
     """
-    state = args[0]
 
     def run() -> tuple[optax.Updates, optax.OptState]:
-        result: tuple[optax.Updates, optax.OptState] = inner.update(updates, *args, **extra)
+        result: tuple[optax.Updates, optax.OptState] = inner.update(updates, state, params, **extra)
         return result
 
     def skip() -> tuple[optax.Updates, optax.OptState]:

@@ -59,7 +59,7 @@ def accumulate_gradients(inner: optax.GradientTransformation, every: int) -> opt
         mean = jax.tree.map(lambda old, new: old + (new - old) / count, state.mean, updates)
         is_last = count == every
         gradients = jax.tree.map(lambda leaf, given: leaf.astype(given.dtype), mean, updates)
-        new_updates, inner_state = update_if(is_last, inner, gradients, state.inner_state, params, **extra)
+        new_updates, inner_state = update_if(is_last, inner, gradients, state.inner_state, params, extra)
         # Not a product with 0, which would keep a NaN.
         kept = jax.tree.map(lambda leaf: jnp.where(is_last, 0, leaf), mean)
         return new_updates, AccumulationState(count % every, kept, inner_state)

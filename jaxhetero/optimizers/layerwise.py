@@ -12,13 +12,13 @@ Parameters are float32, also where a model computes in less: norms of float16 wo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-Mask = Callable[[optax.Params], Any] | optax.Params
+Mask: TypeAlias = Callable[[optax.Params], Any] | optax.Params
 
 
 def _matrices(params: optax.Params) -> Any:
@@ -101,7 +101,7 @@ def _adapt(weight_decay: float, trust_coefficient: float, eps: float) -> optax.G
 
     def update(updates: optax.Updates, state: optax.EmptyState, params: optax.Params = None) -> tuple[Any, Any]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise ValueError("lars: give the parameters: optimizer.update(gradients, state, params)")
         return jax.tree.map(adapt, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -128,7 +128,7 @@ def _loss_scaling(
     ) -> tuple[optax.Updates, LossScaleState]:
         finite = _all_finite(updates)
         gradients = jax.tree.map(lambda leaf: _unscale(leaf, state.loss_scale), updates)
-        new_updates, inner_state = update_if(finite, inner, gradients, state.inner_state, params, **extra)
+        new_updates, inner_state = update_if(finite, inner, gradients, state.inner_state, params, extra)
         scale, good_count = adjust(finite, state.loss_scale, state.good_count)
         skipped_count = state.skipped_count + jnp.where(finite, 0, 1)
         return new_updates, LossScaleState(scale, good_count, skipped_count, inner_state)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxhetero.errors import ConfigError
 
@@ -74,36 +73,42 @@ class WarmupPoly:
             raise ConfigError(f"WarmupPoly: decay_from is {self.decay_from!r}; it must be 'warmup_end' or 'step_zero'")
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
-        """The learning rate, float32[], of the update after ``step`` others, int32[]."""
-        begin = self.warmup_steps if self.decay_from == "warmup_end" else 0
-        warmup = optax.linear_schedule(self.initial, self.peak, self.warmup_steps)
-        decay = optax.polynomial_schedule(self.peak, self.final, self.power, self.total_steps - begin, begin)
-        return jnp.where(jnp.asarray(step) < self.warmup_steps, warmup(step), decay(step))
+        """The learning rate, float32, of the update after ``step`` others; both of shape ``[]``, or any other."""
+        count = jnp.asarray(step, float)
+        decay_begin = self.warmup_steps if self.decay_from == "warmup_end" else 0
+        # Of a step count and not of a progress: XLA may round 1 - total / total below 0, where a root is NaN, which
+        # is what optax.polynomial_schedule returns at the end of some of the schedules below.
+        left = jnp.clip(self.total_steps - count, 0) / (self.total_steps - decay_begin)
+        decay = self.final + (self.peak - self.final) * left**self.power
+        warmup = self.initial + (self.peak - self.initial) * count / max(self.warmup_steps, 1)
+        return jnp.where(count < self.warmup_steps, warmup, decay)
 
 
-_IN_STEPS = {
-    # NVIDIA DeepLearningExamples, PyTorch: the warm-up is a share of the steps.
-    "bert-large-phase1": WarmupPoly(6e-3, 0.2843 * 7038, 7038, 0.5, "step_zero"),
-    "bert-large-phase2": WarmupPoly(4e-3, 0.128 * 1563, 1563, 0.5, "step_zero"),
-    # AWS deep-learning-models, TensorFlow 2.
-    "bert-base-aws-phase1": WarmupPoly(5e-3, 2812, 14064, 0.5, "warmup_end", final=3e-4),
-    "bert-base-aws-phase2": WarmupPoly(4e-3, 625, 6248, 0.5, "warmup_end", final=3e-4),
-    # NVIDIA's submissions to MLPerf at batch 8192: 287 steps of warm-up that start at step -76.
-    "bert-mlperf-8k": WarmupPoly(0.00288293, 287 - 76, 600, 1, "step_zero", initial=0.00288293 * 76 / 287),
-}
+_IN_STEPS: Mapping[str, WarmupPoly] = MappingProxyType(
+    {
+        # NVIDIA DeepLearningExamples, PyTorch: the warm-up is a share of the steps.
+        "bert-large-phase1": WarmupPoly(6e-3, 0.2843 * 7038, 7038, 0.5, "step_zero"),
+        "bert-large-phase2": WarmupPoly(4e-3, 0.128 * 1563, 1563, 0.5, "step_zero"),
+        # AWS deep-learning-models, TensorFlow 2.
+        "bert-base-aws-phase1": WarmupPoly(5e-3, 2812, 14064, 0.5, "warmup_end", final=3e-4),
+        "bert-base-aws-phase2": WarmupPoly(4e-3, 625, 6248, 0.5, "warmup_end", final=3e-4),
+        # NVIDIA's submissions to MLPerf at batch 8192: 287 steps of warm-up that begin at step -76.
+        "bert-mlperf-8k": WarmupPoly(0.00288293, 287 - 76, 600, 1.0, "step_zero", initial=0.00288293 * 76 / 287),
+    }
+)
 
-_IN_EPOCHS = {
-    # AWS deep-learning-models at batch 16384, MXNet and TensorFlow 1.
-    "resnet50-aws-mxnet": WarmupPoly(6.4, 10, 90, 2, "warmup_end", initial=0.001),
-    "resnet50-aws-tf": WarmupPoly(6.4, 10, 90, 2, "warmup_end", initial=0.001, final=1e-5),
-    # MLPerf's reference at batch 2048. It counts one step more until the end of the decay.
-    "resnet50-mlperf-lars": WarmupPoly(8.5, 5, 41, 2, "warmup_end", final=1e-4),
-}
+_IN_EPOCHS: Mapping[str, WarmupPoly] = MappingProxyType(
+    {
+        # AWS deep-learning-models at batch 16384, MXNet and TensorFlow 1.
+        "resnet50-aws-mxnet": WarmupPoly(6.4, 10, 90, 2.0, "warmup_end", initial=0.001),
+        "resnet50-aws-tf": WarmupPoly(6.4, 10, 90, 2.0, "warmup_end", initial=0.001, final=1e-5),
+        # MLPerf's reference at batch 2048. Its decay ends one step later.
+        "resnet50-mlperf-lars": WarmupPoly(8.5, 5, 41, 2.0, "warmup_end", final=1e-4),
+    }
+)
 
 SCHEDULE_NAMES = (*_IN_STEPS, *_IN_EPOCHS)
 """What ``named_schedule`` knows."""
-
-_SCHEDULES: Mapping[str, WarmupPoly] = MappingProxyType({**_IN_STEPS, **_IN_EPOCHS})
 
 
 def named_schedule(name: str, *, steps_per_epoch: int | None = None) -> WarmupPoly:
@@ -116,16 +121,14 @@ def named_schedule(name: str, *, steps_per_epoch: int | None = None) -> WarmupPo
     Raises:
       ConfigError: there is no such schedule, or ``steps_per_epoch`` is missing or out of place.
     """
-    if name not in _SCHEDULES:
-        raise ConfigError(f"there is no schedule {name!r}; there are {', '.join(SCHEDULE_NAMES)}")
-    schedule = _SCHEDULES[name]
-    if (name in _IN_EPOCHS) != (steps_per_epoch is not None):
-        unit = "epochs: give" if name in _IN_EPOCHS else "steps: it takes no"
-        raise ConfigError(f"schedule {name!r} counts in {unit} steps_per_epoch")
-    if steps_per_epoch is None:
-        return schedule
-    return dataclasses.replace(
-        schedule,
-        warmup_steps=schedule.warmup_steps * steps_per_epoch,
-        total_steps=schedule.total_steps * steps_per_epoch,
-    )
+    if name in _IN_STEPS and steps_per_epoch is None:
+        return _IN_STEPS[name]
+    if name in _IN_EPOCHS and steps_per_epoch is not None:
+        epochs = _IN_EPOCHS[name]
+        warmup_steps, total_steps = epochs.warmup_steps * steps_per_epoch, epochs.total_steps * steps_per_epoch
+        return dataclasses.replace(epochs, warmup_steps=warmup_steps, total_steps=total_steps)
+    if name in SCHEDULE_NAMES:
+        raise ConfigError(
+            f"schedule {name!r} counts in {'steps: drop' if name in _IN_STEPS else 'epochs: give'} steps_per_epoch"
+        )
+    raise ConfigError(f"there is no schedule {name!r}; there are {', '.join(SCHEDULE_NAMES)}")
