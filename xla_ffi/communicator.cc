@@ -87,6 +87,7 @@ void Communicator::set_ready(Status status) {
 }
 
 void Communicator::join(const Members& members) {
+  if (members.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
   job_id_ = members.job_id;
   plan_ = std::make_unique<ShardPlan>(static_cast<uint32_t>(members.reducers.size()));
   for (const Members::Reducer& reducer : members.reducers) {
@@ -319,6 +320,10 @@ void Communicator::finish_round(uint64_t op_id, Op& op) {
   if (phase_ == Phase::kLeaving) leave();
 }
 
+std::string Communicator::own_name() const {
+  return "rank " + std::to_string(config_.rank) + " (host " + config_.host_name + ")";
+}
+
 std::string Communicator::round_name(const Round& round) const {
   return round.request.description + " round " + std::to_string(round.number);
 }
@@ -349,8 +354,7 @@ void Communicator::watch_progress() {
       if (!segment.done) silent += (silent.empty() ? "" : ", ") + links_[segment.shard.reducer].name;
     }
     const std::string who = round.late.empty() ? "no word from " + silent : "still waiting for " + round.late;
-    fail({Code::kRoundTimeout, "rank " + std::to_string(config_.rank) + " (host " + config_.host_name +
-                                   "): no progress for " + std::to_string(allowed.count()) + " ms in " +
+    fail({Code::kRoundTimeout, own_name() + ": no progress for " + std::to_string(allowed.count()) + " ms in " +
                                    round_name(round) + ": " + who});
     return;
   }
@@ -380,7 +384,10 @@ Status Communicator::shutdown(milliseconds patience) {
     if (has_ended()) return;
     if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
     phase_ = Phase::kLeaving;
-    loop_->after(patience, [this] { fail({Code::kRoundTimeout, "the shutdown took too long"}); });
+    loop_->after(patience, [this, patience] {
+      fail({Code::kRoundTimeout,
+            own_name() + ": the shutdown took longer than " + std::to_string(patience.count()) + " ms"});
+    });
     leave();
   });
   thread_.join();
@@ -408,9 +415,12 @@ void Communicator::fail(const Status& why) {
     failure_ = why;
   }
   set_ready(why);
+  // That we end without having failed is nothing to the others but the loss of us.
+  const bool ours = why.code() == Code::kNotInitialized;
+  const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
   // First no more bytes move between the network and XLA's buffers, then the rounds let go of those buffers.
   for (Link& link : links_) {
-    if (link.connection) link.connection->close_with(OutFrame::control(FrameType::kFault, encode(why)));
+    if (link.connection) link.connection->close_with(OutFrame::control(FrameType::kFault, encode(word)));
   }
   for (auto& [op_id, op] : ops_) {
     if (op.running) complete(std::move(op.running->request), why);

@@ -135,6 +135,7 @@ class Communicator final : private ConnectionOwner {
   void end_if_all_left();
   void fail(const Status& why);
   [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
+  [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
   [[nodiscard]] std::string round_name(const Round& round) const;
 
   const CommunicatorConfig config_;

@@ -117,7 +117,7 @@ Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& he
   if (wanted && header.payload_bytes != header.count * item_bytes(op.spec.dtype)) {
     return Status(Code::kProtocol, worker_name(rank) + " is the root but broadcasts no data");
   }
-  ++op.pushed_chunk_count[rank];
+  op.pushed[rank] = {op.pushed[rank].chunk_count + 1, header.offset + header.count, header.last};
   Piece& piece = chunk.value()->pieces[rank];
   if (!wanted || header.payload_bytes == 0) return std::span<std::byte>{};
   piece.memory = pool_->take();
@@ -133,15 +133,19 @@ Status Reducer::start_round(Op& op, uint32_t rank, const FrameHeader& header, in
   op.first_rank = rank;
   op.progress_ms = now_ms;
   op.completed_chunk_count = 0;
-  op.pushed_chunk_count.assign(worker_count(), 0);
+  op.pushed.assign(worker_count(), {});
   return {};
 }
 
 Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHeader& header,
                                             std::vector<Outgoing>& outgoing) {
-  const uint64_t position = op.pushed_chunk_count[rank] - op.completed_chunk_count;
+  const Pushed& pushed = op.pushed[rank];
+  const uint64_t position = pushed.chunk_count - op.completed_chunk_count;
   if (position >= job_.window_chunks || header.count * item_bytes(op.spec.dtype) > job_.chunk_bytes) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed more than its window in " + op_name(header.op, op));
+  }
+  if (pushed.last || (pushed.chunk_count > 0 && header.offset != pushed.end)) {
+    return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk out of order in " + op_name(header.op, op));
   }
   if (position == op.open.size()) {
     op.open.push_back({header.offset, header.count, header.last, 0, std::vector<Piece>(worker_count())});
@@ -164,7 +168,7 @@ Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHe
 Status Reducer::commit(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   Op& op = ops_[header.op];
-  const uint64_t position = op.pushed_chunk_count[rank] - 1 - op.completed_chunk_count;
+  const uint64_t position = op.pushed[rank].chunk_count - 1 - op.completed_chunk_count;
   Chunk& chunk = op.open[position];
   chunk.pieces[rank].arrived = true;
   // Every worker pushes the chunks of a shard in order, so the first chunk is always the first to be complete.

@@ -82,16 +82,21 @@ class Reducer {
     uint32_t arrived_count = 0;
     std::vector<Piece> pieces;  // by rank
   };
+  struct Pushed {  // by one worker, of the running round
+    uint64_t chunk_count = 0;
+    uint64_t end = 0;   // where the next chunk begins
+    bool last = false;  // there is no next one
+  };
   struct Op {
     std::vector<std::string> descriptions;  // by rank
     uint64_t round = 0;                     // the running one, or the next if none is running
     bool running = false;
     RoundSpec spec;
-    uint32_t first_rank = 0;                   // who defined `spec`
-    int64_t progress_ms = 0;                   // when it started, or last completed a chunk
-    uint64_t completed_chunk_count = 0;        // of the running round
-    std::deque<Chunk> open;                    // the chunks after those
-    std::vector<uint64_t> pushed_chunk_count;  // by rank, of the running round
+    uint32_t first_rank = 0;             // who defined `spec`
+    int64_t progress_ms = 0;             // when it started, or last completed a chunk
+    uint64_t completed_chunk_count = 0;  // of the running round
+    std::deque<Chunk> open;              // the chunks after those
+    std::vector<Pushed> pushed;          // by rank
   };
 
   Status start_round(Op& op, uint32_t rank, const FrameHeader& header, int64_t now_ms);

@@ -44,7 +44,10 @@ Status ReducerServer::start() {
         config_.start_timeout, [this](const Members& members) { begin_job(members); },
         [this](const Status& why) { finish(why); });
   });
-  thread_ = std::thread([this] { loop_->run(); });
+  thread_ = std::thread([this] {
+    loop_->run();
+    hang_up();
+  });
   return {};
 }
 
@@ -131,10 +134,15 @@ Status ReducerServer::join(Peer& peer) {
   peer.rank = join->rank;
   by_rank_[join->rank] = peer.connection.get();
   ++joined_count_;
+  if (!reducer_->fault().ok()) {
+    peer.connection->send(OutFrame::control(FrameType::kFault, encode(reducer_->fault())));
+    peer.connection->close_after_flush();
+  }
   return {};
 }
 
-// Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out.
+// Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out, and who is
+// still on his way here is told when he joins.
 void ReducerServer::deliver() {
   for (Outgoing& frame : outgoing_) {
     TcpConnection* connection = by_rank_[frame.rank];
@@ -143,10 +151,9 @@ void ReducerServer::deliver() {
   outgoing_.clear();
   if (closing_ || reducer_->fault().ok()) return;
   closing_ = true;
-  listener_->stop();
-  std::vector<std::shared_ptr<TcpConnection>> connections;  // closing changes peers_
-  for (const auto& [key, peer] : peers_) connections.push_back(peer.connection);
-  for (const auto& connection : connections) connection->close_after_flush();
+  for (const auto& [key, peer] : peers_) {
+    if (peer.rank.has_value()) peer.connection->close_after_flush();
+  }
   loop_->after(kFaultFlush, [this] { finish(reducer_->fault()); });
   end_if_done();
 }
@@ -169,7 +176,7 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
 void ReducerServer::end_if_done() {
   const bool all_left = left_count_ == by_rank_.size();
   const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
-  if (!closing_ && !all_left) return;
+  if (joined_count_ < by_rank_.size() || (!closing_ && !all_left)) return;
   if (std::ranges::none_of(peers_, has_joined)) finish(reducer_->fault());
 }
 
@@ -189,6 +196,13 @@ void ReducerServer::finish(const Status& how) {
   }
   ended_.notify_all();
   loop_->stop();
+}
+
+// The loop has ended: nobody shall wait for us because our sockets live as long as this object.
+void ReducerServer::hang_up() {
+  enrolment_->stop();
+  listener_->stop();
+  for (const auto& [key, peer] : peers_) peer.connection->close();
 }
 
 std::optional<Status> ReducerServer::wait(milliseconds patience) {

@@ -72,6 +72,7 @@ class ReducerServer final : private ConnectionOwner {
   void deliver();
   void end_if_done();
   void finish(const Status& how);
+  void hang_up();
 
   const ReducerServerConfig config_;
   EventLog log_;

@@ -81,6 +81,30 @@ size_t advance(std::vector<iovec>& pieces, size_t begin, size_t bytes) {
   return begin;
 }
 
+void append_payload(const OutFrame& frame, std::vector<iovec>& pieces) {
+  if (frame.leaves != nullptr) {
+    frame.leaves->slice(frame.leaves_offset, frame.payload_bytes, pieces);
+  } else if (frame.payload_bytes > 0) {
+    // iovec is not const-correct; sendmsg only reads.
+    pieces.push_back({const_cast<std::byte*>(frame.payload.data()), frame.payload_bytes});
+  }
+}
+
+// Makes the frame independent of the memory that it was to be read from.
+void own_payload(OutFrame& frame) {
+  std::vector<iovec> pieces;
+  append_payload(frame, pieces);
+  auto copy = std::make_shared<Bytes>();
+  copy->reserve(frame.payload_bytes);
+  for (const iovec& piece : pieces) {
+    const auto* begin = static_cast<const std::byte*>(piece.iov_base);
+    copy->insert(copy->end(), begin, begin + piece.iov_len);
+  }
+  frame.leaves = nullptr;
+  frame.payload = *copy;
+  frame.owner = std::move(copy);
+}
+
 void set_option(int fd, int level, int name) {
   const int on = 1;
   setsockopt(fd, level, name, &on, sizeof on);  // an optimisation: a socket without it still works
@@ -243,7 +267,9 @@ void TcpConnection::read_handshake() {
                              handshake_bytes_ - handshake_received_, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got <= 0) {
-    end({Code::kUnauthenticated, got == 0 ? "it closed the connection in the handshake" : error_text(errno)});
+    // Who hangs up on our proof does not believe it. At any other point that says nothing about the token.
+    const Code code = phase_ == Phase::kServerAwaitsProof ? Code::kUnauthenticated : Code::kInternal;
+    end({code, got == 0 ? "it closed the connection in the handshake" : error_text(errno)});
     return;
   }
   context_.counters->received_bytes += static_cast<uint64_t>(got);
@@ -436,14 +462,7 @@ void TcpConnection::collect_output() {
   output_.clear();
   for (OutFrame& frame : queue_) {
     output_.push_back({frame.header.data(), frame.header.size()});
-    if (frame.leaves != nullptr) {
-      pieces_.clear();
-      frame.leaves->slice(frame.leaves_offset, frame.payload_bytes, pieces_);
-      output_.insert(output_.end(), pieces_.begin(), pieces_.end());
-    } else if (frame.payload_bytes > 0) {
-      // iovec is not const-correct; sendmsg only reads.
-      output_.push_back({const_cast<std::byte*>(frame.payload.data()), frame.payload_bytes});
-    }
+    append_payload(frame, output_);
     if (output_.size() >= kMaxPieces) break;
   }
   const size_t begin = advance(output_, 0, front_written_);
@@ -452,11 +471,13 @@ void TcpConnection::collect_output() {
 }
 
 void TcpConnection::close_with(OutFrame last) {
-  if (phase_ != Phase::kOpen || front_written_ > 0) {
+  if (phase_ != Phase::kOpen) {
     close();
     return;
   }
-  queue_.clear();
+  // The rest of a frame that is half sent must follow, or the peer would take `last` for it.
+  queue_.resize(front_written_ > 0 ? 1 : 0);
+  if (!queue_.empty()) own_payload(queue_.front());
   send(std::move(last));
   close_after_flush();
 }
@@ -531,21 +552,25 @@ void TcpListener::stop() {
   socket_.reset();
 }
 
+// Leaves who comes in the backlog for a moment: asking at once would spin.
+void TcpListener::pause() {
+  loop_.unwatch(socket_.get());
+  loop_.after(kAcceptPause, [this] {
+    if (socket_.valid()) static_cast<void>(start(std::move(on_accept_)));
+  });
+}
+
 void TcpListener::accept_ready() {
+  // Strangers get a bounded part of us, and nobody else is turned away for them.
+  if (*unproved_count_ >= kMaxUnproved) return pause();
   TcpAddress peer;
   peer.length = sizeof peer.storage;
   Fd socket(
       ::accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket.valid()) {
-    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-    // Out of descriptors or memory: the connection stays in the backlog, and asking at once would spin.
-    loop_.unwatch(socket_.get());
-    loop_.after(kAcceptPause, [this] {
-      if (socket_.valid()) static_cast<void>(start(std::move(on_accept_)));
-    });
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
     return;
   }
-  if (*unproved_count_ >= kMaxUnproved) return;  // closes it: strangers get a bounded part of us
   ++*unproved_count_;
   const std::shared_ptr<void> admission(nullptr, [count = unproved_count_](void*) { --*count; });
   on_accept_(std::move(socket), peer, admission);

@@ -117,7 +117,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::deque<OutFrame> queue_;
   size_t front_written_ = 0;
   std::vector<iovec> output_;
-  std::vector<iovec> pieces_;
   bool flush_planned_ = false;
   bool waits_for_room_ = false;
   uint64_t queued_frame_count_ = 0;
@@ -141,6 +140,7 @@ class TcpListener {
  private:
   TcpListener(EventLoop& loop, Fd socket, uint16_t port) : loop_(loop), socket_(std::move(socket)), port_(port) {}
   void accept_ready();
+  void pause();
 
   EventLoop& loop_;
   Fd socket_;

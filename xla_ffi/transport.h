@@ -90,7 +90,8 @@ class Connection {
   virtual void close() = 0;
   // Reads no more frames, sends what is queued, waits a moment for the peer to close as well, and ends.
   virtual void close_after_flush() = 0;
-  // Drops what is queued, so that its memory may go, and sends only `last`, if a frame is not half sent already.
+  // Drops what is queued, so that its memory may go, and sends only `last`; where a frame is half sent already, behind
+  // a copy of its rest.
   virtual void close_with(OutFrame last) = 0;
 
   [[nodiscard]] virtual const std::string& peer() const = 0;       // "10.0.0.3:41234"

@@ -1,0 +1,63 @@
+#include "xla_ffi/buffers.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace jaxhetero {
+namespace {
+
+class Slice : public testing::TestWithParam<std::vector<size_t>> {};  // the leaves' sizes
+
+TEST_P(Slice, IsTheFlatRange) {
+  const std::vector<size_t>& sizes = GetParam();
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<std::byte> flat;
+  Leaves leaves;
+  for (size_t size : sizes) {
+    memory.emplace_back(size);
+    for (std::byte& byte : memory.back()) {
+      byte = static_cast<std::byte>(flat.size());
+      flat.push_back(byte);
+    }
+  }
+  for (std::vector<std::byte>& leaf : memory) leaves.append(leaf.data(), leaf.size());
+  ASSERT_EQ(leaves.bytes(), flat.size());
+  ASSERT_EQ(leaves.leaf_count(), sizes.size());
+
+  for (size_t offset = 0; offset <= flat.size(); ++offset) {
+    for (size_t bytes = 0; offset + bytes <= flat.size(); ++bytes) {
+      std::vector<iovec> pieces = {{nullptr, 0}};  // slice() appends
+      leaves.slice(offset, bytes, pieces);
+      EXPECT_EQ(pieces.front().iov_base, nullptr);
+      std::vector<std::byte> gathered;
+      for (size_t i = 1; i < pieces.size(); ++i) {
+        EXPECT_GT(pieces[i].iov_len, 0u) << "a system call would be bothered with nothing";
+        const auto* begin = static_cast<const std::byte*>(pieces[i].iov_base);
+        gathered.insert(gathered.end(), begin, begin + pieces[i].iov_len);
+      }
+      const auto begin = flat.begin() + static_cast<std::ptrdiff_t>(offset);
+      EXPECT_EQ(gathered, std::vector(begin, begin + static_cast<std::ptrdiff_t>(bytes))) << offset << " + " << bytes;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Slice,
+                         testing::Values(std::vector<size_t>{}, std::vector<size_t>{0}, std::vector<size_t>{0, 0},
+                                         std::vector<size_t>{5}, std::vector<size_t>{3, 4, 5},
+                                         std::vector<size_t>{0, 3, 4}, std::vector<size_t>{0, 0, 3, 4},
+                                         std::vector<size_t>{3, 0, 4}, std::vector<size_t>{3, 0, 0, 4},
+                                         std::vector<size_t>{3, 4, 0}, std::vector<size_t>{3, 4, 0, 0},
+                                         std::vector<size_t>{0, 1, 0, 1, 0, 7, 0}, std::vector<size_t>(9, 1)));
+
+TEST(AsPieces, OfNothingIsNothing) {
+  std::vector<std::byte> memory(3);
+  EXPECT_TRUE(as_pieces({}).empty());
+  const std::vector<iovec> pieces = as_pieces(memory);
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_EQ(pieces[0].iov_base, memory.data());
+  EXPECT_EQ(pieces[0].iov_len, memory.size());
+}
+
+}  // namespace
+}  // namespace jaxhetero

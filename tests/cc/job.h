@@ -1,0 +1,260 @@
+// Whole jobs in one process: communicators, reducer servers and the coordinator, with real sockets on the loopback.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/communicator.h"
+#include "xla_ffi/reduce.h"
+#include "xla_ffi/reducer_server.h"
+#include "xla_ffi/tcp_transport.h"
+
+namespace jaxhetero {
+
+using std::chrono::milliseconds;
+
+inline constexpr milliseconds kPatience{30000};  // of a test; nothing should take that long
+inline constexpr milliseconds kShort{1500};      // a timeout that a test waits for
+
+inline Bytes bytes_of(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+inline bool has(const std::string& text, std::string_view word) { return text.find(word) != std::string::npos; }
+
+// The codes and messages of failures, as a test wants them.
+inline testing::AssertionResult failed_with(const Status& status, Code code, const std::vector<std::string>& words) {
+  if (status.code() != code) {
+    return testing::AssertionFailure() << exception_name(status.code()) << ": " << status.message();
+  }
+  for (const std::string& word : words) {
+    if (!has(status.message(), word)) {
+      return testing::AssertionFailure() << "'" << word << "' is not in '" << status.message() << "'";
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+// --- Rounds.
+
+// What all workers sum or broadcast in one round.
+struct Round {
+  uint64_t op = 1;
+  Kind kind = Kind::kSum;
+  DType dtype = DType::kF32;
+  std::vector<size_t> leaf_counts = {1000};
+  uint32_t root = 0;
+  uint32_t seed = 0;
+  bool in_place = false;  // the results take the operands' memory, as XLA may have it
+
+  [[nodiscard]] RoundSpec spec() const {
+    uint64_t count = 0;
+    for (size_t leaf : leaf_counts) count += leaf;
+    return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), count, 0};
+  }
+  [[nodiscard]] size_t bytes() const { return spec().total_count * item_bytes(dtype); }
+  [[nodiscard]] Bytes input(uint32_t rank) const {
+    std::mt19937_64 random(seed * 4096 + rank);
+    Bytes bytes(this->bytes());
+    for (size_t i = 0; i < bytes.size(); i += 8) {
+      const uint64_t value = random();
+      std::memcpy(bytes.data() + i, &value, std::min<size_t>(8, bytes.size() - i));
+    }
+    return bytes;
+  }
+  [[nodiscard]] Bytes output(uint32_t worker_count) const {
+    if (kind == Kind::kBroadcast) return input(root);
+    std::vector<Bytes> inputs;
+    std::vector<const std::byte*> pieces;
+    for (uint32_t rank = 0; rank < worker_count; ++rank) inputs.push_back(input(rank));
+    for (const Bytes& bytes : inputs) pieces.push_back(bytes.data());
+    Bytes total(bytes());
+    sum_in_order(dtype, pieces, total.data(), spec().total_count);
+    return total;
+  }
+};
+
+// One worker's part in a round. Each leaf is memory of its own, so that a sanitizer sees where one ends.
+class Part {
+ public:
+  Part(Communicator& communicator, const Round& round, uint32_t rank) {
+    const size_t item = item_bytes(round.dtype);
+    const Bytes flat = round.input(rank);
+    RoundRequest request;
+    request.op = round.op;
+    request.description = "test op " + std::to_string(round.op);
+    request.spec = round.spec();
+    for (size_t begin = 0; size_t count : round.leaf_counts) {
+      const size_t bytes = count * item;
+      inputs_.emplace_back(bytes);
+      std::copy_n(flat.begin() + static_cast<std::ptrdiff_t>(begin), bytes, inputs_.back().begin());
+      begin += bytes;
+    }
+    outputs_ = inputs_;
+    for (Bytes& leaf : outputs_) std::ranges::fill(leaf, std::byte{0xee});
+    for (Bytes& leaf : inputs_) request.inputs.append(leaf.data(), leaf.size());
+    for (Bytes& leaf : round.in_place ? inputs_ : outputs_) request.outputs.append(leaf.data(), leaf.size());
+    in_place_ = round.in_place;
+    request.done = [done = done_](const Status& status) { done->set_value(status); };
+    communicator.start_round(std::move(request));
+  }
+  Part(Part&&) = default;
+
+  Status wait() {
+    if (status_.wait_for(kPatience) == std::future_status::ready) return status_.get();
+    return {Code::kInternal, "the test waited in vain"};
+  }
+  [[nodiscard]] bool is_done() const { return status_.wait_for(milliseconds(0)) == std::future_status::ready; }
+  [[nodiscard]] Bytes output() const {
+    Bytes flat;
+    for (const Bytes& leaf : in_place_ ? inputs_ : outputs_) flat.insert(flat.end(), leaf.begin(), leaf.end());
+    return flat;
+  }
+
+ private:
+  std::vector<Bytes> inputs_;
+  std::vector<Bytes> outputs_;
+  bool in_place_ = false;
+  std::shared_ptr<std::promise<Status>> done_ = std::make_shared<std::promise<Status>>();
+  std::future<Status> status_ = done_->get_future();
+};
+
+// --- Jobs.
+
+struct Shape {
+  uint32_t workers = 2;
+  uint32_t reducers = 2;  // dedicated; 0: one in each worker
+  uint32_t chunk_bytes = 1024;
+  uint32_t window_chunks = 3;
+  milliseconds start_timeout = kPatience;
+  milliseconds timeout = kPatience;
+};
+
+class Job {
+ public:
+  explicit Job(const Shape& shape) : shape_(shape) {
+    // Bound but not listening, so nobody else gets the port, and the coordinator does.
+    const TcpAddress any = *resolve("127.0.0.1", 0);
+    const int on = 1;
+    setsockopt(port_holder_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    EXPECT_EQ(::bind(port_holder_.get(), reinterpret_cast<const sockaddr*>(&any.storage), any.length), 0);
+    address_.length = sizeof address_.storage;
+    getsockname(port_holder_.get(), reinterpret_cast<sockaddr*>(&address_.storage), &address_.length);
+  }
+
+  [[nodiscard]] CommunicatorConfig worker_config(uint32_t rank) const {
+    CommunicatorConfig config;
+    config.rank = rank;
+    config.job = {shape_.workers, shape_.reducers, shape_.chunk_bytes, shape_.window_chunks};
+    config.coordinator = address_.text();
+    config.token = bytes_of("secret");
+    config.host_name = "host-" + std::to_string(rank);
+    config.version = "1.0";
+    config.start_timeout = shape_.start_timeout;
+    config.timeout = shape_.timeout;
+    return config;
+  }
+  [[nodiscard]] ReducerServerConfig reducer_config(uint32_t index) const {
+    ReducerServerConfig config;
+    config.coordinator = address_.text();
+    config.token = bytes_of("secret");
+    config.colocated_rank = shape_.reducers == 0 ? static_cast<int32_t>(index) : -1;
+    config.host_name = "reducer-host-" + std::to_string(index);
+    config.version = "1.0";
+    config.start_timeout = shape_.start_timeout;
+    config.timeout = shape_.timeout;
+    return config;
+  }
+
+  // In its place in `workers`; the others are left out.
+  Communicator& add_worker(CommunicatorConfig config) {
+    const uint32_t rank = config.rank;
+    workers.resize(std::max<size_t>(workers.size(), rank + 1));
+    workers[rank] = std::make_unique<Communicator>(std::move(config));
+    const Status status = workers[rank]->start();
+    EXPECT_TRUE(status.ok()) << status.message();
+    return *workers[rank];
+  }
+  Communicator& add_worker(uint32_t rank) { return add_worker(worker_config(rank)); }
+  ReducerServer& add_reducer(ReducerServerConfig config) {
+    reducers.push_back(std::make_unique<ReducerServer>(std::move(config)));
+    const Status status = reducers.back()->start();
+    EXPECT_TRUE(status.ok()) << status.message();
+    return *reducers.back();
+  }
+  void add_reducers(uint32_t count) {
+    for (uint32_t index = 0; index < count; ++index) add_reducer(reducer_config(index));
+  }
+  [[nodiscard]] uint32_t reducer_count() const { return shape_.reducers == 0 ? shape_.workers : shape_.reducers; }
+
+  // Everybody, in the order that is the hardest: rank 0, who listens, last.
+  void start() {
+    add_reducers(reducer_count());
+    for (uint32_t rank = shape_.workers; rank > 0; --rank) add_worker(rank - 1);
+    for (const auto& worker : workers) {
+      const Status ready = wait_ready(*worker);
+      ASSERT_TRUE(ready.ok()) << ready.message();
+    }
+  }
+
+  static Status wait_ready(Communicator& worker) {
+    return worker.wait_ready(kPatience).value_or(Status(Code::kInternal, "the test waited in vain"));
+  }
+  static Status wait_end(ReducerServer& reducer) {
+    return reducer.wait(kPatience).value_or(Status(Code::kInternal, "the test waited in vain"));
+  }
+
+  std::vector<Part> begin(const Round& round) {
+    std::vector<Part> parts;
+    for (uint32_t rank = 0; rank < workers.size(); ++rank) parts.emplace_back(*workers[rank], round, rank);
+    return parts;
+  }
+  void expect_done(const Round& round, std::vector<Part>& parts) const {
+    const Bytes expected = round.output(shape_.workers);
+    for (uint32_t rank = 0; rank < parts.size(); ++rank) {
+      const Status status = parts[rank].wait();
+      ASSERT_TRUE(status.ok()) << "rank " << rank << ": " << status.message();
+      ASSERT_TRUE(parts[rank].output() == expected) << "rank " << rank;
+    }
+  }
+  void expect_works(const Round& round = {}) {
+    std::vector<Part> parts = begin(round);
+    expect_done(round, parts);
+  }
+
+  void expect_shutdown() {
+    for (const auto& worker : workers) {
+      const Status status = worker->shutdown(kPatience);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    for (const auto& reducer : reducers) {
+      const Status status = wait_end(*reducer);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+  }
+
+  [[nodiscard]] const TcpAddress& address() const { return address_; }
+
+  std::vector<std::unique_ptr<ReducerServer>> reducers;
+  std::vector<std::unique_ptr<Communicator>> workers;  // by rank
+
+ private:
+  Shape shape_;
+  Fd port_holder_{::socket(AF_INET, SOCK_STREAM, 0)};
+  TcpAddress address_;
+};
+
+}  // namespace jaxhetero

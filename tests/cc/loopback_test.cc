@@ -1,0 +1,273 @@
+// What a job is for, and how it ends.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <future>
+#include <latch>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/cc/job.h"
+
+namespace jaxhetero {
+namespace {
+
+class EveryShape : public testing::TestWithParam<std::tuple<uint32_t, uint32_t>> {};
+
+TEST_P(EveryShape, ReducesAllThatIsAskedFor) {
+  const auto [workers, reducers] = GetParam();
+  Shape shape;
+  shape.workers = workers;
+  shape.reducers = reducers;
+  Job job(shape);
+  ASSERT_NO_FATAL_FAILURE(job.start());
+
+  // Beyond a window at every reducer, below the size that is cut at all, and nothing.
+  const size_t large = 10 * job.reducer_count() * shape.window_chunks * shape.chunk_bytes / 4 + 7;
+  std::vector<Round> rounds = {
+      {.op = 1, .dtype = DType::kF32, .leaf_counts = {large}},
+      {.op = 2, .dtype = DType::kBF16, .leaf_counts = {3, 0, 20011, 1, 1023}, .in_place = true},
+      {.op = 3, .dtype = DType::kI8, .leaf_counts = {0}},
+      {.op = 4, .dtype = DType::kF64, .leaf_counts = {1}},
+      {.op = 5, .dtype = DType::kU16, .leaf_counts = {0, 7, 0}},
+      {.op = 6, .dtype = DType::kF16, .leaf_counts = std::vector<size_t>(300, 5)},
+      {.op = 7, .kind = Kind::kBroadcast, .dtype = DType::kI32, .leaf_counts = {9001, 2}, .root = workers - 1},
+      {.op = 8, .kind = Kind::kBroadcast, .dtype = DType::kI64, .leaf_counts = {0}},
+      {.op = 9, .kind = Kind::kBroadcast, .dtype = DType::kU8, .leaf_counts = {5}, .in_place = true},
+  };
+  // All at once, twice in flight, and on each worker in another order.
+  for (uint32_t repeat = 0; repeat < 3; ++repeat) {
+    std::map<std::pair<size_t, uint32_t>, std::vector<Part>> parts;  // by round and repetition, then by rank
+    for (uint32_t rank = 0; rank < workers; ++rank) {
+      std::vector<size_t> order(rounds.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+      std::ranges::shuffle(order, std::mt19937(rank + 10 * repeat));
+      for (uint32_t twice : {0u, 1u}) {
+        for (size_t i : order) {
+          Round round = rounds[i];
+          round.seed = 2 * repeat + twice;
+          parts[{i, twice}].emplace_back(*job.workers[rank], round, rank);
+        }
+      }
+    }
+    for (auto& [key, of_round] : parts) {
+      Round round = rounds[key.first];
+      round.seed = 2 * repeat + key.second;
+      ASSERT_NO_FATAL_FAILURE(job.expect_done(round, of_round)) << "op " << round.op;
+    }
+  }
+  for (const auto& worker : job.workers) EXPECT_EQ(worker->metrics().round_count, 6 * rounds.size());
+  job.expect_shutdown();
+}
+
+INSTANTIATE_TEST_SUITE_P(Dedicated, EveryShape, testing::Combine(testing::Range(1u, 5u), testing::Range(1u, 5u)),
+                         [](const auto& info) {
+                           return std::to_string(std::get<0>(info.param)) + "_workers_" +
+                                  std::to_string(std::get<1>(info.param)) + "_reducers";
+                         });
+INSTANTIATE_TEST_SUITE_P(Colocated, EveryShape, testing::Combine(testing::Range(2u, 5u), testing::Values(0u)),
+                         [](const auto& info) { return std::to_string(std::get<0>(info.param)) + "_workers"; });
+
+TEST(Loopback, RunsManyRoundsOfManyOps) {
+  Job job({.workers = 3, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  constexpr uint32_t kRounds = 100;
+  std::map<std::pair<uint64_t, uint32_t>, std::vector<Part>> parts;
+  for (uint32_t seed = 0; seed < kRounds; ++seed) {
+    for (uint64_t op : {1, 2, 3}) {
+      parts[{op, seed}] = job.begin({.op = op, .leaf_counts = {100 * op}, .seed = seed});
+    }
+  }
+  for (auto& [key, of_round] : parts) {
+    const Round round{.op = key.first, .leaf_counts = {100 * key.first}, .seed = key.second};
+    ASSERT_NO_FATAL_FAILURE(job.expect_done(round, of_round)) << "op " << key.first << " round " << key.second;
+  }
+  job.expect_shutdown();
+}
+
+// The bits of a sum depend on neither the reducers nor the way the bucket was cut.
+TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
+  const Round round{.dtype = DType::kF16, .leaf_counts = {50000}};
+  const Shape shapes[] = {{.workers = 4, .reducers = 1},
+                          {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
+                          {.workers = 4, .reducers = 0, .window_chunks = 1}};
+  for (const Shape& shape : shapes) {
+    Job job(shape);
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    ASSERT_NO_FATAL_FAILURE(job.expect_works(round));  // against one and the same sum
+    job.expect_shutdown();
+  }
+}
+
+// The point of two hops: a worker sends its bytes once and receives them once, whatever the number of workers.
+TEST(Loopback, MovesEveryByteOnceEachWay) {
+  Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  const Round round{.leaf_counts = {1 << 20}};
+  job.expect_works(round);
+  for (const auto& worker : job.workers) {
+    const CommunicatorMetrics metrics = worker->metrics();
+    EXPECT_GE(metrics.sent_bytes, round.bytes());
+    EXPECT_LE(metrics.sent_bytes, round.bytes() + round.bytes() / 100);
+    EXPECT_GE(metrics.received_bytes, round.bytes());
+    EXPECT_LE(metrics.received_bytes, round.bytes() + round.bytes() / 100);
+    EXPECT_EQ(metrics.round_count, 1u);
+    EXPECT_GT(metrics.busy_us, 0u);
+  }
+  for (const auto& reducer : job.reducers) {
+    const ReducerMetrics metrics = reducer->metrics();
+    EXPECT_NEAR(static_cast<double>(metrics.received_bytes), 2.0 * static_cast<double>(round.bytes()), 1e5);
+    EXPECT_NEAR(static_cast<double>(metrics.sent_bytes), 2.0 * static_cast<double>(round.bytes()), 1e5);
+    EXPECT_EQ(metrics.round_count, 1u);
+  }
+  job.expect_shutdown();
+}
+
+// The program goes on in the callback: it may start the next round there, and may take its time.
+TEST(Loopback, LetsTheProgramGoOnInTheCallback) {
+  constexpr int kRounds = 20;
+  Job job({.workers = 2, .reducers = 1});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  std::latch finished(2);
+  std::vector<std::vector<float>> values(2, std::vector<float>(500, 1.0f));
+  std::function<void(uint32_t, int)> run = [&](uint32_t rank, int left) {
+    if (left == 0) return finished.count_down();
+    RoundRequest request;
+    request.op = 3;
+    request.spec = {Kind::kSum, DType::kF32, 0, 1, values[rank].size(), 0};
+    request.inputs.append(values[rank].data(), values[rank].size() * sizeof(float));
+    request.outputs = request.inputs;
+    request.done = [&, rank, left](const Status& status) {
+      EXPECT_TRUE(status.ok()) << status.message();
+      std::this_thread::sleep_for(milliseconds(1));
+      run(rank, left - 1);
+    };
+    job.workers[rank]->start_round(std::move(request));
+  };
+  for (uint32_t rank : {0u, 1u}) run(rank, kRounds);
+  finished.wait();
+  EXPECT_EQ(values[0], std::vector<float>(500, static_cast<float>(1 << kRounds)));
+  EXPECT_EQ(values[1], values[0]);
+  job.expect_shutdown();
+}
+
+// --- The end.
+
+TEST(End, FinishesTheRoundsThatRun) {
+  Job job({.workers = 2, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  const Round round{.leaf_counts = {200000}};
+  std::vector<Part> parts;
+  for (int i = 0; i < 3; ++i) parts.emplace_back(*job.workers[0], round, 0);
+  std::future<Status> ended = std::async(std::launch::async, [&] { return job.workers[0]->shutdown(kPatience); });
+  std::this_thread::sleep_for(milliseconds(50));
+  for (int i = 0; i < 3; ++i) parts.emplace_back(*job.workers[1], round, 1);
+  for (Part& part : parts) {
+    const Status status = part.wait();
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(part.output() == round.output(2));
+  }
+  EXPECT_TRUE(ended.get().ok());
+  EXPECT_TRUE(job.workers[1]->shutdown(kPatience).ok());
+  for (const auto& reducer : job.reducers) EXPECT_TRUE(Job::wait_end(*reducer).ok());
+}
+
+TEST(End, WaitsForALimitedTime) {
+  Job job({});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  Part part(*job.workers[0], {}, 0);
+  EXPECT_EQ(job.workers[0]->shutdown(milliseconds(100)).code(), Code::kRoundTimeout);
+  EXPECT_EQ(part.wait().code(), Code::kRoundTimeout);
+}
+
+TEST(End, RefusesRoundsFromThenOn) {
+  Job job({});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_shutdown();
+  Part part(*job.workers[0], {}, 0);
+  EXPECT_TRUE(failed_with(part.wait(), Code::kNotInitialized, {"shut down"}));
+  EXPECT_TRUE(job.workers[0]->shutdown(kPatience).ok()) << "twice does no harm";
+}
+
+// From several threads, while the communicator goes away: each round ends, one way or the other.
+TEST(End, LeavesNoRoundWithoutAnAnswer) {
+  for (bool in_order : {true, false}) {
+    Job job({});
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    std::atomic<int> open = 0;
+    std::atomic<bool> stop = false;
+    std::vector<float> values(10);
+    {
+      std::vector<std::jthread> callers;
+      for (uint64_t op : {1, 2, 3}) {
+        callers.emplace_back([&, op] {
+          while (!stop) {
+            RoundRequest request;
+            request.op = op;
+            request.spec = {Kind::kSum, DType::kF32, 0, 1, 0, 0};
+            request.done = [&](const Status&) { --open; };
+            ++open;
+            job.workers[0]->start_round(std::move(request));
+            std::this_thread::sleep_for(milliseconds(1));
+          }
+        });
+      }
+      std::this_thread::sleep_for(milliseconds(20));
+      if (in_order) {
+        static_cast<void>(job.workers[0]->shutdown(milliseconds(20)));
+      } else {
+        job.reducers.clear();
+      }
+      std::this_thread::sleep_for(milliseconds(20));
+      stop = true;
+    }
+    job.workers.clear();
+    EXPECT_EQ(open, 0);
+  }
+}
+
+TEST(End, AnswersTheRoundsOfADestroyedCommunicator) {
+  Job job({});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  std::vector<Part> parts;
+  for (uint64_t op : {1, 1, 1, 2}) parts.emplace_back(*job.workers[0], Round{.op = op}, 0);
+  job.workers[0].reset();
+  for (Part& part : parts) {
+    EXPECT_TRUE(part.is_done());
+    EXPECT_TRUE(failed_with(part.wait(), Code::kNotInitialized, {"destroyed"}));
+  }
+}
+
+// The callback may hold the last reference, as a program does that outlives the shutdown.
+TEST(End, MayComeFromACallback) {
+  Job job({.workers = 1, .reducers = 1});
+  job.add_reducers(1);
+  auto worker = std::make_shared<Communicator>(job.worker_config(0));
+  ASSERT_TRUE(worker->start().ok());
+  ASSERT_TRUE(Job::wait_ready(*worker).ok());
+  std::promise<void> destroyed;
+  std::latch released(1);
+  RoundRequest request;
+  request.spec = {Kind::kSum, DType::kF32, 0, 1, 0, 0};
+  request.done = [&, last = worker](const Status& status) mutable {
+    EXPECT_TRUE(status.ok()) << status.message();
+    released.wait();
+    last.reset();
+    destroyed.set_value();
+  };
+  worker->start_round(std::move(request));
+  worker.reset();
+  released.count_down();
+  EXPECT_EQ(destroyed.get_future().wait_for(kPatience), std::future_status::ready);
+}
+
+}  // namespace
+}  // namespace jaxhetero

@@ -1,0 +1,220 @@
+// How a job starts, or why it does not.
+#include "xla_ffi/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cc/job.h"
+
+namespace jaxhetero {
+namespace {
+
+TEST(Start, NamesTheWorkerThatIsMissing) {
+  Job job({.workers = 3, .reducers = 1, .start_timeout = milliseconds(3500)});
+  ReducerServer& reducer = job.add_reducer(job.reducer_config(0));
+  job.add_worker(0);
+  job.add_worker(1);
+  // Everybody who waits says so after 3 s.
+  std::optional<Event> event;
+  while ((event = job.workers[1]->next_event(kPatience)) && event->severity != Severity::kWarning) {
+  }
+  ASSERT_TRUE(event.has_value());
+  EXPECT_TRUE(has(event->text, "waiting for rank 2")) << event->text;
+  for (uint32_t rank : {0u, 1u}) {
+    EXPECT_TRUE(failed_with(Job::wait_ready(*job.workers[rank]), Code::kStartTimeout, {"missing rank 2", "3500 ms"}));
+  }
+  EXPECT_TRUE(failed_with(Job::wait_end(reducer), Code::kStartTimeout, {"missing rank 2"}));
+}
+
+TEST(Start, NamesHowManyReducersAreMissing) {
+  Job job({.workers = 2, .reducers = 3, .start_timeout = kShort});
+  job.add_reducer(job.reducer_config(0));
+  job.add_worker(0);
+  job.add_worker(1);
+  for (const auto& worker : job.workers) {
+    EXPECT_TRUE(failed_with(Job::wait_ready(*worker), Code::kStartTimeout, {"missing 2 of 3 reducers"}));
+  }
+  EXPECT_TRUE(failed_with(Job::wait_end(*job.reducers[0]), Code::kStartTimeout, {"missing 2 of 3 reducers"}));
+}
+
+TEST(Start, NamesTheCoordinatorThatDoesNotAnswer) {
+  Job job({.workers = 2, .reducers = 1, .start_timeout = milliseconds(300)});
+  ReducerServer& reducer = job.add_reducer(job.reducer_config(0));
+  Communicator& worker = job.add_worker(1);
+  const std::vector<std::string> words = {job.address().text(), "Connection refused", "is rank 0 running"};
+  EXPECT_TRUE(failed_with(Job::wait_ready(worker), Code::kStartTimeout, words));
+  EXPECT_TRUE(failed_with(Job::wait_end(reducer), Code::kStartTimeout, words));
+}
+
+TEST(Start, FailsWhereTheCoordinatorsAddressIsTaken) {
+  Job job({});
+  const std::unique_ptr<EventLoop> loop = std::move(*EventLoop::create());
+  const auto other = TcpListener::bind(*loop, job.address(), "somebody else");
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  Communicator worker(job.worker_config(0));
+  EXPECT_TRUE(failed_with(worker.start(), Code::kAddressInUse, {job.address().text(), "the coordinator"}));
+}
+
+TEST(Start, RefusesAddressesThatAreNone) {
+  const Job job({});
+  CommunicatorConfig worker = job.worker_config(1);
+  worker.coordinator = "nonsense";
+  EXPECT_TRUE(failed_with(Communicator(worker).start(), Code::kInvalidArgument, {"nonsense"}));
+  ReducerServerConfig reducer = job.reducer_config(0);
+  reducer.coordinator = "host.invalid:1";
+  EXPECT_TRUE(failed_with(ReducerServer(reducer).start(), Code::kInvalidArgument, {"host.invalid"}));
+}
+
+TEST(Start, RefusesAJobWithoutReducers) {
+  Job job({.workers = 1, .reducers = 0, .start_timeout = kShort});
+  Communicator worker(job.worker_config(0));
+  const Status status = worker.start();
+  EXPECT_TRUE(failed_with(status.ok() ? Job::wait_ready(worker) : status, Code::kInvalidArgument, {"no reducer"}));
+}
+
+// One who does not belong is told why, and the job starts without him.
+struct Intruder {
+  std::string name;
+  std::function<void(CommunicatorConfig&)> change;
+  Code code;
+  std::vector<std::string> words;
+};
+
+class IntruderTest : public testing::TestWithParam<Intruder> {};
+
+TEST_P(IntruderTest, IsRefusedAndTheJobStarts) {
+  Job job({.workers = 3, .reducers = 1});
+  job.add_worker(0);
+  job.add_worker(1);
+  CommunicatorConfig config = job.worker_config(2);
+  config.host_name = "intruder-host";
+  GetParam().change(config);
+  Communicator intruder(config);
+  while (true) {  // until rank 1 is registered
+    const auto event = job.workers[1]->next_event(milliseconds(200));
+    if (!event.has_value()) break;
+  }
+  ASSERT_TRUE(intruder.start().ok());
+  EXPECT_TRUE(failed_with(Job::wait_ready(intruder), GetParam().code, GetParam().words));
+  job.add_worker(2);
+  job.add_reducers(1);
+  for (const auto& worker : job.workers) ASSERT_TRUE(Job::wait_ready(*worker).ok());
+  job.expect_works();
+  job.expect_shutdown();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, IntruderTest,
+                         testing::Values(Intruder{"token",
+                                                  [](CommunicatorConfig& c) { c.token = bytes_of("other"); },
+                                                  Code::kUnauthenticated,
+                                                  {"the coordinator at 127.0.0.1:", "token"}},
+                                         Intruder{
+                                             "version",
+                                             [](CommunicatorConfig& c) { c.version = "2.0"; },
+                                             Code::kVersionMismatch,
+                                             {"rank 2 (host intruder-host) runs jaxhetero 2.0", "rank 0 runs 1.0"}},
+                                         Intruder{"rank_taken",
+                                                  [](CommunicatorConfig& c) { c.rank = 1; },
+                                                  Code::kInvalidArgument,
+                                                  {"rank 1 (host intruder-host) is taken already, by 127.0.0.1:"}},
+                                         Intruder{"rank_too_large",
+                                                  [](CommunicatorConfig& c) { c.rank = 3; },
+                                                  Code::kInvalidArgument,
+                                                  {"rank 3 (host intruder-host) is not one of 3"}},
+                                         Intruder{"worker_count",
+                                                  [](CommunicatorConfig& c) { c.job.worker_count = 4; },
+                                                  Code::kVersionMismatch,
+                                                  {"rank 2 (host intruder-host) was started for 4 workers, 1 reducers",
+                                                   "rank 0 for 3 workers"}},
+                                         Intruder{"chunk_bytes",
+                                                  [](CommunicatorConfig& c) { c.job.chunk_bytes = 2048; },
+                                                  Code::kVersionMismatch,
+                                                  {"chunk_bytes 2048", "chunk_bytes 1024"}},
+                                         Intruder{"window",
+                                                  [](CommunicatorConfig& c) { c.job.window_chunks = 8; },
+                                                  Code::kVersionMismatch,
+                                                  {"window_chunks 8", "window_chunks 3"}}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Start, TellsWhoWaitsThatSomebodyHadAnotherToken) {
+  Job job({.workers = 2, .reducers = 1, .start_timeout = kShort});
+  job.add_worker(0);
+  job.add_reducers(1);
+  CommunicatorConfig config = job.worker_config(1);
+  config.token = bytes_of("other");
+  EXPECT_TRUE(failed_with(Job::wait_ready(job.add_worker(config)), Code::kUnauthenticated, {"token"}));
+  EXPECT_TRUE(failed_with(Job::wait_ready(*job.workers[0]), Code::kStartTimeout, {"missing rank 1", "was refused"}));
+}
+
+TEST(Start, RefusesWhoComesToAJobThatRuns) {
+  Job job({});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  Communicator late(job.worker_config(1));
+  ASSERT_TRUE(late.start().ok());
+  EXPECT_TRUE(failed_with(Job::wait_ready(late), Code::kInvalidArgument, {"started already"}));
+  ReducerServer spare(job.reducer_config(0));
+  ASSERT_TRUE(spare.start().ok());
+  EXPECT_TRUE(failed_with(Job::wait_end(spare), Code::kInvalidArgument, {"started already"}));
+  job.expect_works();
+  job.expect_shutdown();
+}
+
+TEST(Start, RefusesADedicatedReducerWhereNoneIsWanted) {
+  Job job({.workers = 2, .reducers = 0});
+  job.add_worker(0);
+  ReducerServerConfig config = job.reducer_config(0);
+  config.colocated_rank = -1;
+  ReducerServer& reducer = job.add_reducer(config);
+  EXPECT_TRUE(failed_with(Job::wait_end(reducer), Code::kInvalidArgument, {"without dedicated reducers"}));
+}
+
+TEST(Start, RefusesOneReducerTooMany) {
+  Job job({.workers = 2, .reducers = 1});
+  job.add_worker(0);
+  job.add_reducers(2);
+  std::optional<Status> refusal;
+  for (int i = 0; !refusal.has_value() && i < 3000; ++i) {  // either may have come first
+    for (const auto& reducer : job.reducers) {
+      if (std::optional<Status> end = reducer->wait(milliseconds(10)); end.has_value()) refusal = end;
+    }
+  }
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_TRUE(failed_with(*refusal, Code::kInvalidArgument, {"has its 1 reducers already"}));
+}
+
+TEST(Start, MayBeGivenUp) {
+  Job job({.workers = 2, .reducers = 1});
+  Communicator& worker = job.add_worker(0);
+  EXPECT_FALSE(worker.wait_ready(milliseconds(20)).has_value());
+  EXPECT_TRUE(failed_with(worker.shutdown(kPatience), Code::kNotInitialized, {"before the start was complete"}));
+}
+
+TEST(Start, MayBeDestroyedInAnyState) {
+  Job job({.workers = 2, .reducers = 1});
+  {
+    const Communicator never_started(job.worker_config(0));
+  }
+  {
+    const ReducerServer never_started(job.reducer_config(0));
+  }
+  {
+    job.add_worker(0);
+  }
+  job.workers.clear();  // waits for the others
+  {
+    job.add_reducers(1);
+  }
+  job.reducers.clear();  // has found nobody
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.workers.clear();
+  job.reducers.clear();
+}
+
+}  // namespace
+}  // namespace jaxhetero

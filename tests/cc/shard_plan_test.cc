@@ -1,0 +1,82 @@
+#include "xla_ffi/shard_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace jaxhetero {
+namespace {
+
+constexpr uint64_t kSmallBytes = 32 * 1024;
+constexpr uint64_t kLineBytes = 64;
+
+class Cut : public testing::TestWithParam<std::tuple<uint32_t, uint64_t, uint64_t>> {};
+
+TEST_P(Cut, CoversTheBucketInEqualShares) {
+  const auto [reducer_count, count, item] = GetParam();
+  const uint64_t align = kLineBytes / item;
+  for (uint64_t op : {uint64_t{0}, uint64_t{1}, uint64_t{12345}, ~uint64_t{0}}) {
+    const std::vector<Shard> shards = ShardPlan(reducer_count).cut(op, count, item);
+    ASSERT_FALSE(shards.empty());
+    std::set<uint32_t> reducers;
+    uint64_t end = 0;
+    for (const Shard& shard : shards) {
+      EXPECT_EQ(shard.begin, end) << "a gap, an overlap or disorder";
+      EXPECT_EQ(shard.begin % align, 0u);
+      EXPECT_TRUE(shard.count > 0 || count == 0);
+      EXPECT_LT(shard.reducer, reducer_count);
+      EXPECT_TRUE(reducers.insert(shard.reducer).second) << "two shards at one reducer";
+      end = shard.begin + shard.count;
+    }
+    EXPECT_EQ(end, count);
+
+    if (count <= kSmallBytes / item) {
+      EXPECT_EQ(shards.size(), 1u);
+      continue;
+    }
+    // Ends are rounded down to a line, so a share is off by less than one at either end.
+    const uint64_t share = count / reducer_count;
+    for (const Shard& shard : shards) {
+      EXPECT_LE(shard.count, share + 2 * align);
+      EXPECT_GE(shard.count + 2 * align, share);
+    }
+    const bool one_each = shards.size() == reducer_count;
+    EXPECT_TRUE(one_each || share < 2 * align);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Cut,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 7, 64, 4096),
+                                          testing::Values(0, 1, 7, 1023, 4096, 4097, 32768, 32769, 100003, 1000000,
+                                                          20000000, uint64_t{1} << 40, (uint64_t{1} << 59) - 1,
+                                                          uint64_t{1} << 59),
+                                          testing::Values(1, 2, 4, 8)),
+                         [](const auto& info) {
+                           return std::to_string(std::get<1>(info.param)) + "_of_" +
+                                  std::to_string(std::get<2>(info.param)) + "_bytes_on_" +
+                                  std::to_string(std::get<0>(info.param));
+                         });
+
+TEST(ShardPlan, IsTheSameForTheSameQuestion) {
+  EXPECT_EQ(ShardPlan(5).cut(42, 1000000, 4), ShardPlan(5).cut(42, 1000000, 4));
+}
+
+// Small buckets and first shards go to one reducer each; over many ops, even with consecutive numbers, to all alike.
+class Spread : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(Spread, IsEvenOverOps) {
+  constexpr uint32_t kReducers = 4;
+  constexpr int kOps = 4000;
+  std::vector<int> ops(kReducers);
+  for (uint64_t op = 0; op < kOps; ++op) ++ops[ShardPlan(kReducers).cut(op, GetParam(), 4).front().reducer];
+  for (int of_reducer : ops) EXPECT_NEAR(of_reducer, kOps / kReducers, kOps / 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(SmallAndLarge, Spread, testing::Values(10, 1000000));
+
+}  // namespace
+}  // namespace jaxhetero

@@ -1,0 +1,376 @@
+#include "xla_ffi/wire.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace jaxhetero {
+namespace {
+
+constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  FrameType::kMembers, FrameType::kReady,
+                                   FrameType::kJoin,     FrameType::kDescribe, FrameType::kPush,    FrameType::kResult,
+                                   FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye};
+
+auto fields(const FrameHeader& h) {
+  return std::tie(h.type, h.last, h.payload_bytes, h.rank, h.count, h.op, h.round, h.offset, h.spec.kind, h.spec.dtype,
+                  h.spec.root, h.spec.leaf_count, h.spec.total_count, h.spec.signature);
+}
+
+FrameHeader a_push() {
+  FrameHeader header;
+  header.type = FrameType::kPush;
+  header.last = true;
+  header.payload_bytes = 0x1000;
+  header.rank = 0x0203;
+  header.count = 0x0400;
+  header.op = 0x1112131415161718;
+  header.round = 0x2122232425262728;
+  header.offset = 0x3132333435;
+  header.spec = {Kind::kSum, DType::kF32, 0, 0x51525354, 0x0142434445464748, 0x6162636465666768};
+  return header;
+}
+
+Result<FrameHeader> decode_bytes(std::vector<int> bytes) {
+  EncodedHeader encoded;
+  std::ranges::transform(bytes, encoded.begin(), [](int byte) { return static_cast<std::byte>(byte); });
+  return decode(encoded);
+}
+
+class EveryType : public testing::TestWithParam<FrameType> {};
+
+TEST_P(EveryType, ComesBackAsItWas) {
+  FrameHeader header = a_push();
+  header.type = GetParam();
+  for (bool last : {false, true}) {
+    header.last = last;
+    const Result<FrameHeader> decoded = decode(encode(header));
+    ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+    EXPECT_EQ(fields(decoded.value()), fields(header));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryType, testing::ValuesIn(kAllTypes));
+
+// Another build, another machine, another year: the same bytes. A change here needs a new kProtocolVersion.
+TEST(Header, HasTheseBytes) {
+  const std::vector<int> bytes = {
+      0x48, 0x4a,                                      // magic
+      7,    1,                                         // type, last
+      0x00, 0x10, 0x00, 0x00,                          // payload_bytes
+      0x03, 0x02, 0x00, 0x00,                          // rank
+      0x00, 0x04, 0x00, 0x00,                          // count
+      0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,  // op
+      0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,  // round
+      0x35, 0x34, 0x33, 0x32, 0x31, 0x00, 0x00, 0x00,  // offset
+      0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x01,  // total_count
+      0x68, 0x67, 0x66, 0x65, 0x64, 0x63, 0x62, 0x61,  // signature
+      0x54, 0x53, 0x52, 0x51,                          // leaf_count
+      0x00, 0x00,                                      // root
+      1,    3,                                         // kind, dtype
+  };
+  ASSERT_EQ(bytes.size(), kHeaderBytes);
+  const EncodedHeader encoded = encode(a_push());
+  for (size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(std::to_integer<int>(encoded[i]), bytes[i]) << "byte " << i;
+  const Result<FrameHeader> decoded = decode_bytes(bytes);
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(fields(decoded.value()), fields(a_push()));
+}
+
+TEST(Header, TakesEveryWorkerAsTheRoot) {
+  FrameHeader header = a_push();
+  header.spec.kind = Kind::kBroadcast;
+  header.spec.root = kMaxWorkers - 1;
+  EXPECT_EQ(decode(encode(header))->spec.root, kMaxWorkers - 1);
+}
+
+struct Spoiling {
+  std::string name;
+  std::function<void(FrameHeader&)> change;
+};
+
+class RefusedHeader : public testing::TestWithParam<Spoiling> {};
+
+TEST_P(RefusedHeader, IsAProtocolError) {
+  FrameHeader header = a_push();
+  GetParam().change(header);
+  EXPECT_EQ(decode(encode(header)).status().code(), Code::kProtocol);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedHeader,
+    testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
+                    Spoiling{"type_12", [](FrameHeader& h) { h.type = static_cast<FrameType>(12); }},
+                    Spoiling{"kind_0", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(0); }},
+                    Spoiling{"kind_3", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(3); }},
+                    Spoiling{"dtype_0", [](FrameHeader& h) { h.spec.dtype = static_cast<DType>(0); }},
+                    Spoiling{"dtype_13", [](FrameHeader& h) { h.spec.dtype = static_cast<DType>(13); }},
+                    Spoiling{"payload_too_short", [](FrameHeader& h) { --h.payload_bytes; }},
+                    Spoiling{"payload_too_long", [](FrameHeader& h) { ++h.payload_bytes; }},
+                    Spoiling{"sum_without_payload", [](FrameHeader& h) { h.payload_bytes = 0; }},
+                    Spoiling{"result_without_payload",
+                             [](FrameHeader& h) {
+                               h.type = FrameType::kResult;
+                               h.payload_bytes = 0;
+                             }},
+                    Spoiling{"count_past_the_end", [](FrameHeader& h) { h.offset = h.spec.total_count - h.count + 1; }},
+                    Spoiling{"offset_past_the_end", [](FrameHeader& h) { h.offset = h.spec.total_count + 1; }},
+                    Spoiling{"offset_that_wraps", [](FrameHeader& h) { h.offset = ~uint64_t{0}; }},
+                    Spoiling{"total_whose_bytes_overflow", [](FrameHeader& h) { h.spec.total_count = ~uint64_t{0}; }},
+                    Spoiling{"chunk_too_large",
+                             [](FrameHeader& h) {
+                               h.count = kMaxChunkBytes / 4 + 1;
+                               h.payload_bytes = kMaxChunkBytes + 4;
+                             }},
+                    Spoiling{"count_whose_bytes_overflow",
+                             [](FrameHeader& h) {
+                               h.count = 0x40000000;
+                               h.payload_bytes = 0;
+                             }},
+                    Spoiling{"control_too_large",
+                             [](FrameHeader& h) {
+                               h.type = FrameType::kDescribe;
+                               h.payload_bytes = kMaxControlBytes + 1;
+                             }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Header, WithAnotherMagicOrFlagsIsRefused) {
+  for (size_t at : {0, 1, 3}) {
+    EncodedHeader encoded = encode(a_push());
+    encoded[at] ^= std::byte{0x10};
+    EXPECT_EQ(decode(encoded).status().code(), Code::kProtocol) << at;
+  }
+}
+
+Registration a_registration() { return {Role::kReducer, -1, {4, 2, 65536, 8}, "1.2.3", "host-a", 4242, "10.0.0.1"}; }
+
+Members some_members() {
+  Members members;
+  members.job_id = 0x0102030405060708;
+  members.job = {3, 2, 65536, 8};
+  members.own_index = 1;
+  members.worker_hosts = {"a", "", "host-c"};
+  members.reducers = {{"10.0.0.1", 4000, "a", -1}, {"::1", 65535, "b", 2}};
+  return members;
+}
+
+// A control message without its type: what it is made of, and what comes back.
+struct Message {
+  std::string name;
+  Bytes bytes;
+  // Decoded and encoded again, or the reason why not.
+  std::function<Result<Bytes>(std::span<const std::byte>)> again;
+};
+
+template <auto Decode>
+Result<Bytes> again(std::span<const std::byte> bytes) {
+  const auto decoded = Decode(bytes);
+  if (!decoded.ok()) return decoded.status();
+  return encode(decoded.value());
+}
+
+std::vector<Message> messages() {
+  return {{"registration", encode(a_registration()), &again<decode_registration>},
+          {"members", encode(some_members()), &again<decode_members>},
+          {"join", encode(Join{7, 3}), &again<decode_join>},
+          {"fault", encode(Status(Code::kMismatch, "rank 1 differs")),
+           [](std::span<const std::byte> bytes) -> Result<Bytes> { return encode(decode_fault(bytes)); }}};
+}
+
+class ControlMessage : public testing::TestWithParam<Message> {};
+
+TEST_P(ControlMessage, ComesBackAsItWas) { EXPECT_EQ(*GetParam().again(GetParam().bytes), GetParam().bytes); }
+
+TEST_P(ControlMessage, IsRefusedWhenItsLengthIsWrong) {
+  const auto& [name, bytes, again] = GetParam();
+  // A text may have any length; all else is fixed to the byte.
+  const size_t longest = name == "fault" ? 0 : bytes.size() - 1;
+  for (size_t length = 0; length <= longest; ++length) {
+    const Result<Bytes> result = again(std::span(bytes).first(length));
+    EXPECT_TRUE(!result.ok() || name == "fault") << length;
+    EXPECT_TRUE(result.ok() || result.status().code() == Code::kProtocol) << length;
+  }
+  if (name == "fault") return;
+  Bytes longer = bytes;
+  longer.push_back({});
+  EXPECT_EQ(again(longer).status().code(), Code::kProtocol);
+}
+
+// Random bytes, and random damage to good ones. What is accepted must mean something: encoded again, it is accepted
+// again, and then nothing changes any more (the first time, control characters were replaced).
+TEST_P(ControlMessage, SurvivesDamage) {
+  const auto& [name, bytes, again] = GetParam();
+  std::mt19937 random(1);
+  int accepted = 0;
+  for (int i = 0; i < 100000; ++i) {
+    Bytes damaged = bytes;
+    if (i % 4 == 0) {
+      damaged.resize(random() % (2 * bytes.size()));
+      for (std::byte& byte : damaged) byte = static_cast<std::byte>(random());
+    } else {
+      for (uint32_t left = random() % 4 + 1; left > 0 && !damaged.empty(); --left) {
+        damaged[random() % damaged.size()] = static_cast<std::byte>(random());
+      }
+      if (random() % 8 == 0) damaged.resize(random() % (damaged.size() + 4));
+    }
+    const Result<Bytes> once = again(damaged);
+    if (!once.ok()) {
+      ASSERT_EQ(once.status().code(), Code::kProtocol);
+      continue;
+    }
+    ++accepted;
+    const Result<Bytes> twice = again(once.value());
+    ASSERT_TRUE(twice.ok());
+    ASSERT_EQ(twice.value(), once.value());
+  }
+  EXPECT_GT(accepted, 100) << "the damage was so great that nothing was tested";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ControlMessage, testing::ValuesIn(messages()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Header, SurvivesDamage) {
+  std::mt19937 random(1);
+  int accepted = 0;
+  for (int i = 0; i < 100000; ++i) {
+    FrameHeader header = a_push();
+    header.type = kAllTypes[random() % std::size(kAllTypes)];
+    EncodedHeader damaged = encode(header);
+    for (uint32_t left = random() % 4; left > 0; --left) {
+      damaged[random() % damaged.size()] = static_cast<std::byte>(random());
+    }
+    if (i % 4 == 0) {
+      for (std::byte& byte : std::span(damaged).subspan(2)) byte = static_cast<std::byte>(random());
+    }
+    Result<FrameHeader> decoded = decode(damaged);
+    if (!decoded.ok()) {
+      ASSERT_EQ(decoded.status().code(), Code::kProtocol);
+      continue;
+    }
+    ++accepted;
+    ASSERT_EQ(encode(decoded.value()), damaged);
+    ASSERT_LE(decoded->payload_bytes, kMaxChunkBytes);
+  }
+  EXPECT_GT(accepted, 1000);
+}
+
+TEST(Registration, KeepsEveryField) {
+  const Registration sent = a_registration();
+  const Result<Registration> got = decode_registration(encode(sent));
+  ASSERT_TRUE(got.ok());
+  const auto fields = [](const Registration& r) {
+    return std::tie(r.role, r.rank, r.job, r.version, r.host_name, r.port, r.address);
+  };
+  EXPECT_EQ(fields(got.value()), fields(sent));
+}
+
+TEST(Registration, CutsNamesThatAreTooLong) {
+  Registration registration = a_registration();
+  registration.host_name.assign(300, 'h');
+  EXPECT_EQ(decode_registration(encode(registration))->host_name, std::string(255, 'h'));
+}
+
+TEST(Members, KeepEveryField) {
+  const Members sent = some_members();
+  Result<Members> got = decode_members(encode(sent));
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->job_id, sent.job_id);
+  EXPECT_EQ(got->job, sent.job);
+  EXPECT_EQ(got->own_index, sent.own_index);
+  EXPECT_EQ(got->worker_hosts, sent.worker_hosts);
+  ASSERT_EQ(got->reducers.size(), sent.reducers.size());
+  for (size_t i = 0; i < sent.reducers.size(); ++i) {
+    EXPECT_EQ(got->reducers[i].address, sent.reducers[i].address);
+    EXPECT_EQ(got->reducers[i].port, sent.reducers[i].port);
+    EXPECT_EQ(got->reducers[i].host_name, sent.reducers[i].host_name);
+    EXPECT_EQ(got->reducers[i].colocated_rank, sent.reducers[i].colocated_rank);
+  }
+}
+
+TEST(Members, OfTheLargestJobFitInAFrame) {
+  Members members = some_members();
+  members.job.worker_count = kMaxWorkers;
+  members.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
+  members.reducers.assign(kMaxReducers, {std::string(45, '0'), 65535, std::string(64, 'h'), 0});
+  const Bytes bytes = encode(members);
+  EXPECT_LE(bytes.size(), kMaxControlBytes);
+  EXPECT_TRUE(decode_members(bytes).ok());
+}
+
+struct SpoiltJob {
+  std::string name;
+  std::function<void(Members&)> change;
+};
+
+class RefusedMembers : public testing::TestWithParam<SpoiltJob> {};
+
+TEST_P(RefusedMembers, AreAProtocolError) {
+  Members members = some_members();
+  GetParam().change(members);
+  EXPECT_EQ(decode_members(encode(members)).status().code(), Code::kProtocol);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedMembers,
+    testing::Values(SpoiltJob{"chunk_of_nothing", [](Members& m) { m.job.chunk_bytes = 0; }},
+                    SpoiltJob{"chunk_too_large", [](Members& m) { m.job.chunk_bytes = kMaxChunkBytes + 64; }},
+                    SpoiltJob{"chunk_that_cuts_elements", [](Members& m) { m.job.chunk_bytes = 100; }},
+                    SpoiltJob{"no_window", [](Members& m) { m.job.window_chunks = 0; }},
+                    SpoiltJob{"no_workers",
+                              [](Members& m) {
+                                m.job.worker_count = 0;
+                                m.worker_hosts.clear();
+                              }},
+                    SpoiltJob{"more_workers_than_the_job_has", [](Members& m) { m.worker_hosts.emplace_back("d"); }},
+                    SpoiltJob{"too_many_workers",
+                              [](Members& m) {
+                                m.job.worker_count = kMaxWorkers + 1;
+                                m.worker_hosts.resize(kMaxWorkers + 1);
+                              }},
+                    SpoiltJob{"too_many_reducers", [](Members& m) { m.reducers.resize(kMaxReducers + 1); }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Fault, KeepsEveryCode) {
+  for (uint8_t code = 1; code < kCodeCount; ++code) {
+    const Status fault = decode_fault(encode(Status(static_cast<Code>(code), "why")));
+    EXPECT_EQ(fault.code(), static_cast<Code>(code));
+    EXPECT_EQ(fault.message(), "why");
+  }
+}
+
+// A fault must never turn into "all is well".
+TEST(Fault, OfUnknownCodeIsAProtocolError) {
+  for (int code : {0, int{kCodeCount}, 255}) {
+    Bytes bytes = encode(Status(Code::kInternal, "why"));
+    bytes[0] = static_cast<std::byte>(code);
+    EXPECT_EQ(decode_fault(bytes).code(), Code::kProtocol) << code;
+  }
+}
+
+TEST(Text, IsPrintable) {
+  Bytes every;
+  for (int c = 0; c < 256; ++c) every.push_back(static_cast<std::byte>(c));
+  const std::string text = decode_text(every);
+  ASSERT_EQ(text.size(), every.size());
+  for (int c = 0; c < 256; ++c) EXPECT_EQ(text[static_cast<size_t>(c)], c >= ' ' && c <= '~' ? c : '?') << c;
+}
+
+TEST(Text, IsCutToASaneLength) {
+  const std::string endless(1 << 20, 'x');
+  EXPECT_EQ(encode(endless).size(), 8192u);
+  EXPECT_EQ(decode_text(std::as_bytes(std::span(endless))).size(), 8192u);
+  EXPECT_LE(encode(Status(Code::kInternal, endless)).size(), kMaxControlBytes);
+}
+
+TEST(Describe, SpeaksToPeople) {
+  EXPECT_EQ(describe(RoundSpec{Kind::kSum, DType::kF32, 0, 2, 1024, 0}), "sum of float32[1024] in 2 leaves");
+  EXPECT_EQ(describe(RoundSpec{Kind::kBroadcast, DType::kI8, 3, 1, 5, 0}), "broadcast of int8[5] from rank 3");
+  EXPECT_EQ(describe(JobShape{4, 2, 65536, 8}), "4 workers, 2 reducers, chunk_bytes 65536, window_chunks 8");
+}
+
+}  // namespace
+}  // namespace jaxhetero
