@@ -442,10 +442,12 @@ def test_a_second_interrupt_kills(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_so(start: Start, tmp_path: Path) -> None:
-    def ignore_hangup() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    process = start("--workers", "1", "--", "sh", "-c", _FAMILY + "sleep 0.7", preexec_fn=ignore_hangup)
+    # Inherited rather than set in the child, which would take a fork of this process and its threads.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start("--workers", "1", "--", "sh", "-c", _FAMILY + "sleep 0.7")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     _read_pids(tmp_path, 2)
     process.send_signal(signal.SIGHUP)
     assert process.wait(_TIMEOUT_S) == 0

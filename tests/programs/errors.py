@@ -45,7 +45,7 @@ def main() -> None:
     if afflicted:
         if MISTAKE == "silent":
             print("silent", flush=True)
-            threading.Event().wait(60)
+            threading.Event().wait(15)
         if MISTAKE == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if MISTAKE == "leaves":
