@@ -1,0 +1,1 @@
+"""Benchmarks. Run them from the repository's root: ``python -m bench.allreduce --help``."""

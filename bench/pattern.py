@@ -1,0 +1,60 @@
+"""What the workers put in, and so what must come out.
+
+Worker r contributes ``base + r`` with a pseudo-random whole number ``base`` for each element. The sum stays within what
+the dtype can hold exactly, so whatever order an engine adds in, it must give exactly this. An element in the wrong
+place, one left out and one added twice all give another sum.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from bench.errors import BenchError
+
+# Whole numbers up to here are exact.
+_EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int32": 1 << 31}
+DTYPES = tuple(_EXACT)
+_MOST_BASES = 4096
+
+
+def contribution(count: int, dtype: str, rank: int, worker_count: int, seed: int) -> np.ndarray:
+    return (_base(count, dtype, worker_count, seed) + np.uint32(rank)).astype(_dtype(dtype))
+
+
+def expected_sum(count: int, dtype: str, worker_count: int, seed: int) -> np.ndarray:
+    ranks = worker_count * (worker_count - 1) // 2
+    total = _base(count, dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
+    return total.astype(_dtype(dtype))
+
+
+def wrong_count(result: np.ndarray, expected: np.ndarray) -> int:
+    """How many elements differ in any bit."""
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return expected.size
+    bits = np.dtype(f"u{expected.dtype.itemsize}")
+    return int(np.count_nonzero(result.view(bits) != expected.view(bits)))
+
+
+def itemsize(dtype: str) -> int:
+    return _dtype(dtype).itemsize
+
+
+def count_bases(dtype: str, worker_count: int) -> int:
+    """How many values a base can take."""
+    ranks = worker_count * (worker_count - 1) // 2
+    base_count = min(_MOST_BASES, (_EXACT[dtype] - ranks) // worker_count)
+    if base_count < 2:
+        raise BenchError(f"{dtype} cannot hold the sum of {worker_count} workers exactly: take a wider dtype")
+    return base_count
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(jnp.dtype(name))
+
+
+def _base(count: int, dtype: str, worker_count: int, seed: int) -> np.ndarray:
+    base_count = count_bases(dtype, worker_count)
+    # Fibonacci hashing: neighbours get far apart.
+    mixed = (np.arange(count, dtype=np.uint32) + np.uint32(seed * 7919 % 2**32)) * np.uint32(2654435769)
+    return (mixed >> np.uint32(12)) % np.uint32(base_count)

@@ -1,0 +1,169 @@
+"""The figures of a run as rows, as a table in the manner of nccl-tests, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+
+from bench.measure import Sample
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the figures are compared to."""
+
+    worker_count: int
+    reducer_count: int
+    rate_bytes_per_s: float | None
+    """Of one interface, as asked for; None without a limit."""
+    goodput_bytes_per_s: float
+    """Of one TCP connection in one direction, measured before the run: B."""
+    best_factor: float
+    """The best possible time in units of S/B."""
+
+    def limit_s(self, size_bytes: int) -> float:
+        return self.best_factor * size_bytes / self.goodput_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one engine at one size."""
+
+    engine: str
+    bytes: int
+    count: int
+    dtype: str
+    median_s: float
+    p99_s: float
+    algbw_bytes_per_s: float
+    of_rate: float | None
+    """algbw over the interface's rate."""
+    sent_over_size: float | None
+    """Bytes that the busiest worker's interface sent for each byte of payload."""
+    received_over_size: float | None
+    worker_cpu_s_per_gb: float
+    """CPU seconds of one worker, on average, for each GB that it all-reduced."""
+    reducer_cpu_s_per_gb: float | None
+    """CPU seconds of one dedicated reducer, on average, for each GB that the job all-reduced."""
+    over_limit: float
+    """median over the best possible time."""
+    times_faster_than: dict[str, float]
+    wrong_count: int
+    times_s: list[float]
+
+
+def make_rows(samples: list[Sample], conditions: Conditions) -> list[Row]:
+    return [_make_row(sample, samples, conditions) for sample in samples]
+
+
+def _make_row(sample: Sample, samples: list[Sample], conditions: Conditions) -> Row:
+    payload, rate = sample.payload, conditions.rate_bytes_per_s
+    middle_s = median(sample.times_s)
+    algbw = payload.bytes / middle_s
+    moved_bytes = payload.bytes * sample.operation_count
+    peers = [peer for peer in samples if peer.payload == payload and peer is not sample]
+    reducers = conditions.reducer_count if sample.reducer_cpu_s else 0
+    return Row(
+        engine=sample.label,
+        bytes=payload.bytes,
+        count=payload.count,
+        dtype=payload.dtype,
+        median_s=middle_s,
+        p99_s=percentile(sample.times_s, 0.99),
+        algbw_bytes_per_s=algbw,
+        of_rate=algbw / rate if rate else None,
+        sent_over_size=max(sample.sent_bytes) / moved_bytes if sample.sent_bytes else None,
+        received_over_size=max(sample.received_bytes) / moved_bytes if sample.received_bytes else None,
+        worker_cpu_s_per_gb=sample.worker_cpu_s / conditions.worker_count / moved_bytes * 1e9,
+        reducer_cpu_s_per_gb=sample.reducer_cpu_s / reducers / moved_bytes * 1e9 if reducers else None,
+        over_limit=middle_s / conditions.limit_s(payload.bytes),
+        times_faster_than={peer.label: median(peer.times_s) / middle_s for peer in peers},
+        wrong_count=sample.wrong_count,
+        times_s=sample.times_s,
+    )
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def format_table(rows: list[Row]) -> str:
+    engines = list(dict.fromkeys(row.engine for row in rows))
+    header = ["bytes", "count", "dtype", "engine", "median_ms", "p99_ms", "algbw_MB/s", "of_rate", "sent/S", "recv/S"]
+    header += ["worker_s/GB", "reducer_s/GB", "/limit", *(f"x_{engine}" for engine in engines), "wrong"]
+    lines = [header, *(_format_row(row, engines) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+
+
+def _format_row(row: Row, engines: list[str]) -> list[str]:
+    return [
+        str(row.bytes),
+        str(row.count),
+        row.dtype,
+        row.engine,
+        f"{row.median_s * 1e3:.3f}",
+        f"{row.p99_s * 1e3:.3f}",
+        f"{row.algbw_bytes_per_s / 1e6:.3f}",
+        _number(row.of_rate),
+        _number(row.sent_over_size),
+        _number(row.received_over_size),
+        _number(row.worker_cpu_s_per_gb),
+        _number(row.reducer_cpu_s_per_gb),
+        _number(row.over_limit),
+        *(_number(row.times_faster_than.get(engine)) for engine in engines),
+        str(row.wrong_count),
+    ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value < 100 else f"{value:.0f}"
+
+
+def write_json(path: Path, rows: list[Row], conditions: Conditions, options: dict[str, Any], lab: str) -> None:
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark": "allreduce",
+        "machine": describe_machine(),
+        "lab": lab,
+        "options": options,
+        "conditions": dataclasses.asdict(conditions),
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def describe_machine() -> dict[str, Any]:
+    """What of this machine the figures may depend on; nothing that tells whose it is."""
+    return {
+        "cpu": _first_value(Path("/proc/cpuinfo"), "model name"),
+        "core_count": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "tcp_congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def _first_value(path: Path, key: str) -> str:
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return platform.machine()

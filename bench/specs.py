@@ -1,0 +1,84 @@
+"""What can be measured: names on the command line, and what each needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BenchError
+
+KINDS = {
+    "jaxhetero": "jaxhetero.psum",
+    "gloo": "jax.lax.psum over JAX's CPU collectives (gloo)",
+    "mpi": "MPICH's Allreduce through mpi4py, in jax.pure_callback",
+}
+# MPI has no 16-bit floats.
+_MPI_DTYPES = ("float32", "int32")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """``jaxhetero``, ``gloo`` or ``mpi``. ``jaxhetero:32768x4`` is ours with that chunk_bytes and window_chunks."""
+
+    label: str
+    kind: str
+    chunk_bytes: int | None = None
+    window_chunks: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> EngineSpec:
+        kind, _, setting = text.partition(":")
+        if kind not in KINDS:
+            raise BenchError(f"engine is {text!r}; there are: {', '.join(KINDS)}, and jaxhetero:CHUNK_BYTESxWINDOW")
+        if not setting:
+            return cls(text, kind)
+        match = re.fullmatch(r"(\d+)x(\d+)", setting)
+        if kind != "jaxhetero" or match is None:
+            raise BenchError(f"engine is {text!r}; only jaxhetero takes a setting, as in jaxhetero:32768x4")
+        return cls(text, kind, int(match[1]), int(match[2]))
+
+
+def parse_engines(text: str, dtype: str) -> list[EngineSpec]:
+    specs = [EngineSpec.parse(word.strip()) for word in text.split(",")]
+    if len({spec.label for spec in specs}) < len(specs):
+        raise BenchError(f"--engine {text} names an engine twice")
+    for spec in specs:
+        if (reason := missing(spec.kind)) is not None:
+            raise BenchError(f"engine {spec.kind} cannot run here: {reason}")
+        if spec.kind == "mpi" and dtype not in _MPI_DTYPES:
+            raise BenchError(f"engine mpi cannot sum {dtype}, only {' and '.join(_MPI_DTYPES)}")
+    return specs
+
+
+def missing(kind: str) -> str | None:
+    """Why an engine cannot run here; None when it can."""
+    if kind != "mpi":
+        return None
+    if importlib.util.find_spec("mpi4py") is None:
+        return "there is no mpi4py: pip install 'jaxhetero[bench]'"
+    return None if mpiexec().is_file() else f"there is no {mpiexec()}: pip install mpich"
+
+
+def mpiexec() -> Path:
+    return Path(sys.prefix) / "bin" / "mpiexec"
+
+
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``4``, ``64KiB`` or ``16MB``."""
+    match = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS or int(match[1]) < 1:
+        raise BenchError(f"size is {text!r}; it must be a number of bytes, or of KiB, MiB, GiB, KB, MB or GB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def format_size(size_bytes: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}"
+    return f"{size_bytes} B"

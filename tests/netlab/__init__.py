@@ -1,0 +1,20 @@
+"""Many hosts on one machine: a network namespace and a network interface of a given rate for each.
+
+    with Lab({"w0": "200mbit", "w1": "200mbit", "r0": None}) as lab:
+        server = lab["r0"].start(["python", "server.py", lab["r0"].address])
+        lab["w0"].run(["python", "client.py", "r0"])
+        lab["w1"].cut()
+
+Needs root and iproute2. Without them the same processes run on loopback, each host on an address of its own, and
+whatever needs a network interface raises ``LabError``. With ``CI=true`` a missing lab is an error at once.
+"""
+
+from tests.netlab._namespaces import missing
+from tests.netlab.counters import Counters
+from tests.netlab.errors import LabError
+from tests.netlab.goodput import measure_goodput
+from tests.netlab.host import Host
+from tests.netlab.lab import Lab
+from tests.netlab.rate import Rate
+
+__all__ = ["Counters", "Host", "Lab", "LabError", "Rate", "measure_goodput", "missing"]

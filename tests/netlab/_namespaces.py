@@ -1,0 +1,157 @@
+"""The hosts of a lab in network namespaces.
+
+One more namespace holds the bridge and the other end of each host's veth pair, so nothing of a lab lies in the
+machine's own network, and any number of labs use the same addresses at the same time. A token bucket on either end of
+the pair limits both directions.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.netlab._cleanup import ETC_NETNS, namespace_of
+from tests.netlab.counters import Counters
+from tests.netlab.errors import LabError
+from tests.netlab.rate import Rate
+
+_SUBNET = ipaddress.IPv4Network("10.77.0.0/16")
+_BRIDGE = "switch"
+_NIC = "eth0"
+_BURST_BYTES = 65_536
+# The bucket must hold what the rate lets through between two looks of the kernel.
+_BURST_S = 0.001
+_QUEUE_MS = 50
+_FIRST_PORT = 20_000
+# As bridge ports count: disabled drops every frame in silence, where a link that is down would tell its host.
+_DISABLED, _FORWARDING = 0, 3
+
+# The three programs become each other, so the process that is started is the command's own.
+_ENTER = 'printf %s "$0" >/proc/sys/kernel/hostname && exec "$@"'
+_PROBE = (
+    "ip link add name v0 type veth peer name v1 && ip link add name s0 type bridge && ip link set dev v1 master s0 && "
+    "tc qdisc add dev v0 root tbf rate 1mbit burst 64kb latency 50ms"
+)
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there can be no namespaces here; None when there can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    for program in ("ip", "tc", "bridge", "unshare"):
+        if shutil.which(program) is None:
+            return f"there is no `{program}`: install {'util-linux' if program == 'unshare' else 'iproute2'}"
+    # In a namespace without a name, so that nothing is left of it.
+    probe = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", _PROBE], capture_output=True, text=True)
+    return None if probe.returncode == 0 else f"the kernel refuses: {probe.stderr.strip()}"
+
+
+class Namespaces:
+    isolated = True
+
+    def __init__(self, lab: str, rates: Mapping[str, Rate | None]) -> None:
+        self._lab = lab
+        self._addresses = dict(zip(rates, map(str, itertools.islice(_SUBNET.hosts(), 1, None)), strict=False))
+        self._ports = itertools.count(_FIRST_PORT)
+        shown = " ".join(f"{host}={rate or 'unlimited'}" for host, rate in rates.items())
+        self.description = f"{len(rates)} hosts in network namespaces: {shown}"
+        self._make_switch()
+        for host, rate in rates.items():
+            self._make_host(host)
+            if rate is not None:
+                self.set_rate(host, rate)
+
+    def _make_switch(self) -> None:
+        _call("ip", "netns", "add", self._lab)
+        bridge = [
+            f"link add name {_BRIDGE} type bridge mcast_snooping 0",
+            f"link set dev {_BRIDGE} addrgenmode none up",
+        ]
+        _batch("ip", self._lab, bridge)
+
+    def _make_host(self, host: str) -> None:
+        namespace = namespace_of(self._lab, host)
+        _call("ip", "netns", "add", namespace)
+        # No IPv6 address, so that an idle interface stays silent.
+        port = [
+            f"link add name {host} type veth peer name {_NIC} netns {namespace}",
+            f"link set dev {host} addrgenmode none master {_BRIDGE} up",
+        ]
+        nic = [
+            "link set lo up",
+            f"link set dev {_NIC} addrgenmode none",
+            f"addr add {self.address(host)}/{_SUBNET.prefixlen} dev {_NIC}",
+            f"link set dev {_NIC} up",
+        ]
+        _batch("ip", self._lab, port)
+        _batch("ip", namespace, nic)
+        self._write_hosts_file(namespace)
+
+    def _write_hosts_file(self, namespace: str) -> None:
+        """Names for addresses. `ip netns exec` puts this in the place of /etc/hosts."""
+        folder = ETC_NETNS / namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in self._addresses.items())]
+        (folder / "hosts").write_text("\n".join(lines) + "\n")
+
+    def address(self, host: str) -> str:
+        return self._addresses[host]
+
+    def free_port(self, host: str) -> int:
+        return next(self._ports)
+
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        enter = ["ip", "netns", "exec", namespace_of(self._lab, host), "unshare", "--uts", "sh", "-c", _ENTER]
+        return [*enter, host, *command]
+
+    def cut(self, host: str) -> None:
+        self._set_port(host, _DISABLED)
+
+    def connect(self, host: str) -> None:
+        self._set_port(host, _FORWARDING)
+
+    def _set_port(self, host: str, state: int) -> None:
+        _call("bridge", "-n", self._lab, "link", "set", "dev", host, "state", str(state))
+
+    def set_rate(self, host: str, rate: Rate | None) -> None:
+        for namespace, device in ((self._lab, host), (namespace_of(self._lab, host), _NIC)):
+            # Deleting what is not there is an error, hence first a qdisc that is.
+            lines = [f"qdisc replace dev {device} root {_bucket(rate)}"]
+            if rate is None:
+                lines.append(f"qdisc delete dev {device} root")
+            _batch("tc", namespace, lines)
+
+    def counters(self) -> dict[str, Counters]:
+        """All at one moment, seen from the bridge: what a host sends, its port receives."""
+        links = json.loads(_call("ip", "-n", self._lab, "-s", "-j", "link", "show", "type", "veth"))
+        return {link["ifname"]: _read_counters(link["stats64"]) for link in links}
+
+
+def _bucket(rate: Rate | None) -> str:
+    if rate is None:
+        return "pfifo_fast"
+    burst_bytes = max(_BURST_BYTES, round(rate.bytes_per_s * _BURST_S))
+    return f"tbf rate {rate.bits_per_s}bit burst {burst_bytes}b latency {_QUEUE_MS}ms"
+
+
+def _read_counters(port: dict[str, dict[str, int]]) -> Counters:
+    sent, received = port["rx"], port["tx"]
+    return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
+
+
+def _batch(program: str, namespace: str, lines: Iterable[str]) -> None:
+    _call(program, "-n", namespace, "-batch", "-", given="".join(f"{line}\n" for line in lines))
+
+
+def _call(*command: str, given: str = "") -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise LabError(f"`{' '.join(command)}` failed: {done.stderr.strip()}\n{given}".rstrip())
+    return done.stdout

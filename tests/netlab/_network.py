@@ -1,0 +1,24 @@
+"""What a lab asks of the network below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tests.netlab.counters import Counters
+from tests.netlab.rate import Rate
+
+
+class Network(Protocol):
+    """Two implementations: namespaces, and loopback, which has no interface to cut, slow or count."""
+
+    description: str
+    isolated: bool
+
+    def address(self, host: str) -> str: ...
+    def free_port(self, host: str) -> int: ...
+    def command(self, host: str, command: Sequence[str]) -> list[str]: ...
+    def cut(self, host: str) -> None: ...
+    def connect(self, host: str) -> None: ...
+    def set_rate(self, host: str, rate: Rate | None) -> None: ...
+    def counters(self) -> dict[str, Counters]: ...

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.netlab import _cleanup
+from tests.netlab._network import Network
+from tests.netlab.counters import Counters
+from tests.netlab.errors import LabError
+from tests.netlab.rate import Rate
+
+_Stream = int | IO[bytes] | IO[str] | None
+
+
+class Host:
+    """One machine of a lab. Its host name, as processes on it see it, is ``name``."""
+
+    def __init__(self, lab: str, name: str, rate: Rate | None, network: Network) -> None:
+        self.name = name
+        self.rate = rate
+        self.address = network.address(name)
+        self._lab = lab
+        self._network = network
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: _Stream = subprocess.DEVNULL,
+        stdout: _Stream = None,
+        stderr: _Stream = None,
+    ) -> subprocess.Popen[str]:
+        """Start a process; it ends with the lab at the latest. ``env`` is added to this process's own environment."""
+        popen = subprocess.Popen(
+            self.command(command),
+            env={**os.environ, **(env or {}), _cleanup.MARK: f"{self._lab}/{self.name}"},
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            # Ctrl-C is for the owner, who ends the lab.
+            start_new_session=True,
+        )
+        self._processes.append(popen)
+        return popen
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a process to its end and return what it printed; ``check`` makes a failure a ``LabError``."""
+        popen = self.start(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        shown = f"{self.name}: `{' '.join(map(str, command))}`"
+        with popen:
+            try:
+                output, errors = popen.communicate(timeout=timeout_s)
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(popen.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise LabError(f"{shown} still runs after {timeout_s:g} s") from None
+                raise
+        if check and popen.returncode != 0:
+            raise LabError(f"{shown} ended with {popen.returncode}: {errors.strip()[-2000:]}")
+        return subprocess.CompletedProcess(popen.args, popen.returncode, output, errors)
+
+    def command(self, command: Sequence[str | Path]) -> list[str]:
+        """What runs ``command`` on this host, for programs that start others themselves."""
+        return self._network.command(self.name, [str(word) for word in command])
+
+    def stop(self) -> None:
+        """Kill every process on the host, as a power failure would."""
+        _cleanup.kill(self._lab, self.name)
+        self._reap()
+
+    def _reap(self) -> None:
+        for popen in self._processes:
+            popen.wait()
+        self._processes.clear()
+
+    def cut(self) -> None:
+        """Pull the cable: whatever is sent to or from the host is lost, and nobody is told."""
+        self._network.cut(self.name)
+
+    def slow(self, rate: str) -> None:
+        self._network.set_rate(self.name, Rate.parse(rate))
+
+    def restore(self) -> None:
+        """Undo ``cut`` and ``slow``."""
+        self._network.connect(self.name)
+        self._network.set_rate(self.name, self.rate)
+
+    def counters(self) -> Counters:
+        return self._network.counters()[self.name]
+
+    def free_port(self) -> int:
+        """A port on which nothing listens."""
+        return self._network.free_port(self.name)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.netlab import _cleanup
+from tests.netlab._loopback import Loopback
+from tests.netlab._namespaces import Namespaces, missing
+from tests.netlab._network import Network
+from tests.netlab.counters import Counters
+from tests.netlab.errors import LabError
+from tests.netlab.host import Host
+from tests.netlab.rate import Rate
+
+_serials = itertools.count()
+# Also the name of an interface, which has at most 15 letters.
+_HOST_NAME = r"[a-z][a-z0-9-]{0,13}"
+_RESERVED = {"lo", "switch", "localhost"}
+
+
+class Lab:
+    """Named hosts with a rate each, ``None`` for no limit. A context manager: the hosts exist inside ``with``.
+
+    ``loopback=True`` asks for hosts on loopback, which is otherwise what happens where namespaces cannot be made.
+    """
+
+    def __init__(self, rates: Mapping[str, str | None], *, loopback: bool = False) -> None:
+        for name in rates:
+            if not re.fullmatch(_HOST_NAME, name) or name in _RESERVED:
+                raise LabError(f"host name is {name!r}; it must be short, lower case, and not {' or '.join(_RESERVED)}")
+        self.name = _cleanup.name_of(os.getpid(), next(_serials))
+        self._rates = {name: None if rate is None else Rate.parse(rate) for name, rate in rates.items()}
+        self._why_loopback = "as asked" if loopback else _why_loopback()
+        self._hosts: dict[str, Host] = {}
+        self._network: Network | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        _cleanup.remove_stale()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(_cleanup.__file__)), self.name],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._network = self._make_network()
+        except BaseException:
+            self.close()
+            raise
+        for name, rate in self._rates.items():
+            self._hosts[name] = Host(self.name, name, rate, self._network)
+        return self
+
+    def _make_network(self) -> Network:
+        if self._why_loopback is not None:
+            network: Network = Loopback(list(self._rates), self._why_loopback)
+            print(f"netlab: {network.description}", file=sys.stderr)
+            return network
+        return Namespaces(self.name, self._rates)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the processes and remove the hosts. The guard does it, as it would if this process had been killed."""
+        if self._guard is None:
+            return
+        guard, self._guard = self._guard, None
+        with guard:
+            assert guard.stdin is not None
+            guard.stdin.close()
+        for host in self._hosts.values():
+            host._reap()
+        if guard.returncode != 0:
+            raise LabError(f"{self.name} could not be removed: its guard ended with {guard.returncode}")
+
+    def __getitem__(self, name: str) -> Host:
+        if name not in self._hosts:
+            raise LabError(f"there is no host {name!r}; there are: {' '.join(self._hosts) or 'none yet'}")
+        return self._hosts[name]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts.values())
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    @property
+    def isolated(self) -> bool:
+        """True when every host has a network interface of its own, with its rate."""
+        return self._entered.isolated
+
+    @property
+    def description(self) -> str:
+        return self._entered.description
+
+    def counters(self) -> dict[str, Counters]:
+        """What every host has sent and received, by name, read at one moment."""
+        return self._entered.counters()
+
+    @property
+    def _entered(self) -> Network:
+        if self._network is None:
+            raise LabError("the lab has no hosts yet: use it as `with Lab(...) as lab:`")
+        return self._network
+
+
+def _why_loopback() -> str | None:
+    reason = missing()
+    if reason is not None and os.environ.get("CI", "").lower() in ("1", "true"):
+        raise LabError(f"CI needs hosts in network namespaces, and there can be none: {reason}")
+    return reason
