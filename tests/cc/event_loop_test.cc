@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/cc/loop_thread.h"
+#include "tests/cc/printing.h"
 
 namespace jaxhetero {
 namespace {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +25,7 @@ namespace {
 // A worker without a Communicator: it takes part in the start, and then does what a test wants.
 class FakeWorker final : public ConnectionOwner {
  public:
-  FakeWorker(const Job& job, uint32_t rank) : config_(job.worker_config(rank)) {
+  FakeWorker(const Job& job, uint32_t rank, bool joins = true) : config_(job.worker_config(rank)), joins_(joins) {
     Registration registration;
     registration.role = Role::kWorker;
     registration.rank = static_cast<int32_t>(rank);
@@ -45,15 +46,22 @@ class FakeWorker final : public ConnectionOwner {
   void send(OutFrame frame, size_t reducer = 0) {
     thread_.call([&] { connections_.at(reducer)->send(std::move(frame)); });
   }
+  // For one who did not join by himself: now.
+  void join_all() {
+    thread_.call([&] {
+      for (const auto& connection : connections_) send_join(*connection);
+    });
+  }
   // As when the process is killed.
   void vanish() {
     thread_.call([&] {
       for (const auto& connection : connections_) connection->close();
     });
   }
-  Status wait_closed() {
-    std::future<Status> closed = closed_.get_future();
-    if (closed.wait_for(kPatience) == std::future_status::ready) return closed.get();
+  // The first fault that a reducer told it, or how a connection ended without one.
+  Status wait_end() {
+    std::future<Status> end = end_.get_future();
+    if (end.wait_for(kPatience) == std::future_status::ready) return end.get();
     return {};
   }
 
@@ -66,30 +74,39 @@ class FakeWorker final : public ConnectionOwner {
     }
   }
   void on_open(Connection& connection) override {
-    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank})));
+    if (joins_) send_join(connection);
     if (++open_count_ == connections_.size()) ready_.set_value();
   }
   Status on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) override {
-    waste_.resize(header.payload_bytes);
-    into = as_pieces(waste_);
+    payload_.resize(header.payload_bytes);
+    into = as_pieces(payload_);
     return {};
   }
-  Status on_frame(Connection&, const FrameHeader&) override { return {}; }
-  void on_close(Connection&, const Status& why) override {
-    if (!std::exchange(has_closed_, true)) closed_.set_value(why);
+  Status on_frame(Connection&, const FrameHeader& header) override {
+    if (header.type == FrameType::kFault) note_end(decode_fault(payload_));
+    return {};
+  }
+  void on_close(Connection&, const Status& why) override { note_end(why); }
+
+  void send_join(Connection& connection) {
+    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank})));
+  }
+  void note_end(const Status& why) {
+    if (!std::exchange(has_ended_, true)) end_.set_value(why);
   }
 
   const CommunicatorConfig config_;
+  const bool joins_;
   LoopThread thread_;
   TcpContext context_{thread_.loop(), config_.token};
   EventLog log_;
   std::unique_ptr<Enrolment> enrolment_;
   uint64_t job_id_ = 0;
   size_t open_count_ = 0;
-  bool has_closed_ = false;
-  Bytes waste_;
+  bool has_ended_ = false;
+  Bytes payload_;
   std::promise<void> ready_;
-  std::promise<Status> closed_;
+  std::promise<Status> end_;
   std::vector<std::shared_ptr<TcpConnection>> connections_;
 };
 
@@ -107,12 +124,12 @@ FrameHeader push_header(const Round& round, uint32_t rank) {
 // Rank 1 of 3 is a fake one.
 class FakeWorkerTest : public testing::Test {
  protected:
-  void start(const Shape& shape = {.workers = 3, .reducers = 2}) {
+  void start(const Shape& shape = {.workers = 3, .reducers = 2}, bool fake_joins = true) {
     job_ = std::make_unique<Job>(shape);
     job_->add_reducers(shape.reducers);
     job_->add_worker(0);
     job_->add_worker(2);
-    fake_ = std::make_unique<FakeWorker>(*job_, 1);
+    fake_ = std::make_unique<FakeWorker>(*job_, 1, fake_joins);
     for (uint32_t rank : {0u, 2u}) {
       const Status ready = Job::wait_ready(*job_->workers[rank]);
       ASSERT_TRUE(ready.ok()) << ready.message();
@@ -168,6 +185,16 @@ TEST_F(FakeWorkerTest, IsNamedToAllWhenItIsLate) {
   EXPECT_TRUE(has(event->text, "waiting for rank 1 (host host-1)")) << event->text;
 }
 
+// The job may fail while somebody is still on his way in. He shall hear why, and not be left with a closed connection.
+TEST_F(FakeWorkerTest, IsToldWhatFailedBeforeItJoined) {
+  ASSERT_NO_FATAL_FAILURE(start({.workers = 3, .reducers = 2}, /*fake_joins=*/false));
+  begin({});
+  job_->workers[2].reset();
+  EXPECT_TRUE(failed_with(parts_[0].wait(), Code::kWorkerLost, {"rank 2 (host host-2)"}));
+  fake_->join_all();
+  EXPECT_TRUE(failed_with(fake_->wait_end(), Code::kWorkerLost, {"rank 2 (host host-2)"}));
+}
+
 // What a worker does against the protocol ends it, and its peers learn that it was the one.
 struct Misdeed {
   std::string name;
@@ -183,7 +210,7 @@ TEST_P(MisdeedTest, IsBlamedOnWhoDidIt) {
   begin(round);
   for (size_t reducer : {0, 1}) fake_->send(GetParam().frame(round), reducer);
   expect_failure(Code::kWorkerLost, {"rank 1 (host host-1) was lost: ", GetParam().word});
-  EXPECT_FALSE(fake_->wait_closed().ok());
+  EXPECT_FALSE(fake_->wait_end().ok());
 }
 
 const auto kSomeBytes = std::make_shared<const Bytes>(100000);
@@ -366,6 +393,25 @@ TEST(FakeReducerTest, CannotMakeAFailureLookLikeSuccess) {
   EXPECT_TRUE(failed_with(part.wait(), Code::kProtocol, {"malformed fault"}));
 }
 
+TEST(FakeReducerTest, IsNamedWithTheRoundsThatItLeaves) {
+  Job job({.workers = 1, .reducers = 1});
+  FakeReducer reducer(job);
+  Communicator& worker = job.add_worker(0);
+  ASSERT_TRUE(Job::wait_ready(worker).ok());
+  std::latch pushed(2);
+  reducer.on_push_ = [&](Connection& connection, const FrameHeader&) {
+    pushed.count_down();
+    if (pushed.try_wait()) connection.close();
+  };
+  Part first(worker, {.op = 1, .leaf_counts = {10}}, 0);
+  Part second(worker, {.op = 2, .leaf_counts = {10}}, 0);
+  const Status status = first.wait();
+  EXPECT_TRUE(failed_with(status, Code::kReducerLost,
+                          {"reducer 0 (host reducer-host-0", "it closed the connection", "running: test op 1 round 0",
+                           "running: test op 2 round 0"}));
+  EXPECT_EQ(second.wait().message(), status.message());
+}
+
 TEST(FakeReducerTest, IsNamedWhenItSaysNothing) {
   Job job({.workers = 1, .reducers = 1, .start_timeout = kShort, .timeout = kShort});
   FakeReducer reducer(job);
@@ -432,8 +478,7 @@ TEST(Failure, OfAReducerIsToldToAll) {
     EXPECT_TRUE(Job::wait_end(*job.reducers[1]).ok());
     if (destroyed) job.reducers[1].reset();
     for (Part& part : parts) {
-      EXPECT_TRUE(failed_with(part.wait(), Code::kReducerLost,
-                              {"was lost", "running: test op 1 round 1", "last completed: test op 1 round 0"}));
+      EXPECT_TRUE(failed_with(part.wait(), Code::kReducerLost, {"was lost", "last completed: test op 1 round 0"}));
     }
     for (const auto& worker : job.workers) EXPECT_EQ(worker->shutdown(kPatience).code(), Code::kReducerLost);
     EXPECT_EQ(Job::wait_end(*job.reducers[0]).code(), Code::kReducerLost);

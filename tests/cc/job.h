@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cc/printing.h"
 #include "xla_ffi/communicator.h"
 #include "xla_ffi/reduce.h"
 #include "xla_ffi/reducer_server.h"

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cc/printing.h"
 #include "xla_ffi/reduce.h"
 #include "xla_ffi/wire.h"
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "tests/cc/loop_thread.h"
+#include "tests/cc/printing.h"
 #include "xla_ffi/auth.h"
 #include "xla_ffi/tcp_transport.h"
 

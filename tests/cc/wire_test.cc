@@ -9,6 +9,8 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/cc/printing.h"
+
 namespace jaxhetero {
 namespace {
 
