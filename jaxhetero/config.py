@@ -38,10 +38,11 @@ class Config:
     """How long ``initialize`` waits for everybody."""
     timeout_ms: int = 30_000
     """How long a round may go without any progress before it fails."""
-    chunk_bytes: int = 65_536
-    """The unit of pipelining, the same on every worker of a job."""
-    window_chunks: int = 8
-    """How many chunks of a shard may be on their way before the first result is back."""
+    chunk_bytes: int = 0
+    """The unit of pipelining, the same on every worker of a job; with 0, by the size of the bucket."""
+    window_chunks: int = 0
+    """How many chunks may be on their way to one reducer before the first result is back; with 0, as many as the path's
+    goodput and round trip need."""
 
     def __post_init__(self) -> None:
         if self.worker_count < 1:
@@ -62,9 +63,13 @@ class Config:
             )
         if self.coordinator:
             parse_address("coordinator", self.coordinator)
-        _check_positive(self, "start_timeout_ms", "timeout_ms", "window_chunks")
-        if not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64:
-            raise ConfigError(f"chunk_bytes is {self.chunk_bytes}; it must be a multiple of 64 from 1024 to 16777216")
+        _check_positive(self, "start_timeout_ms", "timeout_ms")
+        if self.window_chunks < 0:
+            raise ConfigError(f"window_chunks is {self.window_chunks}; it must be 0 or more")
+        if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):
+            raise ConfigError(
+                f"chunk_bytes is {self.chunk_bytes}; it must be 0, or a multiple of 64 from 1024 to 16777216"
+            )
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_one_worker_needs_no_setting() -> None:
         ({"token": ""}, ["token", "JAXHETERO_TOKEN_FILE", "jaxhetero launch"]),
         ({"start_timeout_ms": 0}, ["start_timeout_ms", "0"]),
         ({"timeout_ms": -5}, ["timeout_ms", "-5"]),
-        ({"window_chunks": 0}, ["window_chunks", "0"]),
+        ({"window_chunks": -1}, ["window_chunks", "-1"]),
         ({"chunk_bytes": 1023}, ["chunk_bytes", "1023"]),
         ({"chunk_bytes": 1024 + 32}, ["chunk_bytes", "1056", "64"]),
         ({"chunk_bytes": (1 << 24) + 64}, ["chunk_bytes", "16777216"]),

@@ -14,6 +14,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kWatchInterval{250};
 constexpr milliseconds kFailureFlush{500};
 constexpr int64_t kLateReportMs = 5000;
+constexpr milliseconds kStallInterval{20};
 
 void copy_bucket(const Leaves& from, const Leaves& to) {
   std::vector<iovec> sources;
@@ -66,6 +67,7 @@ Status Communicator::start() {
         config_.start_timeout, [this](const Members& members) { join(members); },
         [this](const Status& why) { fail(why); });
     watch_progress();
+    feed_starved();
   });
   thread_ = std::thread([this] {
     loop_->run();
@@ -97,6 +99,7 @@ void Communicator::join(const Members& members) {
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
     if (!address.ok()) return fail({Code::kInvalidArgument, link.name + ": " + address.status().message()});
     link.address = *address;
+    link.window.emplace(0, kMostWindowBytes);
     links_.push_back(std::move(link));
   }
   for (uint32_t reducer = 0; reducer < links_.size(); ++reducer) connect(reducer);
@@ -186,43 +189,93 @@ void Communicator::start_next(uint64_t op_id, Op& op) {
 
   const RoundSpec& spec = round.request.spec;
   for (const Shard& shard : plan_->cut(op_id, spec.total_count, item_bytes(spec.dtype))) {
-    round.segments.push_back({shard, shard.begin, shard.begin, {}, false, false});
+    Segment segment;
+    segment.shard = shard;
+    segment.next_push = segment.next_result = shard.begin;
+    round.segments.push_back(std::move(segment));
   }
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank)
     copy_bucket(round.request.inputs, round.request.outputs);
-  for (Segment& segment : round.segments) push_chunks(op_id, op, segment);
+  for (Segment& segment : round.segments) {
+    Link& link = links_[segment.shard.reducer];
+    describe_op(op_id, op, segment.shard.reducer);
+    link.unfinished.emplace(turn_of(round), std::pair(&round, &segment));
+    push_chunks(link);
+  }
 }
 
-void Communicator::push_chunks(uint64_t op_id, Op& op, Segment& segment) {
-  const Round& round = *op.running;
+void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
+  if (op.described[reducer]) return;
+  op.described[reducer] = true;
+  FrameHeader header;
+  header.op = op_id;
+  const std::string& description = op.running->request.description;
+  links_[reducer].connection->send(OutFrame::control(FrameType::kDescribe, encode(description), header));
+}
+
+// Fills the window of a link, round by round. A round does not count what is under way for those behind it, so that
+// they, which the others may not have come to yet, cannot hold it up.
+void Communicator::push_chunks(Link& link) {
+  size_t under_way_bytes = 0;
+  for (const auto& [turn, entry] : link.unfinished) {
+    const auto [round, segment] = entry;
+    under_way_bytes += segment->in_flight_bytes;
+    const size_t room_bytes = window_bytes(link, *round);
+    while (!segment->all_pushed &&
+           (under_way_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
+      under_way_bytes += push_chunk(link, *round, *segment);
+    }
+    if (under_way_bytes >= room_bytes) return;
+  }
+}
+
+size_t Communicator::window_bytes(const Link& link, const Round& round) const {
   const RoundSpec& spec = round.request.spec;
-  Link& link = links_[segment.shard.reducer];
-  if (!op.described[segment.shard.reducer]) {
-    op.described[segment.shard.reducer] = true;
-    FrameHeader header;
-    header.op = op_id;
-    link.connection->send(OutFrame::control(FrameType::kDescribe, encode(round.request.description), header));
-  }
-  const uint64_t end = segment.shard.begin + segment.shard.count;
+  const size_t frame_bytes = kHeaderBytes + chunk_count(config_.job, spec) * item_bytes(spec.dtype);
+  if (config_.job.window_chunks > 0) return config_.job.window_chunks * frame_bytes;
+  return std::clamp(link.window->bytes(), 2 * frame_bytes, most_chunks_under_way(config_.job, spec) * frame_bytes);
+}
+
+// Returns the chunk's bytes, header included.
+size_t Communicator::push_chunk(Link& link, const Round& round, Segment& segment) {
+  const RoundSpec& spec = round.request.spec;
   const size_t item = item_bytes(spec.dtype);
-  while (!segment.all_pushed && segment.in_flight.size() < config_.job.window_chunks) {
-    FrameHeader header;
-    header.type = FrameType::kPush;
-    header.rank = config_.rank;
-    header.op = op_id;
-    header.round = round.number;
-    header.spec = spec;
-    header.offset = segment.next_push;
-    header.count = static_cast<uint32_t>(std::min<uint64_t>(config_.job.chunk_bytes / item, end - segment.next_push));
-    segment.next_push += header.count;
-    segment.all_pushed = segment.next_push == end;
-    header.last = segment.all_pushed;
-    const bool has_data = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
-    header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
-    link.connection->send(OutFrame::gather(header, round.request.inputs, header.offset * item));
-    segment.in_flight.push_back(link.connection->queued_frame_count());
+  const uint64_t end = segment.shard.begin + segment.shard.count;
+  FrameHeader header;
+  header.type = FrameType::kPush;
+  header.rank = config_.rank;
+  header.op = round.request.op;
+  header.round = round.number;
+  header.spec = spec;
+  header.offset = segment.next_push;
+  header.count = static_cast<uint32_t>(std::min(chunk_count(config_.job, spec), end - segment.next_push));
+  segment.next_push += header.count;
+  segment.all_pushed = segment.next_push == end;
+  header.last = segment.all_pushed;
+  const bool has_data = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
+  header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
+  link.connection->send(OutFrame::gather(header, round.request.inputs, header.offset * item));
+  const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
+  segment.in_flight.push_back(
+      {link.connection->queued_frame_count(), bytes, link.window->stamp(EventLoop::Clock::now())});
+  segment.in_flight_bytes += bytes;
+  return bytes;
+}
+
+// Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
+// hold back, for ever. So when a link stands still, every round may have one chunk under way there.
+void Communicator::feed_starved() {
+  const EventLoop::Clock::time_point now = EventLoop::Clock::now();
+  for (Link& link : links_) {
+    if (link.unfinished.size() < 2 || now - link.last_result < kStallInterval) continue;
+    for (const auto& [turn, entry] : link.unfinished) {
+      const auto [round, segment] = entry;
+      segment->was_starved = true;
+      if (segment->in_flight.empty() && !segment->all_pushed) push_chunk(link, *round, *segment);
+    }
   }
+  if (!has_ended()) loop_->after(kStallInterval, [this] { feed_starved(); });
 }
 
 Status Communicator::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
@@ -262,11 +315,11 @@ Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, s
   const RoundSpec& spec = header.spec;
   const size_t item = item_bytes(spec.dtype);
   const uint64_t end = segment.shard.begin + segment.shard.count;
-  const uint64_t expected = std::min<uint64_t>(config_.job.chunk_bytes / item, end - segment.next_result);
+  const uint64_t expected = std::min(chunk_count(config_.job, spec), end - segment.next_result);
   const bool has_data = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.
-  const bool pushed =
-      !segment.in_flight.empty() && segment.in_flight.front() <= links_[reducer].connection->written_frame_count();
+  const bool pushed = !segment.in_flight.empty() &&
+                      segment.in_flight.front().frame <= links_[reducer].connection->written_frame_count();
   if (!pushed || header.offset != segment.next_result || header.count != expected ||
       header.last != (header.offset + header.count == end) ||
       header.payload_bytes != (has_data ? header.count * item : 0)) {
@@ -297,14 +350,17 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = ops_[header.op];
   Round& round = *op.running;
   Segment& segment = *segment_of(header, reducer).value();
-  segment.next_result += header.count;
+  Link& link = links_[reducer];
+  const Pushed pushed = segment.in_flight.front();
   segment.in_flight.pop_front();
-  round.progress = EventLoop::Clock::now();
-  if (!header.last) {
-    push_chunks(header.op, op, segment);
-    return;
-  }
-  segment.done = true;
+  segment.in_flight_bytes -= pushed.bytes;
+  segment.next_result += header.count;
+  round.progress = link.last_result = EventLoop::Clock::now();
+  link.window->returned(pushed.stamp, pushed.bytes, round.progress);
+  segment.done = header.last;
+  if (segment.done) link.unfinished.erase(turn_of(round));
+  push_chunks(link);
+  if (!segment.done) return;
   if (--round.open_segment_count == 0) finish_round(header.op, op);
 }
 
@@ -421,6 +477,7 @@ void Communicator::fail(const Status& why) {
   // First no more bytes move between the network and XLA's buffers, then the rounds let go of those buffers.
   for (Link& link : links_) {
     if (link.connection) link.connection->close_with(OutFrame::control(FrameType::kFault, encode(word)));
+    link.unfinished.clear();
   }
   for (auto& [op_id, op] : ops_) {
     if (op.running) complete(std::move(op.running->request), why);

@@ -6,11 +6,13 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "shard_plan.h"
 #include "status.h"
 #include "tcp_transport.h"
+#include "window.h"
 #include "wire.h"
 
 namespace jaxhetero {
@@ -40,6 +43,7 @@ struct CommunicatorConfig {
 // One all-reduce, as the FFI handler asks for it. The memory of both buckets stays valid until `done` has been called.
 struct RoundRequest {
   uint64_t op = 0;
+  uint64_t sequence = 0;  // where workers should prefer the same of several rounds: the lower one first
   std::string description;
   RoundSpec spec;
   Leaves inputs;
@@ -73,11 +77,18 @@ class Communicator final : private ConnectionOwner {
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:
+  struct Pushed {        // a chunk whose total is not back
+    uint64_t frame = 0;  // its number on the connection
+    uint32_t bytes = 0;
+    Window::Stamp stamp;
+  };
   struct Segment {  // the part of a round that goes through one reducer
     Shard shard;
     uint64_t next_push = 0;  // elements, counted in the bucket
     uint64_t next_result = 0;
-    std::deque<uint64_t> in_flight;  // the frames of pushed chunks whose results are not back, by their number
+    std::deque<Pushed> in_flight;
+    size_t in_flight_bytes = 0;
+    bool was_starved = false;
     bool all_pushed = false;
     bool done = false;
   };
@@ -96,8 +107,14 @@ class Communicator final : private ConnectionOwner {
     uint64_t next_round = 0;
     std::vector<bool> described;  // by reducer
   };
-  struct Link {  // the way to one reducer
+  // Of several rounds that run, all workers push the chunks of the same one first: the order they got them in may
+  // differ, and chunks wait at a reducer until everybody's are there.
+  using Turn = std::tuple<uint64_t, uint64_t, uint64_t>;  // round, sequence, op
+  struct Link {                                           // the way to one reducer
     std::shared_ptr<TcpConnection> connection;
+    std::map<Turn, std::pair<Round*, Segment*>> unfinished;
+    std::optional<Window> window;
+    EventLoop::Clock::time_point last_result;
     std::string name;  // "reducer 1 (host b, 10.0.0.2:4000)"
     TcpAddress address;
     bool open = false;
@@ -122,7 +139,12 @@ class Communicator final : private ConnectionOwner {
   void refuse_inbox();
   void enqueue(RoundRequest request);
   void start_next(uint64_t op_id, Op& op);
-  void push_chunks(uint64_t op_id, Op& op, Segment& segment);
+  void describe_op(uint64_t op_id, Op& op, uint32_t reducer);
+  static Turn turn_of(const Round& round) { return {round.number, round.request.sequence, round.request.op}; }
+  void push_chunks(Link& link);
+  [[nodiscard]] size_t window_bytes(const Link& link, const Round& round) const;
+  size_t push_chunk(Link& link, const Round& round, Segment& segment);
+  void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);

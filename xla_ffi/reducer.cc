@@ -49,7 +49,9 @@ class Reducer::Pool : public std::enable_shared_from_this<Pool> {
 };
 
 Reducer::Reducer(Job job)
-    : job_(std::move(job)), pool_(std::make_shared<Pool>(job_.chunk_bytes)), gone_(job_.worker_hosts.size(), false) {}
+    : job_(std::move(job)),
+      pool_(std::make_shared<Pool>(job_.shape.chunk_bytes > 0 ? job_.shape.chunk_bytes : kMostAutoChunkBytes)),
+      gone_(job_.worker_hosts.size(), false) {}
 
 Reducer::~Reducer() = default;
 
@@ -141,7 +143,7 @@ Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHe
                                             std::vector<Outgoing>& outgoing) {
   const Pushed& pushed = op.pushed[rank];
   const uint64_t position = pushed.chunk_count - op.completed_chunk_count;
-  if (position >= job_.window_chunks || header.count * item_bytes(op.spec.dtype) > job_.chunk_bytes) {
+  if (position >= most_chunks_under_way(job_.shape, op.spec) || header.count > chunk_count(job_.shape, op.spec)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed more than its window in " + op_name(header.op, op));
   }
   if (pushed.last || (pushed.chunk_count > 0 && header.offset != pushed.end)) {

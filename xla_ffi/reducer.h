@@ -34,8 +34,7 @@ class Reducer {
  public:
   struct Job {
     std::vector<std::string> worker_hosts;  // by rank
-    uint32_t chunk_bytes = 0;
-    uint32_t window_chunks = 0;
+    JobShape shape;
   };
 
   explicit Reducer(Job job);

@@ -53,8 +53,7 @@ Status ReducerServer::start() {
 
 void ReducerServer::begin_job(const Members& members) {
   job_id_ = members.job_id;
-  reducer_ =
-      std::make_unique<Reducer>(Reducer::Job{members.worker_hosts, members.job.chunk_bytes, members.job.window_chunks});
+  reducer_ = std::make_unique<Reducer>(Reducer::Job{members.worker_hosts, members.job});
   by_rank_.assign(members.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
     auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));

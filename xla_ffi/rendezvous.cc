@@ -25,11 +25,6 @@ void append_list(std::string& list, const std::string& item) { list += (list.emp
 
 }  // namespace
 
-uint32_t total_reducer_count(const JobShape& job) {
-  if (job.reducer_count > 0) return job.reducer_count;
-  return job.worker_count > 1 ? job.worker_count : 0;
-}
-
 Coordinator::Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log)
     : context_(context), job_(job), version_(std::move(version)), log_(log) {}
 

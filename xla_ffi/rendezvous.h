@@ -22,9 +22,6 @@ namespace jaxhetero {
 // How often those who wait say whom they wait for.
 inline constexpr std::chrono::milliseconds kReportInterval{3000};
 
-// Every reducer of a job: the dedicated ones or, where there is none, one in each of several workers.
-uint32_t total_reducer_count(const JobShape& job);
-
 class Coordinator final : private ConnectionOwner {
  public:
   Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log);

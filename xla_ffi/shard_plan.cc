@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "wire.h"
+
 namespace jaxhetero {
 namespace {
 
-// Below this a second connection costs more than it carries.
-constexpr uint64_t kSmallBucketBytes = 32 * 1024;
 // Shards begin on whole cache lines of the first leaf.
 constexpr uint64_t kAlignBytes = 64;
 

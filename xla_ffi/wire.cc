@@ -1,6 +1,7 @@
 #include "wire.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -121,6 +122,29 @@ std::string describe(const JobShape& job) {
   return std::to_string(job.worker_count) + " workers, " + std::to_string(job.reducer_count) +
          " reducers, chunk_bytes " + std::to_string(job.chunk_bytes) + ", window_chunks " +
          std::to_string(job.window_chunks);
+}
+
+uint32_t total_reducer_count(const JobShape& job) {
+  if (job.reducer_count > 0) return job.reducer_count;
+  return job.worker_count > 1 ? job.worker_count : 0;
+}
+
+// A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
+// bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
+uint64_t chunk_count(const JobShape& job, const RoundSpec& spec) {
+  constexpr uint64_t kChunksPerShard = 128;
+  constexpr uint64_t kLeastBytes = 8 << 10;
+  const size_t item = item_bytes(spec.dtype);
+  if (job.chunk_bytes > 0) return job.chunk_bytes / item;
+  if (spec.total_count <= kSmallBucketBytes / item) return kSmallBucketBytes / item;
+  const uint64_t wanted = spec.total_count / std::max(total_reducer_count(job), 1u) / kChunksPerShard * item;
+  return std::bit_floor(std::clamp<uint64_t>(wanted, kLeastBytes, kMostAutoChunkBytes)) / item;
+}
+
+uint64_t most_chunks_under_way(const JobShape& job, const RoundSpec& spec) {
+  if (job.window_chunks > 0) return job.window_chunks;
+  const uint64_t frame_bytes = kHeaderBytes + chunk_count(job, spec) * item_bytes(spec.dtype);
+  return std::max<uint64_t>(2, kMostWindowBytes / frame_bytes);
 }
 
 EncodedHeader encode(const FrameHeader& header) {
@@ -248,8 +272,7 @@ Result<Members> decode_members(std::span<const std::byte> bytes) {
     reducer.colocated_rank = static_cast<int32_t>(reader.number<uint32_t>());
     members.reducers.push_back(std::move(reducer));
   }
-  const bool sane = members.job.chunk_bytes > 0 && members.job.chunk_bytes <= kMaxChunkBytes &&
-                    members.job.chunk_bytes % 64 == 0 && members.job.window_chunks > 0;
+  const bool sane = members.job.chunk_bytes <= kMaxChunkBytes && members.job.chunk_bytes % 64 == 0;
   if (!reader.finished() || !sane) return malformed("list of members");
   return members;
 }

@@ -19,6 +19,8 @@ inline constexpr uint32_t kProtocolVersion = 1;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kMaxControlBytes = size_t{1} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
+// A bucket up to this size goes whole to one reducer, in one frame each way.
+inline constexpr size_t kSmallBucketBytes = size_t{32} << 10;
 inline constexpr uint32_t kMaxWorkers = 4096;
 inline constexpr uint32_t kMaxReducers = 4096;
 
@@ -83,12 +85,25 @@ enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 struct JobShape {
   uint32_t worker_count = 0;
   uint32_t reducer_count = 0;  // dedicated ones
-  uint32_t chunk_bytes = 0;
-  uint32_t window_chunks = 0;
+  uint32_t chunk_bytes = 0;    // 0: by the size of the shards
+  uint32_t window_chunks = 0;  // 0: as many as the path needs
 
   bool operator==(const JobShape&) const = default;
 };
 std::string describe(const JobShape& job);
+
+// Every reducer of a job: the dedicated ones and those inside workers. None for a worker alone.
+uint32_t total_reducer_count(const JobShape& job);
+
+// The elements of every chunk of a round but a shard's last one.
+uint64_t chunk_count(const JobShape& job, const RoundSpec& spec);
+inline constexpr size_t kMostAutoChunkBytes = size_t{64} << 10;
+
+// What a worker may have under way at one reducer when its window adapts to the path. A reducer holds that much for
+// each worker and round.
+inline constexpr size_t kMostWindowBytes = size_t{4} << 20;
+// Two at least: while the total of one comes back, the other goes out.
+uint64_t most_chunks_under_way(const JobShape& job, const RoundSpec& spec);
 
 struct Registration {
   Role role = Role::kWorker;

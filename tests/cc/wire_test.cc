@@ -318,10 +318,8 @@ TEST_P(RefusedMembers, AreAProtocolError) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedMembers,
-    testing::Values(SpoiltJob{"chunk_of_nothing", [](Members& m) { m.job.chunk_bytes = 0; }},
-                    SpoiltJob{"chunk_too_large", [](Members& m) { m.job.chunk_bytes = kMaxChunkBytes + 64; }},
+    testing::Values(SpoiltJob{"chunk_too_large", [](Members& m) { m.job.chunk_bytes = kMaxChunkBytes + 64; }},
                     SpoiltJob{"chunk_that_cuts_elements", [](Members& m) { m.job.chunk_bytes = 100; }},
-                    SpoiltJob{"no_window", [](Members& m) { m.job.window_chunks = 0; }},
                     SpoiltJob{"no_workers",
                               [](Members& m) {
                                 m.job.worker_count = 0;

@@ -1,0 +1,87 @@
+#include "xla_ffi/window.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr size_t kChunk = 8192;
+
+// A path that carries `bytes_per_s` and on which an unhindered chunk takes `trip` to come back as a total.
+struct Path {
+  double bytes_per_s;
+  microseconds trip;
+};
+
+// Pushes chunks as a worker does, for `duration`, and returns the window in the end.
+size_t run(Window& window, const Path& path, Window::Clock::time_point& now, microseconds duration) {
+  struct Chunk {
+    Window::Stamp stamp;
+    Window::Clock::time_point back;
+  };
+  std::deque<Chunk> under_way;
+  const auto chunk_time = microseconds(static_cast<int64_t>(1e6 * kChunk / path.bytes_per_s));
+  Window::Clock::time_point wire_free = now;
+  const auto end = now + duration;
+  while (now < end) {
+    while (under_way.size() * kChunk < window.bytes()) {
+      wire_free = std::max(wire_free, now) + chunk_time;
+      under_way.push_back({window.stamp(now), wire_free + path.trip});
+    }
+    now = under_way.front().back;
+    window.returned(under_way.front().stamp, kChunk, now);
+    under_way.pop_front();
+  }
+  return window.bytes();
+}
+
+class WindowTest : public testing::TestWithParam<Path> {
+ protected:
+  Window::Clock::time_point now_{std::chrono::seconds(1)};
+};
+
+TEST_P(WindowTest, FillsThePathAndLittleMore) {
+  const Path path = GetParam();
+  Window window(2 * kChunk, size_t{64} << 20);
+  const size_t bytes = run(window, path, now_, microseconds(5000000));
+  const double needed = std::max<double>(2 * kChunk, path.bytes_per_s * 1e-6 * static_cast<double>(path.trip.count()));
+  EXPECT_GE(bytes, needed);
+  EXPECT_LE(bytes, 2 * needed + 2 * kChunk);
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, WindowTest,
+                         testing::Values(Path{3e6, microseconds(500)}, Path{30e6, microseconds(1000)},
+                                         Path{125e6, microseconds(200)}, Path{125e6, microseconds(20000)},
+                                         Path{1e9, microseconds(50)}));
+
+TEST_F(WindowTest, FollowsAPathThatChanges) {
+  Window window(2 * kChunk, size_t{64} << 20);
+  const size_t fast = run(window, {100e6, microseconds(2000)}, now_, microseconds(3000000));
+  const size_t slow = run(window, {5e6, microseconds(2000)}, now_, microseconds(5000000));
+  EXPECT_LT(slow, fast / 4);
+  EXPECT_GE(run(window, {100e6, microseconds(2000)}, now_, microseconds(6000000)), fast / 2);
+}
+
+// One round that never ends would otherwise take its own queue for distance.
+TEST_F(WindowTest, DoesNotGrowByItsOwnQueue) {
+  Window window(2 * kChunk, size_t{64} << 20);
+  const size_t early = run(window, {10e6, microseconds(3000)}, now_, microseconds(2000000));
+  EXPECT_LE(run(window, {10e6, microseconds(3000)}, now_, microseconds(300000000)), 2 * early);
+}
+
+TEST(Window, StaysWithinItsBounds) {
+  Window::Clock::time_point now{std::chrono::seconds(1)};
+  Window fixed(3 * kChunk, 3 * kChunk);
+  EXPECT_EQ(run(fixed, {1e9, microseconds(10000)}, now, microseconds(1000000)), 3 * kChunk);
+  Window small(2 * kChunk, 10 * kChunk);
+  EXPECT_EQ(run(small, {1e9, microseconds(10000)}, now, microseconds(1000000)), 10 * kChunk);
+  EXPECT_EQ(run(small, {1e5, microseconds(1)}, now, microseconds(9000000)), 2 * kChunk);
+}
+
+}  // namespace
+}  // namespace jaxhetero
