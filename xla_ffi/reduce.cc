@@ -51,77 +51,108 @@ inline BF16 store_bf16(float value) {
   return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
 }
 
-template <typename T>
+// What an element is while it is reduced: a half as float, and the summands as unsigned, because they wrap where signed
+// overflow would be undefined.
+template <Arithmetic kArithmetic, typename T>
 inline auto widen(T value) {
   if constexpr (std::is_same_v<T, F16> || std::is_same_v<T, BF16>) {
     return load(value);
-  } else if constexpr (std::is_floating_point_v<T>) {
+  } else if constexpr (std::is_floating_point_v<T> || kArithmetic != Arithmetic::kSum) {
     return value;
   } else {
-    return static_cast<std::make_unsigned_t<T>>(value);  // wraps, where signed overflow would be undefined
+    return static_cast<std::make_unsigned_t<T>>(value);
   }
 }
 
-template <typename T, typename Sum>
-inline T narrow(Sum sum) {
+// The larger or the smaller of two numbers as IEEE 754-2019 has it: a NaN wins, and -0 is below +0. Unlike std::max it
+// does not depend on the order of the two.
+template <Arithmetic kArithmetic, typename Float>
+inline Float extreme_float(Float a, Float b) {
+  using Bits = std::conditional_t<sizeof(Float) == 4, uint32_t, uint64_t>;
+  const auto bits_a = std::bit_cast<Bits>(a);
+  const auto bits_b = std::bit_cast<Bits>(b);
+  const bool is_max = kArithmetic == Arithmetic::kMax;
+  const auto equal = std::bit_cast<Float>(is_max ? bits_a & bits_b : bits_a | bits_b);  // differ in a zero's sign only
+  const Float chosen = (is_max ? a > b : a < b) ? a : b;
+  const Float number = a == b ? equal : chosen;
+  return (a != a) | (b != b) ? std::numeric_limits<Float>::quiet_NaN() : number;
+}
+
+template <Arithmetic kArithmetic, typename Wide>
+inline Wide combine(Wide a, Wide b) {
+  if constexpr (kArithmetic == Arithmetic::kSum) {
+    return static_cast<Wide>(a + b);
+  } else if constexpr (std::is_floating_point_v<Wide>) {
+    return extreme_float<kArithmetic>(a, b);
+  } else {
+    return kArithmetic == Arithmetic::kMax ? std::max(a, b) : std::min(a, b);
+  }
+}
+
+template <typename T, typename Wide>
+inline T narrow(Wide value) {
   // Which of two NaNs an addition passes on depends on how the compiler orders its operands, here and in each kernel:
   // one NaN stands for all.
-  if constexpr (std::is_floating_point_v<Sum>) sum = sum != sum ? std::numeric_limits<Sum>::quiet_NaN() : sum;
+  if constexpr (std::is_floating_point_v<Wide>) value = value != value ? std::numeric_limits<Wide>::quiet_NaN() : value;
   if constexpr (std::is_same_v<T, F16>) {
-    return store_f16(sum);
+    return store_f16(value);
   } else if constexpr (std::is_same_v<T, BF16>) {
-    return store_bf16(sum);
+    return store_bf16(value);
   } else {
-    return static_cast<T>(sum);
+    return static_cast<T>(value);
   }
 }
 
-// One block of every piece is summed while it is in the first-level cache, so each piece is touched once.
-template <typename T>
-[[gnu::always_inline]] inline void sum_blocks(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
-  using Sum = decltype(widen(T{}));
+// One block of every piece is reduced while it is in the first-level cache, so each piece is touched once.
+template <Arithmetic kArithmetic, typename T>
+[[gnu::always_inline]] inline void reduce_blocks(std::span<const std::byte* const> pieces, std::byte* out,
+                                                 size_t count) {
+  using Wide = decltype(widen<kArithmetic>(T{}));
   constexpr size_t kBlock = 1024;
-  alignas(64) std::array<Sum, kBlock> sums;
+  alignas(64) std::array<Wide, kBlock> results;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t n = std::min(kBlock, count - begin);
     const T* first = reinterpret_cast<const T*>(pieces[0]) + begin;
-    for (size_t i = 0; i < n; ++i) sums[i] = widen(first[i]);
+    for (size_t i = 0; i < n; ++i) results[i] = widen<kArithmetic>(first[i]);
     for (const std::byte* piece : pieces.subspan(1)) {
       const T* values = reinterpret_cast<const T*>(piece) + begin;
-      for (size_t i = 0; i < n; ++i) sums[i] = static_cast<Sum>(sums[i] + widen(values[i]));
+      for (size_t i = 0; i < n; ++i) results[i] = combine<kArithmetic>(results[i], widen<kArithmetic>(values[i]));
     }
     T* target = reinterpret_cast<T*>(out) + begin;
-    for (size_t i = 0; i < n; ++i) target[i] = narrow<T>(sums[i]);
+    for (size_t i = 0; i < n; ++i) target[i] = narrow<T>(results[i]);
   }
 }
 
 using Kernel = void (*)(std::span<const std::byte* const>, std::byte*, size_t);
+using Kernels = std::array<Kernel, 3>;  // by Arithmetic
 
-template <typename T>
-void sum_baseline(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
-  sum_blocks<T>(pieces, out, count);
+template <Arithmetic kArithmetic, typename T>
+void reduce_baseline(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
+  reduce_blocks<kArithmetic, T>(pieces, out, count);
 }
 
 #if defined(__x86_64__)
-template <typename T>
-[[gnu::target("avx2")]] void sum_avx2(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
-  sum_blocks<T>(pieces, out, count);
+template <Arithmetic kArithmetic, typename T>
+[[gnu::target("avx2")]] void reduce_avx2(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
+  reduce_blocks<kArithmetic, T>(pieces, out, count);
 }
 #endif
 
 struct Entry {
   size_t item_bytes = 0;
   std::string_view name = "?";
-  Kernel baseline = nullptr;
-  Kernel wide = nullptr;
+  Kernels baseline = {};
+  Kernels wide = {};
 };
 
 template <typename T>
 constexpr Entry entry(std::string_view name) {
+  using enum Arithmetic;
+  constexpr Kernels kBaseline = {&reduce_baseline<kSum, T>, &reduce_baseline<kMax, T>, &reduce_baseline<kMin, T>};
 #if defined(__x86_64__)
-  return {sizeof(T), name, &sum_baseline<T>, &sum_avx2<T>};
+  return {sizeof(T), name, kBaseline, {&reduce_avx2<kSum, T>, &reduce_avx2<kMax, T>, &reduce_avx2<kMin, T>}};
 #else
-  return {sizeof(T), name, &sum_baseline<T>, &sum_baseline<T>};
+  return {sizeof(T), name, kBaseline, kBaseline};
 #endif
 }
 
@@ -178,16 +209,18 @@ size_t item_bytes(DType dtype) { return entry_of(dtype).item_bytes; }
 
 std::string_view dtype_name(DType dtype) { return entry_of(dtype).name; }
 
-void sum_in_order(DType dtype, std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
+void reduce_in_order(Arithmetic arithmetic, DType dtype, std::span<const std::byte* const> pieces, std::byte* out,
+                     size_t count) {
   const Entry& chosen = entry_of(dtype);
   const DefaultFloatingPoint mode;
-  (have_wide_vectors() ? chosen.wide : chosen.baseline)(pieces, out, count);
+  (have_wide_vectors() ? chosen.wide : chosen.baseline)[static_cast<size_t>(arithmetic)](pieces, out, count);
 }
 
 namespace internal {
-void sum_in_order_baseline(DType dtype, std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
+void reduce_in_order_baseline(Arithmetic arithmetic, DType dtype, std::span<const std::byte* const> pieces,
+                              std::byte* out, size_t count) {
   const DefaultFloatingPoint mode;
-  entry_of(dtype).baseline(pieces, out, count);
+  entry_of(dtype).baseline[static_cast<size_t>(arithmetic)](pieces, out, count);
 }
 }  // namespace internal
 

@@ -1,4 +1,4 @@
-// The arithmetic of a reducer: the sum of one chunk over all workers.
+// The arithmetic of a reducer: one chunk summed, or its maximum or minimum taken, over all workers.
 #pragma once
 
 #include <cstddef>
@@ -28,14 +28,20 @@ enum class DType : uint8_t {
 size_t item_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);
 
+// What becomes of the workers' elements.
+enum class Arithmetic : uint8_t { kSum, kMax, kMin };
+
 // out[i] = ((pieces[0][i] + pieces[1][i]) + pieces[2][i]) + ...: in the order of `pieces`, whatever their number, so
 // the bits depend on nothing else. float16 and bfloat16 are summed in float32 and rounded once (to nearest, ties to
-// even); integers wrap. `out` may be one of the pieces. All pointers are aligned to the element size.
-void sum_in_order(DType dtype, std::span<const std::byte* const> pieces, std::byte* out, size_t count);
+// even); integers wrap. Maximum and minimum are NaN where any piece is, and -0 is below +0. `out` may be one of the
+// pieces. All pointers are aligned to the element size.
+void reduce_in_order(Arithmetic arithmetic, DType dtype, std::span<const std::byte* const> pieces, std::byte* out,
+                     size_t count);
 
 namespace internal {
-// For tests: the same sum compiled without any instruction beyond the platform's baseline.
-void sum_in_order_baseline(DType dtype, std::span<const std::byte* const> pieces, std::byte* out, size_t count);
+// For tests: the same compiled without any instruction beyond the platform's baseline.
+void reduce_in_order_baseline(Arithmetic arithmetic, DType dtype, std::span<const std::byte* const> pieces,
+                              std::byte* out, size_t count);
 }  // namespace internal
 
 }  // namespace jaxhetero

@@ -11,6 +11,11 @@ constexpr size_t kMaxOps = 65536;
 constexpr size_t kMaxIdleBytes = size_t{32} << 20;
 constexpr std::align_val_t kAlign{64};
 
+Arithmetic arithmetic_of(Kind kind) {
+  if (kind == Kind::kMax) return Arithmetic::kMax;
+  return kind == Kind::kMin ? Arithmetic::kMin : Arithmetic::kSum;
+}
+
 }  // namespace
 
 // Chunk-sized memory, kept for the next round. Buffers may outlive the Reducer in a connection's queue, so they hold
@@ -191,7 +196,7 @@ void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outg
   if (!root_only && chunk.count > 0) {
     std::vector<const std::byte*> pieces;
     for (const Piece& piece : chunk.pieces) pieces.push_back(piece.memory.get());
-    sum_in_order(op.spec.dtype, pieces, total.get(), chunk.count);
+    reduce_in_order(arithmetic_of(op.spec.kind), op.spec.dtype, pieces, total.get(), chunk.count);
   }
 
   FrameHeader header;

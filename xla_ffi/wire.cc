@@ -74,7 +74,7 @@ bool carries_chunk(FrameType type) { return type == FrameType::kPush || type == 
 
 Status check_chunk(const FrameHeader& header) {
   const RoundSpec& spec = header.spec;
-  if (spec.kind != Kind::kSum && spec.kind != Kind::kBroadcast) return malformed("chunk: unknown kind");
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kMin) return malformed("chunk: unknown kind");
   const size_t item = item_bytes(spec.dtype);
   if (item == 0) return malformed("chunk: unknown dtype");
   if (spec.total_count > std::numeric_limits<uint64_t>::max() / 16) return malformed("chunk: impossible total count");
@@ -108,7 +108,19 @@ JobShape read_job(Reader& reader) {
 
 }  // namespace
 
-std::string_view kind_name(Kind kind) { return kind == Kind::kSum ? "sum" : "broadcast"; }
+std::string_view kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kSum:
+      return "sum";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kMax:
+      return "maximum";
+    case Kind::kMin:
+      return "minimum";
+  }
+  return "?";
+}
 
 std::string describe(const RoundSpec& spec) {
   std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +

@@ -42,6 +42,8 @@ enum class FrameType : uint8_t {
 enum class Kind : uint8_t {
   kSum = 1,
   kBroadcast = 2,  // the root's contribution, unchanged; the others push headers without payload
+  kMax = 3,
+  kMin = 4,
 };
 std::string_view kind_name(Kind kind);
 

@@ -51,7 +51,7 @@ inline testing::AssertionResult failed_with(const Status& status, Code code, con
 
 // --- Rounds.
 
-// What all workers sum or broadcast in one round.
+// What all workers reduce or broadcast in one round.
 struct Round {
   uint64_t op = 1;
   Kind kind = Kind::kSum;
@@ -83,7 +83,10 @@ struct Round {
     for (uint32_t rank = 0; rank < worker_count; ++rank) inputs.push_back(input(rank));
     for (const Bytes& bytes : inputs) pieces.push_back(bytes.data());
     Bytes total(bytes());
-    sum_in_order(dtype, pieces, total.data(), spec().total_count);
+    const Arithmetic arithmetic = kind == Kind::kMax   ? Arithmetic::kMax
+                                  : kind == Kind::kMin ? Arithmetic::kMin
+                                                       : Arithmetic::kSum;
+    reduce_in_order(arithmetic, dtype, pieces, total.data(), spec().total_count);
     return total;
   }
 };

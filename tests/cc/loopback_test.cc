@@ -42,6 +42,8 @@ TEST_P(EveryShape, ReducesAllThatIsAskedFor) {
       {.op = 7, .kind = Kind::kBroadcast, .dtype = DType::kI32, .leaf_counts = {9001, 2}, .root = workers - 1},
       {.op = 8, .kind = Kind::kBroadcast, .dtype = DType::kI64, .leaf_counts = {0}},
       {.op = 9, .kind = Kind::kBroadcast, .dtype = DType::kU8, .leaf_counts = {5}, .in_place = true},
+      {.op = 10, .kind = Kind::kMax, .dtype = DType::kBF16, .leaf_counts = {5003}},
+      {.op = 11, .kind = Kind::kMin, .dtype = DType::kI64, .leaf_counts = {4099, 1}, .in_place = true},
   };
   // All at once, twice in flight, and on each worker in another order.
   for (uint32_t repeat = 0; repeat < 3; ++repeat) {

@@ -77,53 +77,85 @@ void write(Memory& memory, size_t index, T value) {
   std::memcpy(memory.data() + index * sizeof(T), &value, sizeof(T));
 }
 
+constexpr Arithmetic kAllArithmetic[] = {Arithmetic::kSum, Arithmetic::kMax, Arithmetic::kMin};
+
+std::string name_of(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::kSum ? "sum" : arithmetic == Arithmetic::kMax ? "max" : "min";
+}
+
+// A sum, or, by the words of IEEE 754-2019, the maximum or minimum of two numbers.
 template <typename T>
-void reference_sum(const std::vector<Memory>& pieces, Memory& out) {
+T combined(Arithmetic arithmetic, T a, T b) {
+  if (arithmetic == Arithmetic::kSum) return static_cast<T>(a + b);
+  if constexpr (std::is_floating_point_v<T>) {
+    if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
+    if (a == 0 && b == 0) return std::signbit(a) == (arithmetic == Arithmetic::kMin) ? a : b;
+  }
+  return arithmetic == Arithmetic::kMax ? std::max(a, b) : std::min(a, b);
+}
+
+template <typename T>
+void reference_of(Arithmetic arithmetic, const std::vector<Memory>& pieces, Memory& out) {
   for (size_t i = 0; i < out.size() / sizeof(T); ++i) {
-    T sum = read<T>(pieces[0], i);
-    for (size_t rank = 1; rank < pieces.size(); ++rank) sum = static_cast<T>(sum + read<T>(pieces[rank], i));
-    write(out, i, sum);
+    T value = read<T>(pieces[0], i);
+    for (size_t rank = 1; rank < pieces.size(); ++rank) value = combined(arithmetic, value, read<T>(pieces[rank], i));
+    write(out, i, value);
   }
 }
 
-void reference_sum_of_halves(const Format& format, const std::vector<Memory>& pieces, Memory& out) {
+// Two's complement: a sum that wraps has the same bits with and without a sign.
+template <typename T>
+void reference_of_integers(Arithmetic arithmetic, const std::vector<Memory>& pieces, Memory& out) {
+  if (arithmetic == Arithmetic::kSum) return reference_of<std::make_unsigned_t<T>>(arithmetic, pieces, out);
+  reference_of<T>(arithmetic, pieces, out);
+}
+
+void reference_of_halves(Arithmetic arithmetic, const Format& format, const std::vector<Memory>& pieces, Memory& out) {
   for (size_t i = 0; i < out.size() / 2; ++i) {
-    auto sum = static_cast<float>(format.value_of(read<uint16_t>(pieces[0], i)));
+    auto value = static_cast<float>(format.value_of(read<uint16_t>(pieces[0], i)));
     for (size_t rank = 1; rank < pieces.size(); ++rank) {
-      sum += static_cast<float>(format.value_of(read<uint16_t>(pieces[rank], i)));
+      value = combined(arithmetic, value, static_cast<float>(format.value_of(read<uint16_t>(pieces[rank], i))));
     }
-    write(out, i, format.nearest(sum));
+    write(out, i, format.nearest(value));
   }
 }
 
-Memory reference(DType dtype, const std::vector<Memory>& pieces) {
+Memory reference(Arithmetic arithmetic, DType dtype, const std::vector<Memory>& pieces) {
   Memory out(pieces[0].size());
   switch (dtype) {
     case DType::kF16:
     case DType::kBF16:
-      reference_sum_of_halves(format_of(dtype), pieces, out);
+      reference_of_halves(arithmetic, format_of(dtype), pieces, out);
       break;
     case DType::kF32:
-      reference_sum<float>(pieces, out);
+      reference_of<float>(arithmetic, pieces, out);
       break;
     case DType::kF64:
-      reference_sum<double>(pieces, out);
+      reference_of<double>(arithmetic, pieces, out);
       break;
-    case DType::kI8:  // two's complement: a sum that wraps has the same bits with and without a sign
+    case DType::kI8:
+      reference_of_integers<int8_t>(arithmetic, pieces, out);
+      break;
     case DType::kU8:
-      reference_sum<uint8_t>(pieces, out);
+      reference_of_integers<uint8_t>(arithmetic, pieces, out);
       break;
     case DType::kI16:
+      reference_of_integers<int16_t>(arithmetic, pieces, out);
+      break;
     case DType::kU16:
-      reference_sum<uint16_t>(pieces, out);
+      reference_of_integers<uint16_t>(arithmetic, pieces, out);
       break;
     case DType::kI32:
+      reference_of_integers<int32_t>(arithmetic, pieces, out);
+      break;
     case DType::kU32:
-      reference_sum<uint32_t>(pieces, out);
+      reference_of_integers<uint32_t>(arithmetic, pieces, out);
       break;
     case DType::kI64:
+      reference_of_integers<int64_t>(arithmetic, pieces, out);
+      break;
     case DType::kU64:
-      reference_sum<uint64_t>(pieces, out);
+      reference_of_integers<uint64_t>(arithmetic, pieces, out);
       break;
   }
   return out;
@@ -145,11 +177,11 @@ void expect_same_values(DType dtype, const Memory& actual, const Memory& expecte
   }
 }
 
-using SumFunction = decltype(&sum_in_order);
+using Function = decltype(&reduce_in_order);
 
-// The pieces' memory is aligned to the element size and to no more, as sum_in_order allows it.
-Memory sum(DType dtype, const std::vector<Memory>& pieces, SumFunction function = &sum_in_order,
-           bool in_place = false) {
+// The pieces' memory is aligned to the element size and to no more, as reduce_in_order allows it.
+Memory reduce(Arithmetic arithmetic, DType dtype, const std::vector<Memory>& pieces,
+              Function function = &reduce_in_order, bool in_place = false) {
   const size_t item = item_bytes(dtype);
   const size_t bytes = pieces[0].size();
   std::vector<Memory> shifted;
@@ -162,11 +194,13 @@ Memory sum(DType dtype, const std::vector<Memory>& pieces, SumFunction function 
   constexpr std::byte kGuard{0x5a};
   Memory target(item + bytes + 64, kGuard);
   std::byte* out = in_place ? shifted[0].data() + item : target.data() + item;
-  function(dtype, pointers, out, bytes / item);
+  function(arithmetic, dtype, pointers, out, bytes / item);
   EXPECT_TRUE(std::ranges::all_of(std::span(target).last(64), [](std::byte b) { return b == kGuard; }))
       << "it wrote past the end";
   return {out, out + bytes};
 }
+
+Memory sum(DType dtype, const std::vector<Memory>& pieces) { return reduce(Arithmetic::kSum, dtype, pieces); }
 
 // Uniform over bits, but every fourth element has the highest exponent (infinities and, mostly, NaNs) or the lowest
 // (subnormals).
@@ -193,36 +227,50 @@ std::vector<Memory> random_pieces(DType dtype, size_t piece_count, size_t count,
   return pieces;
 }
 
-class SumInOrder : public testing::TestWithParam<std::tuple<DType, size_t, size_t>> {};
-
-TEST_P(SumInOrder, EqualsAPlainLoopInRankOrder) {
-  const auto [dtype, count, piece_count] = GetParam();
-  const std::vector<Memory> pieces = random_pieces(dtype, piece_count, count, 1);
-  const Memory expected = reference(dtype, pieces);
-  expect_same_values(dtype, sum(dtype, pieces), expected);
-  // Bits, NaNs included, do not depend on the machine's vector unit or on where the total goes. No EXPECT_EQ, which
-  // would print all of them.
-  const Memory baseline = sum(dtype, pieces, &internal::sum_in_order_baseline);
-  EXPECT_TRUE(sum(dtype, pieces) == baseline);
-  EXPECT_TRUE(sum(dtype, pieces, &sum_in_order, /*in_place=*/true) == baseline);
-  EXPECT_TRUE(sum(dtype, pieces, &internal::sum_in_order_baseline, /*in_place=*/true) == baseline);
-}
-
-INSTANTIATE_TEST_SUITE_P(All, SumInOrder,
-                         testing::Combine(testing::ValuesIn(kAllDTypes),
-                                          testing::Values(0, 1, 7, 1023, 1024, 1025, 100000),
-                                          testing::Values(1, 2, 3, 4, 5)),
-                         [](const auto& info) {
-                           return std::string(dtype_name(std::get<0>(info.param))) + "_" +
-                                  std::to_string(std::get<1>(info.param)) + "_from_" +
-                                  std::to_string(std::get<2>(info.param));
-                         });
-
 Memory halves(std::initializer_list<int> bits) {
   Memory memory(bits.size() * 2);
   size_t i = 0;
   for (int b : bits) write(memory, i++, static_cast<uint16_t>(b));
   return memory;
+}
+
+class ReduceInOrder : public testing::TestWithParam<std::tuple<Arithmetic, DType, size_t, size_t>> {};
+
+TEST_P(ReduceInOrder, EqualsAPlainLoopInRankOrder) {
+  const auto [arithmetic, dtype, count, piece_count] = GetParam();
+  const std::vector<Memory> pieces = random_pieces(dtype, piece_count, count, 1);
+  const Memory expected = reference(arithmetic, dtype, pieces);
+  const Memory actual = reduce(arithmetic, dtype, pieces);
+  expect_same_values(dtype, actual, expected);
+  // Bits, NaNs included, do not depend on the machine's vector unit or on where the total goes. No EXPECT_EQ, which
+  // would print all of them.
+  const Memory baseline = reduce(arithmetic, dtype, pieces, &internal::reduce_in_order_baseline);
+  EXPECT_TRUE(actual == baseline);
+  EXPECT_TRUE(reduce(arithmetic, dtype, pieces, &reduce_in_order, /*in_place=*/true) == baseline);
+  EXPECT_TRUE(reduce(arithmetic, dtype, pieces, &internal::reduce_in_order_baseline, /*in_place=*/true) == baseline);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReduceInOrder,
+                         testing::Combine(testing::ValuesIn(kAllArithmetic), testing::ValuesIn(kAllDTypes),
+                                          testing::Values(0, 1, 7, 1023, 1024, 1025, 100000),
+                                          testing::Values(1, 2, 3, 4, 5)),
+                         [](const auto& info) {
+                           return name_of(std::get<0>(info.param)) + "_of_" +
+                                  std::string(dtype_name(std::get<1>(info.param))) + "_" +
+                                  std::to_string(std::get<2>(info.param)) + "_from_" +
+                                  std::to_string(std::get<3>(info.param));
+                         });
+
+// The signs of zeros and NaNs by hand, in both orders.
+TEST(ReduceInOrder, TellsZerosApartAndKeepsNaN) {
+  const Memory a = halves({0x0000, 0x8000, 0x8000, 0x7e00, 0x3c00, 0xfc00});
+  const Memory b = halves({0x8000, 0x0000, 0x8000, 0x3c00, 0xfe01, 0x7c00});
+  const Memory largest = halves({0x0000, 0x0000, 0x8000, 0x7e00, 0x7e00, 0x7c00});
+  const Memory smallest = halves({0x8000, 0x8000, 0x8000, 0x7e00, 0x7e00, 0xfc00});
+  for (const std::vector<Memory>& pieces : {std::vector{a, b}, std::vector{b, a}}) {
+    EXPECT_EQ(reduce(Arithmetic::kMax, DType::kF16, pieces), largest);
+    EXPECT_EQ(reduce(Arithmetic::kMin, DType::kF16, pieces), smallest);
+  }
 }
 
 class HalfPrecision : public testing::TestWithParam<DType> {};
@@ -248,7 +296,7 @@ TEST_P(HalfPrecision, WidensAndRoundsExactly) {
     Memory repeated(every.size());
     for (size_t i = 0; i < 65536; ++i) write(repeated, i, partner);
     const std::vector<Memory> pieces = {every, repeated};
-    expect_same_values(dtype, sum(dtype, pieces), reference(dtype, pieces));
+    expect_same_values(dtype, sum(dtype, pieces), reference(Arithmetic::kSum, dtype, pieces));
     if (HasFatalFailure()) return;
   }
 }
@@ -297,7 +345,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Corner{"brain_subnormals", DType::kBF16, {0x0001, 0x0001}, 0x0002}),
     [](const auto& info) { return info.param.name; });
 
-TEST(SumInOrder, DependsOnTheOrderOfRanks) {
+TEST(ReduceInOrder, DependsOnTheOrderOfRanks) {
   const auto f32 = [](float value) {
     Memory memory(4);
     write(memory, 0, value);

@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
                     Spoiling{"type_12", [](FrameHeader& h) { h.type = static_cast<FrameType>(12); }},
                     Spoiling{"kind_0", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(0); }},
-                    Spoiling{"kind_3", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(3); }},
+                    Spoiling{"kind_5", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(5); }},
                     Spoiling{"dtype_0", [](FrameHeader& h) { h.spec.dtype = static_cast<DType>(0); }},
                     Spoiling{"dtype_13", [](FrameHeader& h) { h.spec.dtype = static_cast<DType>(13); }},
                     Spoiling{"payload_too_short", [](FrameHeader& h) { --h.payload_bytes; }},
@@ -369,6 +369,8 @@ TEST(Text, IsCutToASaneLength) {
 TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(RoundSpec{Kind::kSum, DType::kF32, 0, 2, 1024, 0}), "sum of float32[1024] in 2 leaves");
   EXPECT_EQ(describe(RoundSpec{Kind::kBroadcast, DType::kI8, 3, 1, 5, 0}), "broadcast of int8[5] from rank 3");
+  EXPECT_EQ(describe(RoundSpec{Kind::kMax, DType::kF64, 0, 1, 7, 0}), "maximum of float64[7]");
+  EXPECT_EQ(describe(RoundSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
   EXPECT_EQ(describe(JobShape{4, 2, 65536, 8}), "4 workers, 2 reducers, chunk_bytes 65536, window_chunks 8");
 }
 
