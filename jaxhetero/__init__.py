@@ -20,9 +20,14 @@ from typing import TYPE_CHECKING, Any
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from jaxhetero.collectives import all_gather as all_gather
+    from jaxhetero.collectives import barrier as barrier
     from jaxhetero.collectives import broadcast as broadcast
+    from jaxhetero.collectives import pmax as pmax
     from jaxhetero.collectives import pmean as pmean
+    from jaxhetero.collectives import pmin as pmin
     from jaxhetero.collectives import psum as psum
+    from jaxhetero.collectives import psum_scatter as psum_scatter
     from jaxhetero.collectives import replicated as replicated
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
     from jaxhetero.world import Metrics as Metrics
@@ -34,9 +39,14 @@ if TYPE_CHECKING:
 
 # Imported when first used, so that starting a reducer or the launcher never imports jax.
 _HOMES = {
+    "all_gather": "collectives",
+    "barrier": "collectives",
     "broadcast": "collectives",
+    "pmax": "collectives",
     "pmean": "collectives",
+    "pmin": "collectives",
     "psum": "collectives",
+    "psum_scatter": "collectives",
     "replicated": "collectives",
     "all_reduce_gradients": "optimizers",
     "Metrics": "world",

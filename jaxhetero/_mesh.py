@@ -26,11 +26,20 @@ class ReducedAxes:
     """How many devices those are, in one worker."""
     spans_workers: bool
     """Whether the workers are reduced over at all."""
+    worker_position: int = 0
+    """Where the workers stand among the axes as they were named, for collectives to whose result the order matters."""
 
     @property
     def count(self) -> int:
         """How many contributions a sum has."""
         return self.local_count * (world.size() if self.spans_workers else 1)
+
+
+def axis_names(axis_name: AxisName) -> tuple[str, ...]:
+    """``axis_name`` as a tuple, as given: no name, one, or several."""
+    if axis_name is None:
+        return ()
+    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
 
 
 def classify(axis_name: AxisName, label: str) -> ReducedAxes:
@@ -40,7 +49,12 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
     global mesh, made with ``jax.distributed``, the workers are the first axis of their number, which the compilation
     checks (``make_lanes``).
     """
-    names = () if axis_name is None else (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    names = axis_names(axis_name)
+    if positional := [name for name in names if isinstance(name, int)]:
+        raise ConfigError(
+            f"{label}: axis_name has {positional[0]}, a position; reduce over array axes first, for example with "
+            "jnp.sum, and name mesh axes here"
+        )
     sizes = {name: int(jax.lax.axis_size(name)) for name in names}
     workers = world.size()
     if not names or jax.process_count() == 1:
@@ -49,6 +63,11 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
         raise ConfigError(
             f"{label}: there are {jax.process_count()} JAX processes but {workers} workers; make every process of "
             "jax.distributed a worker of its own"
+        )
+    if jax.process_index() != world.rank():
+        raise ConfigError(
+            f"{label}: rank {world.rank()} is process {jax.process_index()} of jax.distributed; give every worker the "
+            "same number in both"
         )
     mesh_sizes = jax.sharding.get_abstract_mesh().shape
     worker_axis = next((name for name, size in mesh_sizes.items() if size == workers), None)
@@ -60,17 +79,25 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
             f"{jax.local_device_count()} of one worker; make the mesh with an axis of {workers} for the workers, "
             "first, and other axes for the devices of a worker"
         )
-    return ReducedAxes(worker_axis if worker_axis in names else None, local, local_count, worker_axis in names)
+    if worker_axis not in names:
+        return ReducedAxes(None, local, local_count, spans_workers=False)
+    return ReducedAxes(worker_axis, local, local_count, spans_workers=True, worker_position=names.index(worker_axis))
 
 
-def make_lanes(mesh: jax.sharding.Mesh, worker_axis: str | None, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """Device ids of ``mesh``, and the lane of each: devices of one lane, one in each worker, reduce together."""
+def make_lanes(
+    mesh: jax.sharding.Mesh, worker_axis: str | None, label: str, *, in_order: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Device ids of ``mesh``, and the lane of each: devices of one lane, one in each worker, reduce together.
+
+    ``in_order``: a step along ``worker_axis`` must be the next rank, which a sum does not need.
+    """
     if worker_axis is None:
         ids = np.array([device.id for device in mesh.devices.flat], np.int64)
         return ids, np.arange(ids.size, dtype=np.int64)
     rows = np.moveaxis(mesh.devices, mesh.axis_names.index(worker_axis), 0).reshape(mesh.shape[worker_axis], -1)
     owners = [{device.process_index for device in row} for row in rows]
-    if any(len(owner) != 1 for owner in owners) or len(set.union(*owners)) != len(owners):
+    one_each = all(len(owner) == 1 for owner in owners) and len(set.union(*owners)) == len(owners)
+    if not one_each or (in_order and owners != [{rank} for rank in range(len(owners))]):
         raise ConfigError(
             f"{label}: along mesh axis {worker_axis!r} the devices do not belong to one worker each; make the mesh "
             "with the workers as its first axis, in the order of jax.devices()"

@@ -1,10 +1,10 @@
-"""The primitive behind every collective: one bucket in, one bucket out, one custom call in the compiled program."""
+"""The primitives behind the collectives: one bucket in, one bucket out, one custom call in the compiled program."""
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,12 +24,19 @@ class Kind(enum.IntEnum):
 
     SUM = 1
     BROADCAST = 2
+    MAX = 3
+    MIN = 4
 
 
 _NO_LANES = np.zeros(0, np.int64)
 
-all_reduce_p = Primitive("jaxhetero_psum")
-all_reduce_p.multiple_results = True
+# One for each kind, so that a printed jaxpr and a profile say which collective it is.
+_PRIMITIVES = {
+    Kind.SUM: Primitive("jaxhetero_psum"),
+    Kind.BROADCAST: Primitive("jaxhetero_broadcast"),
+    Kind.MAX: Primitive("jaxhetero_pmax"),
+    Kind.MIN: Primitive("jaxhetero_pmin"),
+}
 
 
 def all_reduce(
@@ -46,16 +53,18 @@ def all_reduce(
       axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
         the mesh, if there is one, does not span workers.
     """
-    outputs: list[jax.Array] = all_reduce_p.bind(
-        *bucket, label=label, kind=kind, root=root, worker_count=worker_count, axis_name=axis_name
-    )
+    with jax.named_scope(f"{label}, {sum(array.nbytes for array in bucket)} bytes"):
+        return _bind(*bucket, label=label, kind=kind, root=root, worker_count=worker_count, axis_name=axis_name)
+
+
+def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
+    outputs: list[jax.Array] = _PRIMITIVES[kind].bind(*bucket, kind=kind, **params)
     return outputs
 
 
 @functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name"))
 def _run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
-    outputs: list[jax.Array] = all_reduce_p.bind(*bucket, **params)
-    return outputs
+    return _bind(*bucket, **params)
 
 
 def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[Any]:
@@ -72,9 +81,12 @@ def _lowering(
             f"{label}: this program runs on {devices} devices, and XLA would gather the whole array on each of them "
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
-    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE)
+    # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
+    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
     mesh = program_mesh(ctx)
-    ids, lanes = (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label)
+    ids, lanes = (
+        (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
+    )
     return rule(
         ctx,
         *bucket,
@@ -89,15 +101,13 @@ def _lowering(
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
     """``vmap``: the reduction is elementwise, so a batched operand is just a larger one."""
-    outputs: list[jax.Array] = all_reduce_p.bind(*bucket, **params)
-    return outputs, dims
+    return _bind(*bucket, **params), dims
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
     """The reduction is linear: tangents are reduced like values. Leaves that do not vary take no part."""
-    outputs: list[jax.Array] = all_reduce_p.bind(*primals, **params)
-    zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
-    return outputs, _reduce_nonzero(tangents, zeros, "tangents", params)
+    outputs = _bind(*primals, **params)
+    return outputs, map_nonzero(all_reduce, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
 
 
 def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
@@ -107,35 +117,59 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
     each worker keeps its own copy. Everywhere else each worker holds the cotangent of its own copy of the result, and
     the operands of a sum get the sum of those: the rule that ``jax.lax.psum`` has there.
     """
-    operand_types = [operand.aval for operand in bucket]
     axis_name, kind, root = params["axis_name"], params["kind"], params["root"]
-    if axis_name is not None and any(axis_name in varying_axes(aval) for aval in operand_types):
+    if any(varies(operand.aval, axis_name) for operand in bucket):
         results = [ct if isinstance(ct, ad.Zero) else jax.lax.pcast(ct, axis_name, to="varying") for ct in cotangents]
-        is_root = jax.lax.axis_index(axis_name) == root
     else:
-        zeros = [ad.Zero(aval) for aval in operand_types]
-        results = _reduce_nonzero(cotangents, zeros, "cotangents", {**params, "kind": Kind.SUM, "root": 0})
-        is_root = world.rank() == root
+        zeros = [ad.Zero(operand.aval) for operand in bucket]
+        as_sum = {**params, "kind": Kind.SUM, "root": 0, "what": "cotangents"}
+        results = map_nonzero(all_reduce, cotangents, zeros, as_sum)
     if kind is Kind.BROADCAST:
+        is_root = own_index(axis_name) == root
         results = [ct if isinstance(ct, ad.Zero) else jnp.where(is_root, ct, jnp.zeros_like(ct)) for ct in results]
     return results
 
 
-def _reduce_nonzero(values: Sequence[Any], zeros: Sequence[Any], what: str, params: dict[str, Any]) -> list[Any]:
-    """Reduce those of ``values`` that are not symbolic zeros; the others are ``zeros``."""
+def varies(aval: Any, axis_name: str | None) -> bool:
+    """Whether types say that a value differs along the workers' axis."""
+    return axis_name is not None and axis_name in varying_axes(aval)
+
+
+def own_index(axis_name: str | None) -> Any:
+    """This worker's place along the workers' axis, which is its rank."""
+    return world.rank() if axis_name is None else jax.lax.axis_index(axis_name)
+
+
+def zero_tangents(outputs: Sequence[jax.Array]) -> list[ad.Zero]:
+    """Symbolic zeros for the tangents of ``outputs``."""
+    return [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+
+
+def map_nonzero(
+    function: Callable[..., list[jax.Array]], values: Sequence[Any], zeros: Sequence[Any], params: dict[str, Any]
+) -> list[Any]:
+    """``function`` of those of ``values`` that are not symbolic zeros; the others become ``zeros``.
+
+    ``params`` go to ``function``, but "what", which says in the label what the values are.
+    """
     chosen = [index for index, value in enumerate(values) if not isinstance(value, ad.Zero)]
     results = list(zeros)
     if chosen:
-        label = f"{params['label']} {what}"
-        outputs = all_reduce_p.bind(*(values[index] for index in chosen), **{**params, "label": label})
+        label = f"{params['label']} {params['what']}"
+        others = {key: value for key, value in params.items() if key not in ("label", "what")}
+        outputs = function([values[index] for index in chosen], label=label, **others)
         for index, output in zip(chosen, outputs, strict=True):
             results[index] = output
     return results
 
 
-all_reduce_p.def_impl(_run_eagerly)
-all_reduce_p.def_abstract_eval(_abstract_eval)
-mlir.register_lowering(all_reduce_p, _lowering)
-batching.primitive_batchers[all_reduce_p] = _batch
-ad.primitive_jvps[all_reduce_p] = _jvp
-ad.primitive_transposes[all_reduce_p] = _transpose
+for _kind, _primitive in _PRIMITIVES.items():
+    _primitive.multiple_results = True
+    _primitive.def_impl(_run_eagerly)
+    _primitive.def_abstract_eval(_abstract_eval)
+    mlir.register_lowering(_primitive, _lowering)
+    batching.primitive_batchers[_primitive] = _batch
+    # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
+    if _kind in (Kind.SUM, Kind.BROADCAST):
+        ad.primitive_jvps[_primitive] = _jvp
+        ad.primitive_transposes[_primitive] = _transpose

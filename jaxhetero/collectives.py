@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxhetero import _primitive, world
-from jaxhetero._compat import varying_axes
-from jaxhetero._mesh import AxisName, ReducedAxes, classify
+from jaxhetero import _reduction, world
+from jaxhetero._mesh import AxisName, classify
 from jaxhetero._primitive import Kind
-from jaxhetero.errors import ConfigError
+from jaxhetero._reduction import make_buckets, reduce_tree
+from jaxhetero.errors import ConfigError, from_message
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 
@@ -24,7 +25,13 @@ _PACKAGE_DIR = str(Path(__file__).parent)
 
 
 def psum(
-    x: Tree, axis_name: AxisName = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: None = None,
+    wire_dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
 ) -> Tree:
     """Sum every leaf of ``x`` over all workers: the two-hop counterpart of ``jax.lax.psum``.
 
@@ -39,6 +46,10 @@ def psum(
         (``jax.distributed``), one of them is made of the workers; in a mesh of this process's own devices, the sum goes
         over those and over all workers. The devices of a worker are summed first, by XLA, and each device sends its
         equal part.
+      axis_index_groups: only ``None``; it is here because ``jax.lax.psum`` has it.
+      wire_dtype: ``jnp.bfloat16`` or ``jnp.float16`` sends leaves of float32 and float64 in half the bytes, or a
+        quarter: rounded once before they are sent, summed in float32, and the total rounded once more. The result has
+        the dtype of ``x``. A number above 65504 is infinity in float16. Other leaves are sent as they are.
       bucket_bytes: leaves are grouped in buckets of about this size, last leaf first; each bucket is one custom call
         and starts as soon as its leaves are computed. Must be the same on all workers.
       name: what error messages and traces call this op. Default: the file and function of the caller.
@@ -55,21 +66,159 @@ def psum(
         sharded over several devices outside ``shard_map``.
       jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
     """
-    total: Tree = _sum(x, axis_name, bucket_bytes, name or _caller("psum"))
-    return total
+    label = name or _caller("psum")
+    _refuse_groups(axis_index_groups, label)
+    return _sum(x, axis_name, label, bucket_bytes, wire_dtype)
 
 
 def pmean(
-    x: Tree, axis_name: AxisName = None, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str | None = None
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: None = None,
+    wire_dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
 ) -> Tree:
     """The mean of every leaf over all workers: ``psum`` divided by their number, as ``jax.lax.pmean``.
 
     Arguments, blocking and errors are those of ``psum``. Integers give floats, as division does.
     """
-    total = _sum(x, axis_name, bucket_bytes, name or _caller("pmean"))
-    count = classify(axis_name, name or "pmean").count
+    label = name or _caller("pmean")
+    _refuse_groups(axis_index_groups, label)
+    total = _sum(x, axis_name, label, bucket_bytes, wire_dtype)
+    count = classify(axis_name, label).count
     mean: Tree = jax.tree.map(lambda leaf: leaf / count, total)
     return mean
+
+
+def pmax(
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> Tree:
+    """The largest value of every element over all workers, as ``jax.lax.pmax``.
+
+    NaN where any worker has NaN; +0 is larger than -0.
+
+    Args:
+      x: a pytree of arrays or numbers of the dtypes of ``psum``, but not complex; bool stays bool.
+      axis_name, axis_index_groups, bucket_bytes, name: as in ``psum``.
+
+    Blocking and errors are those of ``psum``. Like ``jax.lax.pmax`` it has no derivative.
+    """
+    return _extreme(x, axis_name, Kind.MAX, name or _caller("pmax"), axis_index_groups, bucket_bytes)
+
+
+def pmin(
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> Tree:
+    """The smallest value of every element over all workers, as ``jax.lax.pmin``; see ``pmax``."""
+    return _extreme(x, axis_name, Kind.MIN, name or _caller("pmin"), axis_index_groups, bucket_bytes)
+
+
+def all_gather(
+    x: Any,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: None = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> Any:
+    """Every worker's ``x`` on all workers, in the order of their ranks, as ``jax.lax.all_gather``.
+
+    One broadcast from each worker: of ``S`` bytes a worker sends ``S`` and receives ``(n - 1) S``.
+
+    Args:
+      x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool.
+      axis_name: as in ``psum``; with several axes, the order of the result is theirs. In a mesh of this process's own
+        devices the workers come first.
+      axis_index_groups, bucket_bytes, name: as in ``psum``.
+      axis: where in the result the workers' axis is.
+      tiled: ``True`` joins the workers' arrays along their own ``axis`` instead of stacking them along a new one.
+      to: "varying" or "invarying", the type of the result in typed ``shard_map``; see ``jax.lax.all_gather``.
+
+    Returns:
+      A pytree like ``x``, of leaves with a new axis, or with an axis that is longer by the number of workers. The
+      transpose is ``psum_scatter``, or, with "invarying", a slice.
+
+    Blocking and errors are those of ``psum``.
+    """
+    label = name or _caller("all_gather")
+    _refuse_groups(axis_index_groups, label)
+    if to not in ("varying", "invarying"):
+        raise ConfigError(f"{label}: to is {to!r}; it can be 'varying' or 'invarying'")
+    axes = classify(axis_name, label)
+
+    def gather(tree: Any) -> Any:
+        leaves, structure = _reduction.prepare_leaves(tree, label, bucket_bytes)
+        places = [_normalize_axis(axis, leaf.ndim if tiled else leaf.ndim + 1) for leaf in leaves]
+        stacks = _reduction.gather_arrays(leaves, axes, label=label, bucket_bytes=bucket_bytes, to=to)
+        results = [jnp.moveaxis(stack, 0, place) for stack, place in zip(stacks, places, strict=True)]
+        if tiled:
+            results = [_merge(result, place) for result, place in zip(results, places, strict=True)]
+        return jax.tree.unflatten(structure, results)
+
+    return _with_bools_as_bytes(gather, x)
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: AxisName = None,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: None = None,
+    tiled: bool = False,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> Any:
+    """The sum of ``x`` over all workers, of which each keeps the part of its rank, as ``jax.lax.psum_scatter``.
+
+    It is a ``psum`` and a slice: of ``S`` bytes a worker sends ``S`` and receives ``S``, where ``S/n`` would do. The
+    devices of a worker share them.
+
+    Args:
+      x: a pytree of arrays of the dtypes of ``psum``.
+      axis_name, axis_index_groups, bucket_bytes, name: as in ``all_gather``.
+      scatter_dimension: the axis that is cut. Its size is the number of workers, or, if ``tiled``, a multiple.
+      tiled: ``True`` keeps the axis, shorter by the number of workers; else it is gone.
+
+    Returns:
+      A pytree like ``x``. The transpose is ``all_gather``.
+
+    Blocking and errors are those of ``psum``. Compiled for this worker's rank where ``axis_name`` does not name the
+    workers.
+    """
+    label = name or _caller("psum_scatter")
+    _refuse_groups(axis_index_groups, label)
+    axes = classify(axis_name, label)
+    leaves, structure = _reduction.prepare_leaves(x, label, bucket_bytes)
+    places = [_normalize_axis(scatter_dimension, leaf.ndim) for leaf in leaves]
+    for leaf, place in zip(leaves, places, strict=True):
+        size = leaf.shape[place]
+        if size % axes.count if tiled else size != axes.count:
+            raise ConfigError(
+                f"{label}: axis {place} of {_reduction.describe_leaf(leaf)} cannot be scattered over {axes.count}; its "
+                f"size must be {'a multiple of that' if tiled else 'that, or pass tiled=True'}"
+            )
+    stacks = [_cut(leaf, place, axes.count) for leaf, place in zip(leaves, places, strict=True)]
+    rows = _reduction.scatter_arrays(stacks, axes, label=label, bucket_bytes=bucket_bytes)
+    if tiled:
+        rows = [jnp.moveaxis(row, 0, place) for row, place in zip(rows, places, strict=True)]
+    else:
+        rows = [row[0] for row in rows]
+    return jax.tree.unflatten(structure, rows)
 
 
 def broadcast(
@@ -83,7 +232,7 @@ def broadcast(
     """Every leaf of worker ``root``'s ``x``, bit by bit: for initial parameters.
 
     The other workers pass a tree of the same structure, shapes and dtypes, whose values are not used. Takes every dtype
-    that ``psum`` takes. Arguments, blocking and errors are those of ``psum``.
+    that ``psum`` takes, and bool. Arguments, blocking and errors are those of ``psum``.
     """
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
@@ -91,9 +240,9 @@ def broadcast(
     axes = classify(axis_name, label)
     if axes.local_count > 1:
         raise ConfigError(f"{label}: axes {axes.local_axes} lie inside a worker; broadcast goes over the workers' axis")
-    arrays = jax.tree.map(jnp.asarray, x)
-    same: Tree = _reduce(arrays, axes, Kind.BROADCAST, root, bucket_bytes, label)
-    return same
+    return _with_bools_as_bytes(
+        lambda tree: reduce_tree(tree, axes, Kind.BROADCAST, label=label, bucket_bytes=bucket_bytes, root=root), x
+    )
 
 
 def replicated(
@@ -101,6 +250,7 @@ def replicated(
     axis_name: AxisName = None,
     *,
     mean: bool = False,
+    wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
@@ -118,8 +268,8 @@ def replicated(
 
     Args:
       params: a pytree of float or complex arrays; everybody's are the same.
-      axis_name, bucket_bytes, name: as in ``psum``. Under ``jax.shard_map`` with ``check_vma=True`` the result varies
-        over ``axis_name``, which is what keeps JAX from summing the gradients a second time.
+      axis_name, wire_dtype, bucket_bytes, name: as in ``psum``. Under ``jax.shard_map`` with ``check_vma=True`` the
+        result varies over ``axis_name``, which is what keeps JAX from summing the gradients a second time.
       mean: gradients are the mean instead of the sum.
 
     Errors are those of ``psum``, raised where the gradient is taken.
@@ -130,14 +280,13 @@ def replicated(
     @jax.custom_vjp
     def identity(*leaves: jax.Array) -> tuple[jax.Array, ...]:
         axes = classify(axis_name, label)
-        spanned = axes.local_axes + ((axes.worker_axis,) if axes.worker_axis else ())
-        return tuple(_varying(jnp.asarray(leaf), spanned) for leaf in leaves)
+        return tuple(_reduction.make_varying(leaf, axes) for leaf in leaves)
 
     def forward(*leaves: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         return identity(*leaves), None
 
     def backward(_: None, cotangents: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return reduce(cotangents, axis_name, bucket_bytes=bucket_bytes, name=label)
+        return reduce(cotangents, axis_name, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, name=label)
 
     identity.defvjp(forward, backward)
     leaves, structure = jax.tree.flatten(params)
@@ -149,114 +298,87 @@ def replicated(
     return same
 
 
-def _sum(x: Any, axis_name: AxisName, bucket_bytes: int, label: str) -> Any:
-    leaves = jax.tree.leaves(x)
+def barrier(*, name: str | None = None) -> None:
+    """Wait until every worker has called this: for the host, between programs, for example around files.
+
+    Args:
+      name: what error messages call it. Default: the file and function of the caller.
+
+    Blocks, without holding the GIL, for at most ``timeout_ms`` (``start_timeout_ms`` the first time).
+
+    Raises:
+      NotInitializedError: before ``jaxhetero.initialize()``.
+      ConfigError: inside a traced function, where there is nothing to block.
+      JaxheteroError: a worker did not come, or was lost.
+    """
+    label = name or _caller("barrier")
+    arrived = psum(np.ones((), np.int32), name=label)
+    if isinstance(arrived, jax.core.Tracer):
+        raise ConfigError(f"{label}: inside a traced function there is nothing to block; call barrier() outside")
+    try:
+        jax.block_until_ready(arrived)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise from_message(str(error)) from error
+
+
+def _sum(x: Tree, axis_name: AxisName, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
     axes = classify(axis_name, label)
-    if axis_name is not None and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if axis_name is not None and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
         # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
         # psum(1, axis_name) is the static number of workers.
-        return jax.tree.map(lambda leaf: leaf * axes.count, x)
-    integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, _int_if_bool(leaf)), x)
-    return _reduce(integers, axes, Kind.SUM, 0, bucket_bytes, label)
+        constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
+        return constants
+    integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32) if _is_bool(leaf) else leaf, x)
+    total: Tree = reduce_tree(integers, axes, Kind.SUM, label=label, bucket_bytes=bucket_bytes, wire_dtype=wire_dtype)
+    return total
 
 
-def _int_if_bool(leaf: Any) -> Any:
-    """Booleans are summed as int32, as ``jax.lax.psum`` does."""
-    dtype = jnp.result_type(leaf)
-    return jnp.int32 if dtype == jnp.bool_ else dtype
-
-
-def _reduce(x: Any, axes: ReducedAxes, kind: Kind, root: int, bucket_bytes: int, label: str) -> Any:
-    """Inside each worker first, then over the workers, each device with its share, then inside each worker again."""
-    if bucket_bytes < 1:
-        raise ConfigError(f"{label}: bucket_bytes is {bucket_bytes}; it must be at least 1")
-    leaves, structure = jax.tree.flatten(x)
-    for leaf in leaves:
-        _check_dtype(leaf, label)
-    if not axes.spans_workers:
-        return jax.lax.psum(x, axes.local_axes) if axes.local_axes and kind is Kind.SUM else x
-    if axes.local_count == 1 and axes.local_axes:
-        leaves = [jax.lax.psum(leaf, axes.local_axes) for leaf in leaves]
-    parts = [_local_sum_part(leaf, axes.local_axes) for leaf in leaves] if axes.local_count > 1 else leaves
-    results = _reduce_over_workers(parts, axes.worker_axis, kind, root, bucket_bytes, label)
-    if axes.local_count > 1:
-        results = [_from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
-    return jax.tree.unflatten(structure, results)
-
-
-def _local_sum_part(leaf: jax.Array, local_axes: tuple[str, ...]) -> jax.Array:
-    """This device's equal part of the sum over its worker's devices, as a vector; the last parts end in zeros."""
-    parts = int(jax.lax.axis_size(local_axes))
-    flat = jnp.pad(leaf.reshape(-1), (0, -leaf.size % parts))
-    part: jax.Array = jax.lax.psum_scatter(_varying(flat, local_axes), local_axes, scatter_dimension=0, tiled=True)
-    return part
-
-
-def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Array:
-    """Put the parts of a worker's devices together again, in the shape of ``leaf``."""
-    whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to="invarying")
-    return whole[: leaf.size].reshape(leaf.shape)
-
-
-def _reduce_over_workers(
-    arrays: Sequence[jax.Array], worker_axis: str | None, kind: Kind, root: int, bucket_bytes: int, label: str
-) -> list[jax.Array]:
-    results: dict[int, jax.Array] = {}
-    if worker_axis is not None:
-        arrays = [_varying(array, (worker_axis,)) for array in arrays]
-    for number, bucket in enumerate(make_buckets(arrays, bucket_bytes)):
-        bucket_label = f"{label} bucket {number}"
-        with jax.named_scope(bucket_label):
-            outputs = _primitive.all_reduce(
-                [arrays[index] for index in bucket],
-                label=bucket_label,
-                kind=kind,
-                root=root,
-                worker_count=world.size(),
-                axis_name=worker_axis,
+def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, axis_index_groups: None, bucket_bytes: int) -> Tree:
+    _refuse_groups(axis_index_groups, label)
+    axes = classify(axis_name, label)
+    for leaf in jax.tree.leaves(x):
+        if jnp.iscomplexobj(leaf):
+            raise ConfigError(
+                f"{label}: a leaf is {_reduction.describe_leaf(leaf)}, and complex numbers have no order; "
+                "take that of jnp.abs, or of its real and imaginary parts"
             )
-        results.update(zip(bucket, outputs, strict=True))
-    return [results[index] for index in range(len(arrays))]
+    return _with_bools_as_bytes(lambda tree: reduce_tree(tree, axes, kind, label=label, bucket_bytes=bucket_bytes), x)
 
 
-def _varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """As lax.psum does: a value that is the same along an axis counts once for each step of it."""
-    constant = tuple(name for name in axes if name not in varying_axes(jax.typeof(array)))
-    return jax.lax.pcast(array, constant, to="varying") if constant else array
+def _with_bools_as_bytes(function: Callable[[Any], Any], x: Tree) -> Tree:
+    """``function`` of ``x``, which has no bool; where ``x`` has, so has the result."""
+    results = function(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.uint8) if _is_bool(leaf) else leaf, x))
+    restored: Tree = jax.tree.map(lambda result, leaf: result.astype(bool) if _is_bool(leaf) else result, results, x)
+    return restored
 
 
-def make_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
-    """The indices of ``arrays`` in buckets of one dtype and at most ``bucket_bytes``, or of one larger array.
-
-    From the last array to the first, because the backward pass computes the gradients of the last layers first. The
-    buckets are in the order of their first members.
-    """
-    buckets: list[list[int]] = []
-    open_buckets: dict[Any, tuple[list[int], int]] = {}
-    for index in reversed(range(len(arrays))):
-        array = arrays[index]
-        array_bytes = array.size * array.dtype.itemsize
-        bucket, filled_bytes = open_buckets.get(array.dtype, ([], 0))
-        if not bucket or filled_bytes + array_bytes > bucket_bytes:
-            bucket, filled_bytes = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        open_buckets[array.dtype] = (bucket, filled_bytes + array_bytes)
-    return buckets
+def _is_bool(leaf: Any) -> bool:
+    return bool(jnp.result_type(leaf) == jnp.bool_)
 
 
-_SUPPORTED = frozenset(
-    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
+def _normalize_axis(axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of bounds for array of dimension {ndim}")
+    return axis % ndim
 
 
-def _check_dtype(leaf: Any, label: str) -> None:
-    dtype = jnp.result_type(leaf)
-    if str(dtype) not in _SUPPORTED:
+def _merge(array: jax.Array, place: int) -> jax.Array:
+    """Axis ``place`` and the one after it as one."""
+    size = array.shape[place] * array.shape[place + 1]
+    return array.reshape(*array.shape[:place], size, *array.shape[place + 2 :])
+
+
+def _cut(array: jax.Array, place: int, count: int) -> jax.Array:
+    """Axis ``place`` as ``count`` rows, first, and what each of them has of it, second."""
+    rows = jnp.moveaxis(array, place, 0)
+    return rows.reshape(count, rows.shape[0] // count, *rows.shape[1:])
+
+
+def _refuse_groups(axis_index_groups: Any, label: str) -> None:
+    if axis_index_groups is not None:
         raise ConfigError(
-            f"{label}: a leaf is {dtype}[{','.join(map(str, jnp.shape(leaf)))}], a dtype that reducers cannot sum; "
-            f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
+            f"{label}: axis_index_groups is not supported, because every worker takes part in every round; for groups "
+            "of devices inside a worker give the mesh one more axis and name the axes to reduce over"
         )
 
 

@@ -7,6 +7,8 @@ its message starts with the name of the class here, for example ``jaxhetero.Work
 
 from __future__ import annotations
 
+import re
+
 
 class JaxheteroError(RuntimeError):
     """Base class of every exception raised by this package."""
@@ -66,3 +68,9 @@ _BY_NAME: dict[str, type[JaxheteroError]] = {kind.__name__: kind for kind in Jax
 def from_status(name: str, message: str) -> JaxheteroError:
     """The exception for a native status: ``name`` is one of the classes here, as in ``xla_ffi/status.h``."""
     return _BY_NAME.get(name, InternalError)(message)
+
+
+def from_message(text: str) -> JaxheteroError:
+    """The exception that a failed program's message names, ``... jaxhetero.WorkerLost: rank 3 ...``."""
+    found = re.search(r"jaxhetero\.(\w+): (.*)", text, re.DOTALL)
+    return from_status(found[1], found[2]) if found else InternalError(text)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxhetero
-from jaxhetero.collectives import make_buckets
+from jaxhetero._reduction import make_buckets
 from jaxhetero.errors import ConfigError, NotInitializedError
 
 

@@ -1,0 +1,156 @@
+"""The primitives of ``all_gather`` and ``psum_scatter``, made of those in ``_primitive``.
+
+Each is the transpose of the other, and both have one shape: the gathered side has a new first axis of all workers.
+Where the user wants that axis is a matter of ``collectives``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxhetero._compat import without_varying_axis
+from jaxhetero._primitive import Kind, all_reduce, map_nonzero, own_index, varies, zero_tangents
+
+_all_gather_p = Primitive("jaxhetero_all_gather")
+_psum_scatter_p = Primitive("jaxhetero_psum_scatter")
+
+
+def all_gather(
+    bucket: Sequence[jax.Array], *, label: str, worker_count: int, axis_name: str | None, invariant: bool
+) -> list[jax.Array]:
+    """Stack each array of all workers along a new first axis, by rank.
+
+    Args:
+      bucket: arrays of one dtype.
+      label, worker_count, axis_name: as in ``_primitive.all_reduce``.
+      invariant: the results no longer vary over ``axis_name``.
+    """
+    outputs: list[jax.Array] = _all_gather_p.bind(
+        *bucket, label=label, worker_count=worker_count, axis_name=axis_name, invariant=invariant
+    )
+    return outputs
+
+
+def psum_scatter(
+    bucket: Sequence[jax.Array], *, label: str, worker_count: int, axis_name: str | None
+) -> list[jax.Array]:
+    """Sum over all workers; each keeps the row of its rank.
+
+    Args:
+      bucket: arrays of one dtype with a first axis of ``worker_count``.
+      label, worker_count, axis_name: as in ``_primitive.all_reduce``.
+    """
+    outputs: list[jax.Array] = _psum_scatter_p.bind(
+        *bucket, label=label, worker_count=worker_count, axis_name=axis_name
+    )
+    return outputs
+
+
+def _gather_by_broadcasts(
+    *bucket: jax.Array, label: str, worker_count: int, axis_name: str | None, invariant: bool
+) -> list[jax.Array]:
+    """One broadcast from each rank: a worker sends its own array, once, and receives the others'."""
+    del invariant
+    rows = [
+        all_reduce(
+            bucket,
+            label=f"{label} from rank {root}",
+            kind=Kind.BROADCAST,
+            root=root,
+            worker_count=worker_count,
+            axis_name=axis_name,
+        )
+        for root in range(worker_count)
+    ]
+    return [jnp.stack(leaves) for leaves in zip(*rows, strict=True)]
+
+
+def _sum_and_slice(*bucket: jax.Array, label: str, worker_count: int, axis_name: str | None) -> list[jax.Array]:
+    totals = all_reduce(bucket, label=label, kind=Kind.SUM, root=0, worker_count=worker_count, axis_name=axis_name)
+    return [_row(total, axis_name) for total in totals]
+
+
+def _row(array: jax.Array, axis_name: str | None) -> jax.Array:
+    row: jax.Array = jax.lax.dynamic_index_in_dim(array, own_index(axis_name), keepdims=False)
+    return row
+
+
+def _gather_abstract_eval(
+    *bucket: Any, worker_count: int, axis_name: str | None, invariant: bool, **_: Any
+) -> list[Any]:
+    results = [aval.update(shape=(worker_count, *aval.shape), weak_type=False) for aval in bucket]
+    return [without_varying_axis(aval, axis_name) for aval in results] if invariant and axis_name else results
+
+
+def _scatter_abstract_eval(*bucket: Any, **_: Any) -> list[Any]:
+    return [aval.update(shape=aval.shape[1:], weak_type=False) for aval in bucket]
+
+
+def _gather_batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
+    return all_gather(bucket, **params), [None if dim is None else dim + 1 for dim in dims]
+
+
+def _scatter_batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
+    arrays = [array if dim is None else jnp.moveaxis(array, dim, 1) for array, dim in zip(bucket, dims, strict=True)]
+    return psum_scatter(arrays, **params), [None if dim is None else 0 for dim in dims]
+
+
+def _gather_transpose(cotangents: Sequence[Any], *bucket: Any, invariant: bool, **params: Any) -> list[Any]:
+    zeros = [ad.Zero(operand.aval) for operand in bucket]
+    own_rows = functools.partial(_own_rows, typed=any(varies(operand.aval, params["axis_name"]) for operand in bucket))
+    transpose = own_rows if invariant else psum_scatter
+    return map_nonzero(transpose, cotangents, zeros, {**params, "what": "cotangents"})
+
+
+def _own_rows(arrays: Sequence[jax.Array], *, typed: bool, axis_name: str | None, **_: Any) -> list[jax.Array]:
+    """The cotangent of what is the same on every worker is so too: no sum."""
+    return [_row(jax.lax.pcast(array, axis_name, to="varying") if typed else array, axis_name) for array in arrays]
+
+
+def _scatter_transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
+    zeros = [ad.Zero(operand.aval) for operand in bucket]
+    return map_nonzero(all_gather, cotangents, zeros, {**params, "invariant": False, "what": "cotangents"})
+
+
+def _gather_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
+    outputs = all_gather(primals, **params)
+    return outputs, map_nonzero(all_gather, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
+
+
+def _scatter_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
+    outputs = psum_scatter(primals, **params)
+    return outputs, map_nonzero(psum_scatter, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
+
+
+@functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name", "invariant"))
+def _gather_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
+    return all_gather(bucket, **params)
+
+
+@functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name"))
+def _scatter_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
+    return psum_scatter(bucket, **params)
+
+
+_all_gather_p.multiple_results = True
+_all_gather_p.def_impl(_gather_eagerly)
+_all_gather_p.def_abstract_eval(_gather_abstract_eval)
+mlir.register_lowering(_all_gather_p, mlir.lower_fun(_gather_by_broadcasts, multiple_results=True))
+batching.primitive_batchers[_all_gather_p] = _gather_batch
+ad.primitive_jvps[_all_gather_p] = _gather_jvp
+ad.primitive_transposes[_all_gather_p] = _gather_transpose
+
+_psum_scatter_p.multiple_results = True
+_psum_scatter_p.def_impl(_scatter_eagerly)
+_psum_scatter_p.def_abstract_eval(_scatter_abstract_eval)
+mlir.register_lowering(_psum_scatter_p, mlir.lower_fun(_sum_and_slice, multiple_results=True))
+batching.primitive_batchers[_psum_scatter_p] = _scatter_batch
+ad.primitive_jvps[_psum_scatter_p] = _scatter_jvp
+ad.primitive_transposes[_psum_scatter_p] = _scatter_transpose

@@ -1,0 +1,235 @@
+"""How a pytree is reduced: inside each worker by XLA, in buckets over the workers, inside each worker again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero import _gather, _primitive, world
+from jaxhetero._compat import varying_axes
+from jaxhetero._mesh import ReducedAxes
+from jaxhetero._primitive import Kind
+from jaxhetero.errors import ConfigError
+
+WIRE_DTYPES = ("bfloat16", "float16")
+
+
+def reduce_tree(
+    x: Any, axes: ReducedAxes, kind: Kind, *, label: str, bucket_bytes: int, root: int = 0, wire_dtype: Any = None
+) -> Any:
+    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``."""
+    leaves, structure = prepare_leaves(x, label, bucket_bytes)
+    check_wire_dtype(wire_dtype, label)
+    if not axes.spans_workers:
+        return jax.tree.unflatten(structure, [_reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves])
+    shared = axes.local_count > 1
+    parts = [_own_part(leaf, axes, kind) if shared else _reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
+    on_wire = [part.astype(wire_dtype) if _is_wide_float(part) and wire_dtype else part for part in parts]
+
+    def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
+        count = world.size()
+        return _primitive.all_reduce(
+            bucket, label=label, kind=kind, root=root, worker_count=count, axis_name=axes.worker_axis
+        )
+
+    results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes)
+    results = [result.astype(part.dtype) for result, part in zip(results, parts, strict=True)]
+    if shared:
+        results = [_from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
+    return jax.tree.unflatten(structure, results)
+
+
+def gather_arrays(
+    arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str, bucket_bytes: int, to: str
+) -> list[jax.Array]:
+    """Each array of all workers and devices, stacked along a new first axis in the order of the mesh."""
+
+    def gather_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
+        return _gather.all_gather(
+            bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis, invariant=to == "invarying"
+        )
+
+    if axes.spans_workers:
+        stacks = map_buckets(gather_bucket, arrays, axes, label, bucket_bytes)
+    else:
+        stacks = [array[None] for array in arrays]
+    if axes.local_axes:
+        stacks = [jax.lax.all_gather(stack, axes.local_axes, axis=0, to=to) for stack in stacks]
+    else:
+        stacks = [stack[None] for stack in stacks]
+    return [_flatten_places(stack, axes) for stack in stacks]
+
+
+def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str, bucket_bytes: int) -> list[jax.Array]:
+    """The sum of each array; of its first axis, one row for every device of the mesh, each device keeps its own."""
+
+    def scatter_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
+        return _gather.psum_scatter(bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis)
+
+    rows = [_split_places(array, axes) for array in arrays]
+    if axes.local_axes:
+        rows = [_scatter_locally(_varying(row, axes.local_axes), axes.local_axes) for row in rows]
+    else:
+        rows = [row[0] for row in rows]
+    if axes.spans_workers:
+        return map_buckets(scatter_bucket, rows, axes, label, bucket_bytes)
+    return [row[0] for row in rows]
+
+
+def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Array], Any]:
+    """The leaves of ``x`` as arrays that can be sent, and the structure."""
+    if bucket_bytes < 1:
+        raise ConfigError(f"{label}: bucket_bytes is {bucket_bytes}; it must be at least 1")
+    leaves, structure = jax.tree.flatten(x)
+    for leaf in leaves:
+        _check_dtype(leaf, label)
+    return [jnp.asarray(leaf) for leaf in leaves], structure
+
+
+def map_buckets(
+    function: Callable[[Sequence[jax.Array], str], list[jax.Array]],
+    arrays: Sequence[jax.Array],
+    axes: ReducedAxes,
+    label: str,
+    bucket_bytes: int,
+) -> list[jax.Array]:
+    """``function`` of each bucket and its label; the results in the order of ``arrays``."""
+    results: dict[int, jax.Array] = {}
+    if axes.worker_axis is not None:
+        arrays = [_varying(array, (axes.worker_axis,)) for array in arrays]
+    for number, bucket in enumerate(make_buckets(arrays, bucket_bytes)):
+        outputs = function([arrays[index] for index in bucket], f"{label} bucket {number}")
+        results.update(zip(bucket, outputs, strict=True))
+    return [results[index] for index in range(len(arrays))]
+
+
+def make_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
+    """The indices of ``arrays`` in buckets of one dtype and at most ``bucket_bytes``, or of one larger array.
+
+    From the last array to the first, because the backward pass computes the gradients of the last layers first. The
+    buckets are in the order of their first members.
+    """
+    buckets: list[list[int]] = []
+    open_buckets: dict[Any, tuple[list[int], int]] = {}
+    for index in reversed(range(len(arrays))):
+        array = arrays[index]
+        array_bytes = array.size * array.dtype.itemsize
+        bucket, filled_bytes = open_buckets.get(array.dtype, ([], 0))
+        if not bucket or filled_bytes + array_bytes > bucket_bytes:
+            bucket, filled_bytes = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_buckets[array.dtype] = (bucket, filled_bytes + array_bytes)
+    return buckets
+
+
+# --- Inside a worker.
+
+
+def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) -> jax.Array:
+    if not local_axes:
+        return leaf
+    if kind in (Kind.SUM, Kind.BROADCAST):  # a broadcast's local axes have one device
+        total: jax.Array = jax.lax.psum(leaf, local_axes)
+        return total
+    reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin
+    extreme: jax.Array = reduce(leaf, local_axes)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return extreme
+    # XLA's all-reduce on the CPU keeps or loses a NaN depending on which device has it.
+    has_nan = jax.lax.pmax(jnp.isnan(leaf), local_axes)
+    return jnp.where(has_nan, jnp.nan, extreme)
+
+
+def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
+    """This device's equal part of what its worker's devices reduce to, as a vector; the last parts end in zeros."""
+    if kind is not Kind.SUM:
+        leaf = _reduce_locally(leaf, axes.local_axes, kind)
+    flat = jnp.pad(leaf.reshape(-1), (0, -leaf.size % axes.local_count))
+    if leaf.size == 0:  # XLA's collectives refuse nothing, or crash on it
+        return flat
+    if kind is Kind.SUM:
+        flat = _varying(flat, axes.local_axes)
+        part: jax.Array = jax.lax.psum_scatter(flat, axes.local_axes, scatter_dimension=0, tiled=True)
+        return part
+    rows = flat.reshape(axes.local_count, flat.size // axes.local_count)
+    row: jax.Array = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(axes.local_axes), keepdims=False)
+    return row
+
+
+def _scatter_locally(rows: jax.Array, local_axes: tuple[str, ...]) -> jax.Array:
+    if rows.size == 0:  # XLA refuses it
+        return rows[0]
+    row: jax.Array = jax.lax.psum_scatter(rows, local_axes, scatter_dimension=0)
+    return row
+
+
+def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Array:
+    """Put the parts of a worker's devices together again, in the shape of ``leaf``."""
+    if leaf.size == 0:
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to="invarying")
+    return whole[: leaf.size].reshape(leaf.shape)
+
+
+def _flatten_places(stack: jax.Array, axes: ReducedAxes) -> jax.Array:
+    """``[devices of a worker, workers, ...]`` to one axis in the order of the mesh."""
+    local_sizes = [int(jax.lax.axis_size(name)) for name in axes.local_axes]
+    split = stack.reshape(*local_sizes, *stack.shape[1:])
+    moved = jnp.moveaxis(split, len(local_sizes), axes.worker_position)
+    return moved.reshape(stack.shape[0] * stack.shape[1], *stack.shape[2:])
+
+
+def _split_places(array: jax.Array, axes: ReducedAxes) -> jax.Array:
+    """The inverse of ``_flatten_places``."""
+    sizes = [int(jax.lax.axis_size(name)) for name in axes.local_axes]
+    workers = array.shape[0] // axes.local_count
+    sizes.insert(axes.worker_position, workers)
+    moved = jnp.moveaxis(array.reshape(*sizes, *array.shape[1:]), axes.worker_position, len(sizes) - 1)
+    return moved.reshape(axes.local_count, workers, *array.shape[1:])
+
+
+def _varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """As lax.psum does: a value that is the same along an axis counts once for each step of it."""
+    constant = tuple(name for name in axes if name not in varying_axes(jax.typeof(array)))
+    return jax.lax.pcast(array, constant, to="varying") if constant else array
+
+
+def make_varying(leaf: Any, axes: ReducedAxes) -> jax.Array:
+    """``leaf`` as a value of its own on every device that ``axes`` name."""
+    return _varying(jnp.asarray(leaf), axes.local_axes + ((axes.worker_axis,) if axes.worker_axis else ()))
+
+
+# --- dtypes.
+
+_SUPPORTED = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+def _check_dtype(leaf: Any, label: str) -> None:
+    dtype = jnp.result_type(leaf)
+    if str(dtype) not in _SUPPORTED:
+        raise ConfigError(
+            f"{label}: a leaf is {describe_leaf(leaf)}, a dtype that reducers cannot sum; "
+            f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
+        )
+
+
+def describe_leaf(leaf: Any) -> str:
+    """``float32[2,3]``."""
+    return f"{jnp.result_type(leaf)}[{','.join(map(str, jnp.shape(leaf)))}]"
+
+
+def check_wire_dtype(wire_dtype: Any, label: str) -> None:
+    """``ConfigError`` for anything but None and the 16-bit floats."""
+    if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in WIRE_DTYPES:
+        raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(WIRE_DTYPES)}")
+
+
+def _is_wide_float(array: jax.Array) -> bool:
+    return array.dtype in (jnp.float32, jnp.float64)
