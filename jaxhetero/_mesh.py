@@ -56,6 +56,12 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
             "jnp.sum, and name mesh axes here"
         )
     sizes = {name: int(jax.lax.axis_size(name)) for name in names}
+    mesh_sizes = jax.sharding.get_abstract_mesh().shape
+    if foreign := [name for name in names if name not in mesh_sizes]:
+        raise ConfigError(
+            f"{label}: axis {foreign[0]!r} is not one of a mesh under jax.shard_map but of jax.vmap; reduce over that "
+            "with jax.lax first"
+        )
     workers = world.size()
     if not names or jax.process_count() == 1:
         return ReducedAxes(None, names, math.prod(sizes.values()), spans_workers=workers > 1)
@@ -69,7 +75,6 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
             f"{label}: rank {world.rank()} is process {jax.process_index()} of jax.distributed; give every worker the "
             "same number in both"
         )
-    mesh_sizes = jax.sharding.get_abstract_mesh().shape
     worker_axis = next((name for name, size in mesh_sizes.items() if size == workers), None)
     local = tuple(name for name in names if name != worker_axis)
     local_count = math.prod(sizes[name] for name in local)

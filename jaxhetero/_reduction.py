@@ -14,7 +14,8 @@ from jaxhetero._mesh import ReducedAxes
 from jaxhetero._primitive import Kind
 from jaxhetero.errors import ConfigError
 
-WIRE_DTYPES = ("bfloat16", "float16")
+# Bits of exponent and of mantissa.
+WIRE_DTYPES = {"bfloat16": (8, 7), "float16": (5, 10)}
 
 
 def reduce_tree(
@@ -171,7 +172,9 @@ def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Arra
     """Put the parts of a worker's devices together again, in the shape of ``leaf``."""
     if leaf.size == 0:
         return jnp.zeros(leaf.shape, leaf.dtype)
-    whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to="invarying")
+    # With types the cotangent of the whole is the same on all devices; without, the transpose must sum their own ones.
+    to = "invarying" if varying_axes(jax.typeof(part)) else "varying"
+    whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to=to)
     return whole[: leaf.size].reshape(leaf.shape)
 
 
@@ -229,6 +232,14 @@ def check_wire_dtype(wire_dtype: Any, label: str) -> None:
     """``ConfigError`` for anything but None and the 16-bit floats."""
     if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in WIRE_DTYPES:
         raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(WIRE_DTYPES)}")
+
+
+def round_for_wire(array: jax.Array, wire_dtype: Any) -> jax.Array:
+    """``array`` as it comes out of the wire, in its own dtype. XLA may drop a cast there and back, but not this."""
+    if not _is_wide_float(array):
+        return array
+    rounded: jax.Array = jax.lax.reduce_precision(array, *WIRE_DTYPES[str(jnp.dtype(wire_dtype))])
+    return rounded
 
 
 def _is_wide_float(array: jax.Array) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxhetero
+import jaxhetero.optimizers
 from jaxhetero._reduction import make_buckets
 from jaxhetero.errors import ConfigError, NotInitializedError
 
@@ -90,6 +91,45 @@ def test_booleans_are_counted() -> None:
 def test_a_root_that_does_not_exist(root: int) -> None:
     with pytest.raises(ConfigError, match=f"root {root} is not in 0..0"):
         jaxhetero.broadcast(1.0, root)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter"])
+def test_groups_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} at .*: axis_index_groups is not supported.*one more axis"):
+        getattr(jaxhetero, name)(jnp.ones(1), axis_index_groups=[[0]])
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jaxhetero.pmax(jnp.ones(2, jnp.complex64)), r"complex64\[2\], and complex numbers have no order"),
+        (lambda: jaxhetero.psum(jnp.ones(2), wire_dtype=jnp.int8), "wire_dtype is int8; it can be bfloat16 or float16"),
+        (lambda: jaxhetero.optimizers.error_feedback("float8_e5m2"), "wire_dtype is float8_e5m2; it can be"),
+        (lambda: jaxhetero.all_gather(jnp.ones(2), to="reduced"), "to is 'reduced'; it can be"),
+        (lambda: jaxhetero.psum_scatter(jnp.ones(2)), r"axis 0 of float32\[2\] cannot be scattered over 1"),
+        (lambda: jaxhetero.psum(jnp.ones(2), (0,)), "axis_name has 0, a position"),
+        (lambda: jax.jit(lambda: jaxhetero.barrier())(), "barrier at .*: inside a traced function"),
+    ],
+)
+def test_what_is_refused_says_why(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.usefixtures("alone")
+def test_alone_every_collective_is_what_it_is_on_one_device() -> None:
+    x = jnp.arange(6.0).reshape(1, 6)
+    for collective in (jaxhetero.pmax, jaxhetero.pmin, jaxhetero.pmean):
+        np.testing.assert_array_equal(collective(x), x)
+    np.testing.assert_array_equal(jaxhetero.all_gather(x, axis=1), x[:, None])
+    np.testing.assert_array_equal(jaxhetero.all_gather(x, axis=-1, tiled=True), x)
+    np.testing.assert_array_equal(jaxhetero.psum_scatter(x), x[0])
+    np.testing.assert_array_equal(jaxhetero.psum_scatter(x, scatter_dimension=1, tiled=True), x)
+    jaxhetero.barrier()
+    with pytest.raises(ValueError, match="axis 3 is out of bounds"):
+        jaxhetero.all_gather(x, axis=3)
 
 
 @pytest.mark.usefixtures("alone")

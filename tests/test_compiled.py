@@ -10,6 +10,11 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
     for result in run("hlo.py", workers=2, reducers=1):
         assert result["calls"] == ["jaxhetero_all_reduce"] * 2
         assert not [size for size in result["moved"] if size >= min(result["sizes"])]
+        # What a profile shows of each: who calls it, its bucket and its bytes.
+        for scope, size in zip(sorted(result["scopes"]), ("294912 bytes", "65536 bytes"), strict=True):
+            assert "psum at hlo.py:step bucket" in scope
+            assert size in scope
+            assert scope.endswith("/jaxhetero_psum")
 
 
 def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:

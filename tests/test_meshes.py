@@ -30,3 +30,12 @@ def test_workers_of_several_devices(kind: str) -> None:
     for result in run("devices.py", kind, coordinator, workers=3, reducers=2):
         assert result["wrong"] == []
         assert 1.0 <= result["sent"] < 1.05
+
+
+def test_a_train_step_with_our_pmean_ends_where_that_of_lax_ends() -> None:
+    """Plain jit, and a global mesh with and without types: the same bits of the parameters on two workers."""
+    digests: set[str] = set()
+    for result in run("same_step.py", f"127.0.0.1:{free_port()}", workers=2, reducers=1):
+        assert len(result) == 5
+        digests.update(result.values())
+    assert len(digests) == 1

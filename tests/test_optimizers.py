@@ -437,3 +437,51 @@ def test_two_workers_reduce_once_per_accumulated_step_and_skip_together() -> Non
         assert result["scales"] == [8, 4, 4, 8, 4, 4]
         assert result["skipped"] == 2
     assert results[0]["digests"] == results[1]["digests"]
+
+
+# --- compression -----------------------------------------------------------------------------------------------------
+
+
+def descend(*transformations: optax.GradientTransformation) -> float:
+    """How far from the optimum gradient descent ends, where gradients are small beside another one of their size."""
+    target = jnp.float32(1.0)
+    optimizer = optax.chain(*transformations, optax.sgd(1.0))
+    params = jnp.float32(0)
+    state = optimizer.init(params)
+    noise = np.random.default_rng(0).choice([-1.0, 1.0], 2000).astype(np.float32)
+
+    @jax.jit
+    def step(params: jax.Array, state: Any, noise: jax.Array) -> Any:
+        # A large part that cancels over the steps, and a small one that leads to the target.
+        updates, state = optimizer.update(0.002 * (params - target) + noise, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for sign in np.concatenate([noise, -noise]):
+        params, state = step(params, state, sign)
+    return float(abs(params - target))
+
+
+def rounding() -> optax.GradientTransformation:
+    """What ``wire_dtype=jnp.bfloat16`` does to one worker's gradients."""
+    return optax.stateless(lambda updates, _: jax.lax.reduce_precision(updates, 8, 7))
+
+
+def test_error_feedback_beats_plain_rounding() -> None:
+    plain, fed_back = descend(rounding()), descend(optimizers.error_feedback(jnp.bfloat16), rounding())
+    exact = descend()
+    assert abs(fed_back - exact) < 0.01
+    assert abs(plain - exact) > 10 * abs(fed_back - exact)
+
+
+def test_error_feedback_sends_everything_in_the_end() -> None:
+    """What was sent and what is left are what was given; other dtypes and infinities pass."""
+    feedback = optimizers.error_feedback(jnp.float16)
+    grads = {"wide": jnp.float32([1 / 3, 1e-9, 1e6]), "half": jnp.bfloat16([1 / 3]), "count": jnp.int32([7])}
+    sent, state = jax.jit(feedback.update)(grads, feedback.init(grads))
+    np.testing.assert_array_equal(sent["wide"][:2] + state.residual["wide"][:2], grads["wide"][:2])
+    np.testing.assert_array_equal(sent["wide"], sent["wide"].astype(jnp.float16).astype(jnp.float32))
+    assert np.isinf(sent["wide"][2])
+    assert state.residual["wide"][2] == 0
+    for name in ("half", "count"):
+        np.testing.assert_array_equal(sent[name], grads[name])
+        np.testing.assert_array_equal(state.residual[name], 0 * grads[name])

@@ -506,3 +506,12 @@ def test_preset_type_is_hashable() -> None:
     """Presets are values: equal ones are interchangeable, as static arguments of compiled programs need."""
     assert hash(get_preset("mnist")) == hash(replace(get_preset("mnist")))
     assert isinstance(get_preset("mnist"), Preset)
+
+
+@pytest.mark.timeout(RUN_TIMEOUT_S)
+def test_gradients_in_half_the_bytes(tmp_path: Path) -> None:
+    arguments = ("--preset", "mnist-smoke", "--wire-dtype", "bfloat16", "--error-feedback")
+    result, _ = run_trainer(tmp_path / "half.json", *arguments, workers=2)
+    assert result["differing_worker_count"] == 0
+    assert 0.5 <= result["sent_bytes_ratio"] < 0.53
+    assert np.mean(result["losses"][-8:]) < 0.95 * np.mean(result["losses"][:8])

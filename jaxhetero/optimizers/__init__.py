@@ -10,6 +10,8 @@ In the order in which a large-batch recipe chains them, here that of BERT in flo
 
 from jaxhetero.optimizers.accumulation import AccumulationState as AccumulationState
 from jaxhetero.optimizers.accumulation import accumulate_gradients as accumulate_gradients
+from jaxhetero.optimizers.compression import ErrorFeedbackState as ErrorFeedbackState
+from jaxhetero.optimizers.compression import error_feedback as error_feedback
 from jaxhetero.optimizers.layerwise import lamb as lamb
 from jaxhetero.optimizers.layerwise import lars as lars
 from jaxhetero.optimizers.loss_scaling import LossScaleState as LossScaleState

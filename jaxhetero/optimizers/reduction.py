@@ -7,17 +7,22 @@ from typing import Any
 import optax
 
 from jaxhetero import collectives
+from jaxhetero._mesh import AxisName
 
 
 def all_reduce_gradients(
-    axis_name: str | None = None, *, mean: bool = True, bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES
+    axis_name: AxisName = None,
+    *,
+    mean: bool = True,
+    wire_dtype: Any = None,
+    bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformation:
     """Replace each worker's gradients by their mean over all workers. Chain it in front of any optimizer::
 
         optimizer = optax.chain(jaxhetero.all_reduce_gradients(), optax.sgd(0.1))
 
     Args:
-      axis_name, bucket_bytes: as in ``jaxhetero.psum``.
+      axis_name, wire_dtype, bucket_bytes: as in ``jaxhetero.psum``.
       mean: ``False`` gives the sum instead.
 
     Errors and blocking are those of ``jaxhetero.psum``. The transformation has no state.
@@ -26,6 +31,7 @@ def all_reduce_gradients(
 
     def update(updates: optax.Updates, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
         del params
-        return reduce(updates, axis_name, bucket_bytes=bucket_bytes, name="all_reduce_gradients"), state
+        label = "all_reduce_gradients"
+        return reduce(updates, axis_name, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, name=label), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import optax
 
 import jaxhetero
+from jaxhetero import optimizers
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class OptimizerConfig:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     """Added to the gradient before momentum. Kernels only: biases, gammas and betas do not decay."""
+    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """In what the workers exchange gradients; the 16-bit ones send half the bytes."""
+    error_feedback: bool = False
+    """Add what rounding to wire_dtype loses to the gradients of the next step."""
 
 
 def peak_learning_rate(config: OptimizerConfig, global_batch: int) -> float:
@@ -47,8 +53,10 @@ def learning_rate_schedule(
 
 def distributed_sgd(config: OptimizerConfig, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Mean of the workers' gradients first; from there on every worker computes the same update."""
+    wire_dtype = None if config.wire_dtype == "float32" else config.wire_dtype
     return optax.chain(
-        jaxhetero.all_reduce_gradients(),
+        optimizers.error_feedback(wire_dtype) if wire_dtype and config.error_feedback else optax.identity(),
+        jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype),
         optax.add_decayed_weights(config.weight_decay, mask=_kernels),
         optax.sgd(learning_rate, momentum=config.momentum, nesterov=True),
     )

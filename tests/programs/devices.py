@@ -16,6 +16,14 @@ KIND, JAX_COORDINATOR = sys.argv[1:3]
 DEVICES = 2
 COUNT = 50_001  # odd: the devices' parts are not equal without padding
 P = jax.P
+AXES = ("workers", "devices", ("workers", "devices"), ("devices", "workers"))
+COLLECTIVES: dict[str, Any] = {
+    "psum": lambda library, x, axes: library.psum(x, axes),
+    "pmean": lambda library, x, axes: library.pmean(x, axes),
+    "pmax": lambda library, x, axes: library.pmax(x, axes),
+    "all_gather": lambda library, x, axes: library.all_gather(x, axes, axis=1, tiled=True, to="invarying"),
+    "psum_scatter": lambda library, x, axes: library.psum_scatter(x[:, :60], axes, scatter_dimension=1, tiled=True),
+}
 
 
 def make_mesh(*shape: int, names: tuple[str, ...]) -> jax.sharding.Mesh:
@@ -35,13 +43,14 @@ def global_mesh(rank: int, size: int) -> list[str]:
     mesh = make_mesh(size, DEVICES, names=("workers", "devices"))
     x = np.arange(DEVICES * COUNT, dtype=np.float32).reshape(DEVICES, COUNT) % 100 + rank
     wrong = []
-    for axes, check_vma, name in itertools.product(
-        ("workers", "devices", ("workers", "devices"), ("devices", "workers")), (True, False), ("psum", "pmean")
-    ):
+    for axes, check_vma, name in itertools.product(AXES, (True, False), COLLECTIVES):
         names = (axes,) if isinstance(axes, str) else axes
         specs = P(tuple(name for name in mesh.axis_names if name not in names) or None)
-        ours = run(mesh, lambda x, n=name, a=axes: getattr(jaxhetero, n)(x, a), x, check_vma, specs)
-        theirs = run(mesh, lambda x, n=name, a=axes: getattr(jax.lax, n)(x, a), x, check_vma, specs)
+        if name == "psum_scatter":
+            specs = P(mesh.axis_names)
+        function = COLLECTIVES[name]
+        ours = run(mesh, lambda x, f=function, a=axes: f(jaxhetero, x, a), x, check_vma, specs)
+        theirs = run(mesh, lambda x, f=function, a=axes: f(jax.lax, x, a), x, check_vma, specs)
         if not np.array_equal(ours, theirs):
             wrong.append(f"{name} over {axes}, check_vma={check_vma}")
     return wrong

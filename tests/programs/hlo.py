@@ -42,7 +42,10 @@ def main() -> None:
     hlo = step.lower(params, jnp.ones((8, WIDTHS[0]))).compile().as_text()
     jaxhetero.shutdown()
     calls = re.findall(r"custom_call_target=\"(jaxhetero\w*)\"", hlo)
-    print(json.dumps({"calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]}))
+    scopes = re.findall(r"custom_call_target=\"jaxhetero.*op_name=\"([^\"]*)\"", hlo)
+    print(
+        json.dumps({"scopes": scopes, "calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]})
+    )
 
 
 main()

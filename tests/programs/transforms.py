@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
+import jaxhetero.errors
 
 Case = Callable[[], tuple[Any, Any]]
 CASES: dict[str, Case] = {}
@@ -171,8 +172,126 @@ def value_and_grad_of_replicated_parameters() -> tuple[Any, Any]:
 
 
 @case
+def compiled_grad_of_broadcast() -> tuple[Any, Any]:
+    """Of use on the root only, but everybody's contribution is: XLA must not drop it."""
+    scale = jaxhetero.rank() + 1.0
+    step = jax.jit(jax.grad(lambda x: jnp.sum(scale * jaxhetero.broadcast(x, root=1, name="dropped"))))
+    factor = sum(range(1, jaxhetero.size() + 1)) if jaxhetero.rank() == 1 else 0
+    return [step(mine()) for _ in range(2)], [jnp.full((2, 3), float(factor))] * 2
+
+
+@case
+def vmap_of_gather_and_scatter_over_the_last_axis() -> tuple[Any, Any]:
+    size, rank = jaxhetero.size(), jaxhetero.rank()
+    batch = jnp.stack([mine(), -mine()], axis=-1)
+    gathered = jax.vmap(lambda x: jaxhetero.all_gather(x, axis=1), in_axes=-1, out_axes=-1)(batch)
+    everyone = jnp.stack([value(other) for other in range(size)], axis=1)
+    rows = jnp.stack([batch * factor for factor in range(size)])
+    scattered = jax.vmap(jaxhetero.psum_scatter, in_axes=-1, out_axes=-1)(rows)
+    expected = jnp.stack([total() * rank, -total() * rank], axis=-1)
+    return (gathered, scattered), (jnp.stack([everyone, -everyone], axis=-1), expected)
+
+
+@case
+def grad_of_scatter_along_its_second_axis() -> tuple[Any, Any]:
+    size = jaxhetero.size()
+
+    def loss(x: jax.Array) -> jax.Array:
+        part = jaxhetero.psum_scatter(x, scatter_dimension=1, tiled=True)
+        return jnp.sum(part * (jaxhetero.rank() + 1))
+
+    got = jax.jit(jax.grad(loss))(jnp.ones((2, 2 * size)))
+    return got, jnp.tile(jnp.repeat(jnp.arange(1.0, size + 1), 2), (2, 1))
+
+
+@case
+def vmapped_axis_is_refused() -> tuple[Any, Any]:
+    try:
+        jax.vmap(lambda x: jaxhetero.psum(x, "rows"), axis_name="rows")(mine())
+    except jaxhetero.errors.ConfigError as error:
+        return "axis 'rows' is not one of a mesh" in str(error), True
+    return "no error", True
+
+
+@case
+def vmap_with_spmd_axis_name() -> tuple[Any, Any]:
+    mesh = jax.make_mesh((1, 1), ("batch", "devices"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    inner = jax.shard_map(lambda x: jaxhetero.psum(x, "devices"), mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+    return jax.jit(jax.vmap(inner, spmd_axis_name="batch"))(mine()), total()
+
+
+@case
+def loop_whose_length_is_agreed_on() -> tuple[Any, Any]:
+    """pmax in the condition of a while loop: all workers leave it together."""
+
+    def body(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return state[0] - 1, state[1] + 1
+
+    start = (jnp.int32(jaxhetero.rank()), jnp.int32(0))
+    _, count = jax.lax.while_loop(lambda state: jaxhetero.pmax(state[0]) > 0, body, start)
+    return count, jnp.int32(jaxhetero.size() - 1)
+
+
+@case
+def maximum_with_nan() -> tuple[Any, Any]:
+    x = jnp.array([jnp.nan, -1.0, 0.0]) if jaxhetero.rank() == 1 else jnp.array([5.0, -2.0, -0.0])
+    got = jaxhetero.pmax(x), jaxhetero.pmin(x), jnp.signbit(jaxhetero.pmax(x)[2]), jnp.signbit(jaxhetero.pmin(x)[2])
+    return got, (jnp.array([jnp.nan, -1, 0]), jnp.array([jnp.nan, -2, 0]), False, True)
+
+
+@case
+def trees() -> tuple[Any, Any]:
+    """Empty ones, None, Python numbers, booleans."""
+    got = [jaxhetero.psum(tree) for tree in ({}, (), None, {"a": None, "b": [1, 2.5, True]})]
+    size = jaxhetero.size()
+    got.append(jaxhetero.pmin({"all": jaxhetero.rank() == 0, "b": jnp.array([True])}))
+    return got, [{}, (), None, {"a": None, "b": [size, 2.5 * size, size]}, {"all": False, "b": jnp.array([True])}]
+
+
+@case
+def wire_types() -> tuple[Any, Any]:
+    """float32 rounded once on its way out, summed in float32, rounded once on its way back; integers as they are."""
+    x = {"wide": jnp.float32(1 / 3) * (mine() + 1), "count": jnp.int32(70_001)}
+    got = [jaxhetero.psum(x, wire_dtype=dtype) for dtype in (jnp.bfloat16, "float16")]
+    expected = []
+    for dtype in (jnp.bfloat16, jnp.float16):
+        parts = [(jnp.float32(1 / 3) * (value(rank) + 1)).astype(dtype) for rank in range(jaxhetero.size())]
+        wide = functools.reduce(jnp.add, [part.astype(jnp.float32) for part in parts]).astype(dtype)
+        expected.append({"wide": wide.astype(jnp.float32), "count": 70_001 * jaxhetero.size()})
+    return got, expected
+
+
+@case
+def wire_types_of_gradients() -> tuple[Any, Any]:
+    before = jaxhetero.metrics().sent_bytes
+    grads = jax.grad(lambda p: jnp.sum(jaxhetero.replicated(p, wire_dtype=jnp.bfloat16) * jaxhetero.rank()))(
+        jnp.ones(100_000)
+    )
+    grads.block_until_ready()
+    sent = jaxhetero.metrics().sent_bytes - before
+    return (grads, 200_000 <= sent < 210_000), (jnp.full(100_000, float(sum(range(jaxhetero.size())))), True)
+
+
+@case
+def barriers() -> tuple[Any, Any]:
+    return [jaxhetero.barrier(), jaxhetero.barrier(name="checkpoint")], [None, None]
+
+
+@case
+def no_derivative_of_a_maximum() -> tuple[Any, Any]:
+    try:
+        jax.grad(lambda x: jnp.sum(jaxhetero.pmax(x)))(mine())
+    except NotImplementedError as error:
+        return "Differentiation rule for 'jaxhetero_pmax' not implemented" in str(error), True
+    return "no error", True
+
+
+@case
 def names_in_the_jaxpr() -> tuple[Any, Any]:
-    return "jaxhetero_psum" in str(jax.make_jaxpr(jaxhetero.psum)(mine())), True
+    names = ("psum", "pmax", "pmin", "broadcast", "all_gather", "psum_scatter")
+    x = jnp.ones((jaxhetero.size(), 2))
+    found = [f"jaxhetero_{name}[" in str(jax.make_jaxpr(getattr(jaxhetero, name))(x)) for name in names]
+    return found, [True] * len(names)
 
 
 def fails(function: Case) -> bool:
