@@ -15,6 +15,7 @@ from tests.netlab.errors import LabError
 from tests.netlab.goodput import measure_goodput
 from tests.netlab.host import Host
 from tests.netlab.lab import Lab
+from tests.netlab.ping import measure_round_trip
 from tests.netlab.rate import Rate
 
-__all__ = ["Counters", "Host", "Lab", "LabError", "Rate", "measure_goodput", "missing"]
+__all__ = ["Counters", "Host", "Lab", "LabError", "Rate", "measure_goodput", "measure_round_trip", "missing"]
