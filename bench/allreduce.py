@@ -5,40 +5,44 @@
 Every host is a network namespace with an interface of that rate (see tests/netlab; needs root). The processes of all
 engines are there all the time and take turns. The columns:
 
+    buckets      all-reduces of one compiled program, which carry these bytes together
     algbw        S / median time, S being the bytes that each worker contributes
     of_rate      algbw / the interface's rate
     sent/S       bytes that the busiest worker's interface sent (received) for each byte of payload
     worker_s/GB  CPU seconds of one worker per GB all-reduced, and of one dedicated reducer
-    /limit       time / the best possible time 2n(n-1) / (n^2 + kn - 2k) * S/B, where B is the TCP goodput of one
-                 interface in one direction, measured before the run
+    worker_MB    memory that a worker had at most beyond operand, result, and what it had before the first payload
+    reducer_MB   memory that a dedicated reducer had at most beyond what it had before the first payload
+    pings        time / the median time of a byte sent from one worker to another and back over TCP
+    /limit       time / the best possible time: of all ways to cut the payload among the reducers, the one whose busiest
+                 interface is done first, at the TCP goodput B that was measured in one direction before the run. With
+                 equal rates that is 2n(n-1) / (n^2 + kn - 2k) * S/B for n workers that all reduce as well and k
+                 dedicated reducers
     x_ENGINE     how many times faster than that engine
     wrong        elements that were not the exact sum
 """
 
 from __future__ import annotations
 
-import dataclasses
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import tyro
 
+from bench.command import check_folders, run_command
 from bench.errors import BenchError
-from bench.limit import best_factor
+from bench.job import Conditions, Job, measure_conditions
 from bench.measure import Payload, measure
 from bench.pattern import DTYPES, count_bases, itemsize
 from bench.plot import write_plot
-from bench.report import Conditions, Row, format_table, make_rows, write_json
-from bench.specs import EngineSpec, parse_engines, parse_size
-from bench.team import Team, reducer_host, worker_host
-from tests.netlab import Lab, LabError, measure_goodput
+from bench.report import Row, format_table, make_rows, write_json
+from bench.specs import parse_engines, parse_size
+from bench.team import start_teams
+from tests.netlab import Lab
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,20 @@ class Options:
     """Worker processes, each on a host of its own."""
     reducers: int = 8
     """Dedicated reducers of jaxhetero, each on a host of its own."""
-    colocated: bool = False
-    """The workers reduce as well."""
+    colocated: int = 0
+    """The first N workers reduce as well."""
     rate: str = "200mbit"
     """Of every host's network interface, each way; none for no limit."""
+    reducer_rates: str | None = None
+    """Of the dedicated reducers' interfaces in turn, as in 200mbit,100mbit. Default: --rate."""
     sizes: str = "4,4KiB,64KiB,4MiB,16MiB"
     """Bytes that every worker contributes."""
     dtype: Literal[DTYPES] = "float32"  # type: ignore[valid-type]
     """Every element is a whole number, so the sum is exact."""
+    wire_dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+    """What jaxhetero sends in place of --dtype; the sum is exact in this one too."""
+    concurrent: int = 1
+    """Also cut each size in so many all-reduces of one program."""
     engine: str = "jaxhetero,gloo,mpi"
     """Which to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4."""
     rounds: int = 5
@@ -73,25 +83,25 @@ class Options:
     """On loopback, without rates, where the limit means little."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 2), ("reducers", 0), ("rounds", 1), ("warmup", 1), ("batch", 1)):
+        for name, least in (
+            ("workers", 2),
+            ("reducers", 0),
+            ("rounds", 1),
+            ("concurrent", 1),
+            ("warmup", 1),
+            ("batch", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BenchError(f"--{name} is {value}; it must be at least {least}")
-        if self.reducers == 0 and not self.colocated:
-            raise BenchError("nobody would reduce: give --reducers K or --colocated")
-        if self.reducers > 0 and self.colocated:
-            raise BenchError("jaxhetero cannot mix yet: give --reducers K --no-colocated or --reducers 0 --colocated")
-        for file in (self.json, self.plot):
-            if file is not None and not file.absolute().parent.is_dir():
-                raise BenchError(f"cannot write {file}: there is no folder {file.parent}")
+        check_folders(self.json, self.plot)
 
-    def rates(self) -> dict[str, str | None]:
-        hosts = [worker_host(rank) for rank in range(self.workers)]
-        hosts += [reducer_host(index) for index in range(self.reducers)]
-        return dict.fromkeys(hosts, None if self.rate == "none" else self.rate)
+    def job(self) -> Job:
+        rates = tuple(self.reducer_rates.split(",")) if self.reducer_rates else ()
+        return Job(self.workers, self.reducers, self.colocated, None if self.rate == "none" else self.rate, rates)
 
     def payloads(self) -> list[Payload]:
-        count_bases(self.dtype, self.workers)  # raises when the sum cannot be exact
+        count_bases(self.wire_dtype or self.dtype, self.workers)  # raises when the sum cannot be exact
         return [self._payload(text) for text in self.sizes.split(",")]
 
     def _payload(self, text: str) -> Payload:
@@ -102,14 +112,20 @@ class Options:
 
 
 def run(options: Options) -> list[Row]:
-    specs, payloads = parse_engines(options.engine, options.dtype), options.payloads()
-    with Lab(options.rates(), loopback=options.loopback) as lab, ExitStack() as stack:
+    specs, payloads = parse_engines(options.engine, options.dtype, options.wire_dtype), options.payloads()
+    job = options.job()
+    with Lab(job.hosts(), loopback=options.loopback) as lab, ExitStack() as stack:
         print(f"# {lab.description}", flush=True)
-        conditions = _measure_conditions(options, lab)
-        teams = _start_teams(options, specs, lab, stack)
+        conditions = measure_conditions(job, lab)
+        print(f"# {conditions.describe()}", flush=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        teams = start_teams(specs, lab, job, folder, stack)
         rows: list[Row] = []
         for payload in payloads:
-            rows += make_rows(measure(teams, lab, payload, options.rounds, options.warmup, options.batch), conditions)
+            most = min(options.concurrent, payload.count)
+            cuts = [replace(payload, bucket_count=count) for count in sorted({1, most})]
+            samples = measure(teams, lab, cuts, options.rounds, options.warmup, options.batch)
+            rows += make_rows(samples, conditions)
             _write_files(options, rows, conditions, lab.description)
             print(f"# {payload.bytes} bytes done", flush=True)
         print(format_table(rows), flush=True)
@@ -118,55 +134,22 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-def _measure_conditions(options: Options, lab: Lab) -> Conditions:
-    first, second = (lab[worker_host(rank)] for rank in range(2))
-    rate = first.rate.bytes_per_s if lab.isolated and first.rate else None
-    goodput = measure_goodput(first, second)
-    factor = best_factor(options.workers, options.reducers)
-    shown = f"{goodput / 1e6:.3f} MB/s" + (f", {goodput / rate:.3f} of the rate" if rate else "")
-    print(f"# TCP goodput B of one interface: {shown}; best possible time: {factor:.3f} S/B", flush=True)
-    return Conditions(options.workers, options.reducers, rate, goodput, factor)
-
-
-def _start_teams(options: Options, specs: Sequence[EngineSpec], lab: Lab, stack: ExitStack) -> list[Team]:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-    teams = []
-    for spec in specs:
-        team = Team(spec, lab, options.workers, options.reducers, folder)
-        stack.callback(team.close)
-        teams.append(team)
-    for team in teams:
-        team.join()
-    return teams
-
-
 def _write_files(options: Options, rows: list[Row], conditions: Conditions, lab: str) -> None:
     """After every size, so that what was measured is kept whatever happens to the rest."""
     if options.json:
-        shown = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(options).items()}
-        write_json(options.json, rows, conditions, shown, lab)
+        write_json(options.json, "allreduce", rows, conditions, options, lab)
     if options.plot:
         title = f"all-reduce, {options.workers} workers, {options.reducers} reducers, {options.rate}, {options.dtype}"
-        write_plot(options.plot, rows, conditions, title)
+        write_plot(options.plot, [row for row in rows if row.bucket_count == 1], conditions, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
+    def command() -> int:
         options = tyro.cli(Options, prog="python -m bench.allreduce", args=arguments, description=__doc__)
-        rows = run(options)
-    except (BenchError, LabError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 1 if any(row.wrong_count for row in rows) else 0
+        return 1 if any(row.wrong_count for row in run(options)) else 0
 
-
-def _exit_on(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+    return run_command(command)
 
 
 if __name__ == "__main__":
-    # So that what `with` opened is closed.
-    signal.signal(signal.SIGTERM, _exit_on)
     sys.exit(main())

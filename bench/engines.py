@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Step = Callable[[jax.Array], jax.Array]
+Arrays = list[jax.Array]
+Program = Callable[..., Any]
 
 
 class Engine(Protocol):
@@ -18,12 +19,20 @@ class Engine(Protocol):
 
     rank: int
     worker_count: int
+    in_program_order: bool
+    """A program's all-reduces run one after the other, in the order of the program."""
 
     def put(self, contribution: np.ndarray) -> jax.Array:
-        """This worker's contribution as the array that ``make_step``'s function takes."""
+        """This worker's contribution as an array that ``compile``'s function takes."""
         ...
 
-    def make_step(self) -> Step: ...
+    def psum(self, array: jax.Array, name: str) -> jax.Array:
+        """The sum over all workers, inside of what is compiled."""
+        ...
+
+    def compile(self, function: Program, donated: int | None = None) -> Program:
+        """``function`` of trees of arrays, jit-compiled; it may reuse the memory of argument ``donated``."""
+        ...
 
     def close(self) -> None: ...
 
@@ -31,20 +40,27 @@ class Engine(Protocol):
 class Jaxhetero:
     """Settings come from the environment, as in any program that uses jaxhetero."""
 
+    in_program_order = False
+
     def __init__(self) -> None:
         import jaxhetero
 
         jaxhetero.initialize()
         self.rank = jaxhetero.rank()
         self.worker_count = jaxhetero.size()
+        wire_dtype = os.environ["BENCH_WIRE_DTYPE"]
+        self._settings: dict[str, Any] = {"wire_dtype": wire_dtype} if wire_dtype else {}
 
     def put(self, contribution: np.ndarray) -> jax.Array:
         return jnp.asarray(contribution)
 
-    def make_step(self) -> Step:
+    def psum(self, array: jax.Array, name: str) -> jax.Array:
         import jaxhetero
 
-        return jax.jit(lambda x: jaxhetero.psum(x, name="bench"))
+        return jaxhetero.psum(array, name=name, **self._settings)
+
+    def compile(self, function: Program, donated: int | None = None) -> Program:
+        return jax.jit(function, donate_argnums=donated)
 
     def close(self) -> None:
         import jaxhetero
@@ -54,6 +70,8 @@ class Jaxhetero:
 
 class Gloo:
     """``jax.lax.psum`` on a mesh of one device of every process."""
+
+    in_program_order = True
 
     def __init__(self) -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -68,12 +86,15 @@ class Gloo:
         array: jax.Array = jax.make_array_from_process_local_data(self._sharding, contribution)
         return array
 
-    def make_step(self) -> Step:
-        def reduce(x: jax.Array) -> jax.Array:
-            total: jax.Array = jax.lax.psum(x, "workers")
-            return total
+    def psum(self, array: jax.Array, name: str) -> jax.Array:
+        total: jax.Array = jax.lax.psum(array, "workers")
+        return total
 
-        return jax.jit(jax.shard_map(reduce, mesh=self._mesh, in_specs=jax.P("workers"), out_specs=jax.P()))
+    def compile(self, function: Program, donated: int | None = None) -> Program:
+        # Results are declared to differ from worker to worker, so that a function may return what it was given as well.
+        everywhere = jax.P("workers")
+        mapped = jax.shard_map(function, mesh=self._mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+        return jax.jit(mapped, donate_argnums=donated)
 
     def close(self) -> None:
         jax.distributed.shutdown()
@@ -81,6 +102,8 @@ class Gloo:
 
 class Mpi:
     """MPI has no part in XLA, so it is called back from the compiled program."""
+
+    in_program_order = True
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -93,18 +116,18 @@ class Mpi:
     def put(self, contribution: np.ndarray) -> jax.Array:
         return jnp.asarray(contribution)
 
-    def make_step(self) -> Step:
+    def psum(self, array: jax.Array, name: str) -> jax.Array:
         def reduce(x: Any) -> np.ndarray:
             given = np.asarray(x)
             total = np.empty_like(given)
             self._all.Allreduce(given, total, op=self._mpi.SUM)
             return total
 
-        def step(x: jax.Array) -> jax.Array:
-            total: jax.Array = jax.pure_callback(reduce, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-            return total
+        result: jax.Array = jax.pure_callback(reduce, jax.ShapeDtypeStruct(array.shape, array.dtype), array)
+        return result
 
-        return jax.jit(step)
+    def compile(self, function: Program, donated: int | None = None) -> Program:
+        return jax.jit(function, donate_argnums=donated)
 
     def close(self) -> None:
         self._mpi.Finalize()

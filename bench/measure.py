@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.team import Team, worker_host
+from bench.job import worker_host
+from bench.team import Team
 from tests.netlab import Lab
 
 # A turn moves about this much, unless told otherwise.
@@ -22,6 +23,8 @@ class Payload:
     bytes: int
     count: int
     dtype: str
+    bucket_count: int = 1
+    """In how many all-reduces of one compiled program, which may run at the same time."""
 
     def default_batch(self) -> int:
         return max(_LEAST_BATCH, min(_MOST_BATCH, _TURN_BYTES // self.bytes))
@@ -33,6 +36,8 @@ class Sample:
 
     label: str
     payload: Payload
+    wire_bytes: int
+    """Of one contribution on the wire; less than the payload with a narrower wire dtype."""
     times_s: list[float] = field(default_factory=list)
     """From when the last worker had the all-reduce before to when the last one had this one."""
     operation_count: int = 0
@@ -43,27 +48,48 @@ class Sample:
     worker_cpu_s: float = 0.0
     """Of all worker processes together."""
     reducer_cpu_s: float = 0.0
+    worker_extra_bytes: int = 0
+    """What the largest worker had resident at most beyond its operand, its result, and what it had at the start."""
+    reducer_extra_bytes: int = 0
+    """What the largest dedicated reducer had resident at most beyond what it had at the start."""
     wrong_count: int = 0
     """Elements that were not the exact sum, over all workers and turns."""
 
 
 def measure(
-    teams: Iterable[Team], lab: Lab, payload: Payload, rounds: int, warmup: int, batch: int | None
+    teams: Sequence[Team], lab: Lab, payloads: Sequence[Payload], rounds: int, warmup: int, batch: int | None
 ) -> list[Sample]:
-    """``rounds`` turns for every team, in alternation."""
-    teams = list(teams)
-    samples = {team.spec.label: Sample(team.spec.label, payload) for team in teams}
-    for number, team in itertools.product(range(rounds), teams):
-        _take_turn(team, lab, samples[team.spec.label], number, warmup, batch or payload.default_batch())
+    """``rounds`` turns for every team with every payload, in alternation."""
+    samples = {
+        (payload, team.spec.label): Sample(
+            team.spec.label, payload, payload.count * team.spec.wire_itemsize(payload.dtype)
+        )
+        for payload, team in itertools.product(payloads, teams)
+    }
+    for number, payload, team in itertools.product(range(rounds), payloads, teams):
+        sample = samples[payload, team.spec.label]
+        _take_turn(team, lab, sample, number, warmup, batch or payload.default_batch())
     return list(samples.values())
 
 
 def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, batch: int) -> None:
     payload = sample.payload
-    team.request("prepare", count=payload.count, dtype=payload.dtype, seed=number, warmup=warmup)
+    team.request(
+        "prepare",
+        count=payload.count,
+        dtype=payload.dtype,
+        exact_dtype=team.spec.wire_dtype or payload.dtype,
+        seed=number,
+        bucket_count=payload.bucket_count,
+        warmup=warmup,
+    )
+    team.forget_peaks()
     before = _Meters.read(team, lab)
     answers = team.request("measure", count=batch)
     _Meters.read(team, lab).add_to(sample, before)
+    worker_extra_bytes, reducer_extra_bytes = team.grown_bytes()
+    sample.worker_extra_bytes = max(sample.worker_extra_bytes, worker_extra_bytes - 2 * payload.bytes)
+    sample.reducer_extra_bytes = max(sample.reducer_extra_bytes, reducer_extra_bytes)
     sample.operation_count += batch + 1
     sample.times_s += between_last_ends([answer["ends_ns"] for answer in answers])
     sample.wrong_count += sum(answer["wrong_count"] for answer in team.request("check"))

@@ -2,7 +2,8 @@
 
 Worker r contributes ``base + r`` with a pseudo-random whole number ``base`` for each element. The sum stays within what
 the dtype can hold exactly, so whatever order an engine adds in, it must give exactly this. An element in the wrong
-place, one left out and one added twice all give another sum.
+place, one left out and one added twice all give another sum. ``exact_dtype`` is the narrowest dtype on the way, that of
+the wire.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ DTYPES = tuple(_EXACT)
 _MOST_BASES = 4096
 
 
-def contribution(count: int, dtype: str, rank: int, worker_count: int, seed: int) -> np.ndarray:
-    return (_base(count, dtype, worker_count, seed) + np.uint32(rank)).astype(_dtype(dtype))
+def contribution(
+    count: int, dtype: str, rank: int, worker_count: int, seed: int, exact_dtype: str | None = None
+) -> np.ndarray:
+    return (_base(count, exact_dtype or dtype, worker_count, seed) + np.uint32(rank)).astype(_dtype(dtype))
 
 
-def expected_sum(count: int, dtype: str, worker_count: int, seed: int) -> np.ndarray:
+def expected_sum(count: int, dtype: str, worker_count: int, seed: int, exact_dtype: str | None = None) -> np.ndarray:
     ranks = worker_count * (worker_count - 1) // 2
-    total = _base(count, dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
+    total = _base(count, exact_dtype or dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
     return total.astype(_dtype(dtype))
 
 

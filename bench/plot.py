@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.report import Conditions, Row
+from bench.job import Conditions
+from bench.report import Row
 from bench.specs import format_size
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,26 +15,11 @@ from typing import Any
 
 import jax
 
+import jaxhetero
+from bench.job import Conditions
 from bench.measure import Sample
 
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What the figures are compared to."""
-
-    worker_count: int
-    reducer_count: int
-    rate_bytes_per_s: float | None
-    """Of one interface, as asked for; None without a limit."""
-    goodput_bytes_per_s: float
-    """Of one TCP connection in one direction, measured before the run: B."""
-    best_factor: float
-    """The best possible time in units of S/B."""
-
-    def limit_s(self, size_bytes: int) -> float:
-        return self.best_factor * size_bytes / self.goodput_bytes_per_s
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +30,8 @@ class Row:
     bytes: int
     count: int
     dtype: str
+    bucket_count: int
+    """In how many all-reduces of one compiled program."""
     median_s: float
     p99_s: float
     algbw_bytes_per_s: float
@@ -56,8 +44,14 @@ class Row:
     """CPU seconds of one worker, on average, for each GB that it all-reduced."""
     reducer_cpu_s_per_gb: float | None
     """CPU seconds of one dedicated reducer, on average, for each GB that the job all-reduced."""
+    worker_extra_bytes: int
+    """The most that a worker had resident beyond operand, result, and what it had before the first payload."""
+    reducer_extra_bytes: int | None
+    """The most that a dedicated reducer had resident beyond what it had before the first payload."""
     over_limit: float
-    """median over the best possible time."""
+    """median over the best possible time for the bytes on the wire."""
+    round_trips: float
+    """median over the time of a ping."""
     times_faster_than: dict[str, float]
     wrong_count: int
     times_s: list[float]
@@ -79,6 +73,7 @@ def _make_row(sample: Sample, samples: list[Sample], conditions: Conditions) -> 
         bytes=payload.bytes,
         count=payload.count,
         dtype=payload.dtype,
+        bucket_count=payload.bucket_count,
         median_s=middle_s,
         p99_s=percentile(sample.times_s, 0.99),
         algbw_bytes_per_s=algbw,
@@ -87,7 +82,10 @@ def _make_row(sample: Sample, samples: list[Sample], conditions: Conditions) -> 
         received_over_size=max(sample.received_bytes) / moved_bytes if sample.received_bytes else None,
         worker_cpu_s_per_gb=sample.worker_cpu_s / conditions.worker_count / moved_bytes * 1e9,
         reducer_cpu_s_per_gb=sample.reducer_cpu_s / reducers / moved_bytes * 1e9 if reducers else None,
-        over_limit=middle_s / conditions.limit_s(payload.bytes),
+        worker_extra_bytes=sample.worker_extra_bytes,
+        reducer_extra_bytes=sample.reducer_extra_bytes if reducers else None,
+        over_limit=middle_s / conditions.limit_s(sample.wire_bytes),
+        round_trips=middle_s / conditions.round_trip_s,
         times_faster_than={peer.label: median(peer.times_s) / middle_s for peer in peers},
         wrong_count=sample.wrong_count,
         times_s=sample.times_s,
@@ -101,9 +99,34 @@ def percentile(values: list[float], share: float) -> float:
 
 def format_table(rows: list[Row]) -> str:
     engines = list(dict.fromkeys(row.engine for row in rows))
-    header = ["bytes", "count", "dtype", "engine", "median_ms", "p99_ms", "algbw_MB/s", "of_rate", "sent/S", "recv/S"]
-    header += ["worker_s/GB", "reducer_s/GB", "/limit", *(f"x_{engine}" for engine in engines), "wrong"]
+    header = [
+        "bytes",
+        "count",
+        "dtype",
+        "buckets",
+        "engine",
+        "median_ms",
+        "p99_ms",
+        "algbw_MB/s",
+        "of_rate",
+        "sent/S",
+        "recv/S",
+    ]
+    header += [
+        "worker_s/GB",
+        "reducer_s/GB",
+        "worker_MB",
+        "reducer_MB",
+        "pings",
+        "/limit",
+        *(f"x_{engine}" for engine in engines),
+        "wrong",
+    ]
     lines = [header, *(_format_row(row, engines) for row in rows)]
+    return format_columns(lines)
+
+
+def format_columns(lines: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
@@ -113,35 +136,44 @@ def _format_row(row: Row, engines: list[str]) -> list[str]:
         str(row.bytes),
         str(row.count),
         row.dtype,
+        str(row.bucket_count),
         row.engine,
         f"{row.median_s * 1e3:.3f}",
         f"{row.p99_s * 1e3:.3f}",
         f"{row.algbw_bytes_per_s / 1e6:.3f}",
-        _number(row.of_rate),
-        _number(row.sent_over_size),
-        _number(row.received_over_size),
-        _number(row.worker_cpu_s_per_gb),
-        _number(row.reducer_cpu_s_per_gb),
-        _number(row.over_limit),
-        *(_number(row.times_faster_than.get(engine)) for engine in engines),
+        number(row.of_rate),
+        number(row.sent_over_size),
+        number(row.received_over_size),
+        number(row.worker_cpu_s_per_gb),
+        number(row.reducer_cpu_s_per_gb),
+        f"{row.worker_extra_bytes / 1e6:.1f}",
+        "-" if row.reducer_extra_bytes is None else f"{row.reducer_extra_bytes / 1e6:.1f}",
+        number(row.round_trips),
+        number(row.over_limit),
+        *(number(row.times_faster_than.get(engine)) for engine in engines),
         str(row.wrong_count),
     ]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 
-def write_json(path: Path, rows: list[Row], conditions: Conditions, options: dict[str, Any], lab: str) -> None:
+def write_json(
+    path: Path, benchmark: str, rows: Sequence[Any], conditions: Conditions, options: Any, lab: str, **more: Any
+) -> None:
+    """``rows`` and ``options`` are dataclasses."""
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     content = {
         "schema_version": SCHEMA_VERSION,
-        "benchmark": "allreduce",
+        "benchmark": benchmark,
         "machine": describe_machine(),
         "lab": lab,
-        "options": options,
+        "options": shown,
         "conditions": dataclasses.asdict(conditions),
+        **more,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
@@ -158,6 +190,7 @@ def describe_machine() -> dict[str, Any]:
         "tcp_congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "python": platform.python_version(),
         "jax": jax.__version__,
+        "jaxhetero": jaxhetero.__version__,
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import BenchError
+from bench.pattern import itemsize
 
 KINDS = {
     "jaxhetero": "jaxhetero.psum",
@@ -27,22 +28,33 @@ class EngineSpec:
     kind: str
     chunk_bytes: int | None = None
     window_chunks: int | None = None
+    wire_dtype: str | None = None
+    """Of jaxhetero; None for that of the payload."""
+    combined: bool = False
+    """Of gloo in bench.train_step: XLA may make one all-reduce of all of a program's."""
 
     @classmethod
-    def parse(cls, text: str) -> EngineSpec:
+    def parse(cls, text: str, wire_dtype: str | None = None) -> EngineSpec:
         kind, _, setting = text.partition(":")
         if kind not in KINDS:
             raise BenchError(f"engine is {text!r}; there are: {', '.join(KINDS)}, and jaxhetero:CHUNK_BYTESxWINDOW")
+        own_wire_dtype = wire_dtype if kind == "jaxhetero" else None
         if not setting:
-            return cls(text, kind)
+            return cls(text, kind, wire_dtype=own_wire_dtype)
+        if text == "gloo:combined":
+            return cls(text, kind, combined=True)
         match = re.fullmatch(r"(\d+)x(\d+)", setting)
         if kind != "jaxhetero" or match is None:
             raise BenchError(f"engine is {text!r}; only jaxhetero takes a setting, as in jaxhetero:32768x4")
-        return cls(text, kind, int(match[1]), int(match[2]))
+        return cls(text, kind, int(match[1]), int(match[2]), own_wire_dtype)
+
+    def wire_itemsize(self, dtype: str) -> int:
+        """Bytes of an element of that dtype on the wire."""
+        return itemsize(self.wire_dtype or dtype)
 
 
-def parse_engines(text: str, dtype: str) -> list[EngineSpec]:
-    specs = [EngineSpec.parse(word.strip()) for word in text.split(",")]
+def parse_engines(text: str, dtype: str, wire_dtype: str | None = None) -> list[EngineSpec]:
+    specs = [EngineSpec.parse(word.strip(), wire_dtype) for word in text.split(",")]
     if len({spec.label for spec in specs}) < len(specs):
         raise BenchError(f"--engine {text} names an engine twice")
     for spec in specs:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.errors import BenchError
+from bench.job import Job, reducer_host, worker_host
 from bench.specs import EngineSpec, mpiexec
 from tests.netlab import Host, Lab
 
@@ -25,14 +26,6 @@ _START_S = 300.0
 _ANSWER_S = 600.0
 _END_S = 30.0
 _TAIL_BYTES = 2000
-
-
-def worker_host(rank: int) -> str:
-    return f"w{rank}"
-
-
-def reducer_host(index: int) -> str:
-    return f"r{index}"
 
 
 @dataclass
@@ -52,21 +45,23 @@ class _Process:
 class Team:
     """One engine's processes, all started and joined; they sleep unless a request is under way."""
 
-    def __init__(self, spec: EngineSpec, lab: Lab, worker_count: int, reducer_count: int, folder: Path) -> None:
+    def __init__(self, spec: EngineSpec, lab: Lab, job: Job, folder: Path) -> None:
         self.spec = spec
         self.worker_pids: list[int] = []
         self.reducer_pids: list[int] = []
         self._lab = lab
-        self._worker_count = worker_count
-        self._reducer_count = reducer_count
+        self._job = job
+        self._worker_count = job.worker_count
         self._folder = folder
-        self._socket_path = folder / f"{spec.label.replace(':', '-')}.sock"
+        self._name = f"{spec.label.replace(':', '-')}-{job.worker_count}"
+        self._socket_path = folder / f"{self._name}.sock"
+        self._first_bytes: dict[int, int] = {}
         self._processes: list[_Process] = []
         self._channels: list[socket.socket] = []
         self._streams: list[IO[str]] = []
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(self._socket_path))
-        self._server.listen(worker_count)
+        self._server.listen(job.worker_count)
         _STARTERS[spec.kind](self)
 
     def join(self) -> None:
@@ -88,6 +83,20 @@ class Team:
             self.worker_pids.append(pid)
             self._channels.append(channel)
             self._streams.append(stream)
+        self._first_bytes = {pid: memory_bytes(pid, "VmRSS") for pid in self.worker_pids + self.reducer_pids}
+
+    def forget_peaks(self) -> None:
+        """Let ``grown_bytes`` begin anew."""
+        for pid in self._first_bytes:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+    def grown_bytes(self) -> tuple[int, int]:
+        """The most memory that a worker, and a dedicated reducer, had at any moment, beyond that at ``join``."""
+        grown = {pid: memory_bytes(pid, "VmHWM") - first for pid, first in self._first_bytes.items()}
+        worker_bytes, reducer_bytes = (
+            max((grown[pid] for pid in pids), default=0) for pids in (self.worker_pids, self.reducer_pids)
+        )
+        return worker_bytes, reducer_bytes
 
     def _check_started(self, deadline_s: float, arrived_count: int) -> None:
         for process in self._processes:
@@ -135,8 +144,8 @@ class Team:
         self._server.close()
 
     def _start(self, host: Host, name: str, command: Sequence[str | Path], env: Mapping[str, str]) -> _Process:
-        log = self._folder / f"{self.spec.label.replace(':', '-')} {name}.log"
-        shared = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+        log = self._folder / f"{self._name} {name}.log"
+        shared = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu", "BENCH_WIRE_DTYPE": self.spec.wire_dtype or ""}
         with log.open("w") as output:
             popen = host.start(command, env={**shared, **env}, stdout=output, stderr=subprocess.STDOUT)
         process = _Process(name, popen, log)
@@ -158,7 +167,8 @@ class Team:
     def _start_jaxhetero(self) -> None:
         env = {
             "JAXHETERO_WORKER_COUNT": str(self._worker_count),
-            "JAXHETERO_REDUCER_COUNT": str(self._reducer_count),
+            "JAXHETERO_REDUCER_COUNT": str(self._job.reducer_count),
+            "JAXHETERO_COLOCATED_REDUCERS": str(self._job.colocated_count),
             "JAXHETERO_COORDINATOR": self._coordinator(),
             "JAXHETERO_TOKEN": secrets.token_hex(16),
             "JAXHETERO_START_TIMEOUT_MS": str(int(_START_S * 1000)),
@@ -169,7 +179,7 @@ class Team:
                 "JAXHETERO_WINDOW_CHUNKS": str(self.spec.window_chunks),
             }
         self._start_workers(lambda rank: {**env, "JAXHETERO_RANK": str(rank)})
-        for index in range(self._reducer_count):
+        for index in range(self._job.reducer_count):
             command = [sys.executable, "-m", "jaxhetero", "reducer"]
             process = self._start(self._lab[reducer_host(index)], f"reducer {index}", command, env)
             self.reducer_pids.append(process.popen.pid)
@@ -199,6 +209,29 @@ class Team:
         )
         path.chmod(0o755)
         return path
+
+
+def start_teams(
+    specs: Sequence[EngineSpec], lab: Lab, job: Job, folder: Path, stack: contextlib.ExitStack
+) -> list[Team]:
+    """A team for every engine, all of them joined; ``stack`` closes them."""
+    teams = []
+    for spec in specs:
+        team = Team(spec, lab, job, folder)
+        stack.callback(team.close)
+        teams.append(team)
+    for team in teams:
+        team.join()
+    return teams
+
+
+def memory_bytes(pid: int, field: str) -> int:
+    """VmRSS, what a process has resident, or VmHWM, the most it had since ``forget_peaks``."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) << 10
+    raise BenchError(f"process {pid} has ended")
 
 
 _STARTERS: dict[str, Callable[[Team], None]] = {

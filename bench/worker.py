@@ -6,19 +6,22 @@ TCP reaches across network namespaces and does not disturb what is measured.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from bench import pattern
-from bench.engines import ENGINES, Engine
+from bench.emulation import Emulation
+from bench.engines import ENGINES, Arrays, Engine
 
 
 class Worker:
@@ -26,51 +29,87 @@ class Worker:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._step = engine.make_step()
-        self._given: jax.Array | None = None
-        self._result: jax.Array | None = None
+        self._all_reduce = engine.compile(self._sum_each)
+        self._given: Arrays = []
+        self._result: Arrays = []
         self._shape: dict[str, Any] = {}
+        self._emulation: Emulation | None = None
 
-    def prepare(self, count: int, dtype: str, seed: int, warmup: int) -> dict[str, Any]:
+    def _sum_each(self, arrays: Arrays) -> Arrays:
+        """An all-reduce for each array; nothing says which is first."""
+        return [self._engine.psum(array, f"bench {index}") for index, array in enumerate(arrays)]
+
+    def greet(self) -> None:
+        """All-reduce one element, so that what the first one costs is not charged to any payload."""
+        jax.block_until_ready(self._all_reduce([self._engine.put(np.ones(1, np.float32))]))
+
+    def prepare(
+        self, count: int, dtype: str, exact_dtype: str, seed: int, bucket_count: int, warmup: int
+    ) -> dict[str, Any]:
         """Make this worker's contribution, compile, and all-reduce ``warmup`` times."""
         engine = self._engine
         self._shape = {"count": count, "dtype": dtype, "worker_count": engine.worker_count, "seed": seed}
-        self._given = jax.block_until_ready(engine.put(pattern.contribution(rank=engine.rank, **self._shape)))
+        self._shape["exact_dtype"] = exact_dtype
+        whole = pattern.contribution(rank=engine.rank, **self._shape)
+        self._given = jax.block_until_ready([engine.put(part) for part in np.array_split(whole, bucket_count)])
+        del whole
+        # What making the pattern took would else be counted as the engine's.
+        ctypes.CDLL(None).malloc_trim(0)
         for _ in range(warmup):
-            self._all_reduce()
+            self._run_all_reduce()
         return {}
 
     def measure(self, count: int) -> dict[str, Any]:
         """All-reduce once to begin together and ``count`` times more; when each one ended."""
-        gc.collect()
-        gc.disable()
-        ends_ns = []
-        for _ in range(count + 1):
-            self._all_reduce()
-            ends_ns.append(time.monotonic_ns())
-        gc.enable()
-        return {"ends_ns": ends_ns}
+        return {"ends_ns": _time(self._run_all_reduce, count)}
 
     def check(self) -> dict[str, Any]:
         """How many elements of the last result are wrong. Frees what ``prepare`` made."""
-        assert self._result is not None
-        result = np.asarray(self._result.addressable_data(0))
-        self._given = self._result = None
+        result = np.concatenate([np.asarray(part.addressable_data(0)) for part in self._result])
+        self._given = self._result = []
         return {"wrong_count": pattern.wrong_count(result, pattern.expected_sum(**self._shape))}
+
+    def _run_all_reduce(self) -> None:
+        self._result = []
+        self._result = jax.block_until_ready(self._all_reduce(self._given))
+
+    def prepare_emulation(self, **schedule: Any) -> dict[str, Any]:
+        """Make the gradients of a train step and compile its programs; see ``Emulation``."""
+        self._emulation = Emulation(self._engine, **schedule)
+        return {}
+
+    def measure_emulation(self, program: str, count: int) -> dict[str, Any]:
+        """Run a program once to begin together and ``count`` times more; when each run ended."""
+        assert self._emulation is not None
+        emulation = self._emulation
+        return {"ends_ns": _time(lambda: emulation.run(program), count)}
+
+    def check_emulation(self) -> dict[str, Any]:
+        """How many elements of the last sums are wrong."""
+        assert self._emulation is not None
+        return {"wrong_count": self._emulation.wrong_count()}
 
     def stop(self) -> dict[str, Any]:
         self._engine.close()
         return {}
 
-    def _all_reduce(self) -> None:
-        assert self._given is not None
-        self._result = jax.block_until_ready(self._step(self._given))
+
+def _time(run: Callable[[], None], count: int) -> list[int]:
+    gc.collect()
+    gc.disable()
+    ends_ns = []
+    for _ in range(count + 1):
+        run()
+        ends_ns.append(time.monotonic_ns())
+    gc.enable()
+    return ends_ns
 
 
 def main() -> None:
     label, kind, path = sys.argv[1:]
     engine = ENGINES[kind]()
     worker = Worker(engine)
+    worker.greet()
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(path)
         stream = channel.makefile("rw", encoding="utf-8")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 
-from bench import allreduce, pattern
+from bench import allreduce, pattern, record, train_step
 from bench.errors import BenchError
-from bench.limit import best_factor
+from bench.job import Conditions, Job
+from bench.limit import best_factor, best_s_per_byte, ring_factor
 from bench.measure import Payload, Sample, between_last_ends
-from bench.report import Conditions, format_table, make_rows, percentile
+from bench.profiles import PROFILES
+from bench.report import format_table, make_rows, percentile
+from bench.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.specs import KINDS, EngineSpec, missing, parse_size
 from tests.netlab import missing as missing_lab
 
@@ -26,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what one small run wrote."""
     folder = tmp_path_factory.mktemp("bench")
     options = ["--workers", "2", "--reducers", "2", "--rate", "100mbit", "--sizes", "4,256KiB", "--rounds", "1"]
-    options += ["--warmup", "1", "--batch", "3", "--engine", ",".join(AVAILABLE)]
+    options += ["--warmup", "1", "--batch", "3", "--concurrent", "2", "--engine", ",".join(AVAILABLE)]
     files = ["--json", str(folder / "run.json"), "--plot", str(folder / "run.png")]
     assert allreduce.main([*options, *files]) == 0
     return folder
@@ -34,20 +39,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_engine_sums_exactly_at_every_size(run: Path) -> None:
     rows = json.loads((run / "run.json").read_text())["rows"]
-    assert [(row["bytes"], row["engine"]) for row in rows] == [(size, kind) for size in SIZES for kind in AVAILABLE]
+    cuts = [(4, 1), (262_144, 1), (262_144, 2)]  # one element cannot be cut
+    expected = [(size, buckets, kind) for size, buckets in cuts for kind in AVAILABLE]
+    assert [(row["bytes"], row["bucket_count"], row["engine"]) for row in rows] == expected
     assert all(row["wrong_count"] == 0 and row["median_s"] > 0 and len(row["times_s"]) == 3 for row in rows)
 
 
 def test_json_tells_the_circumstances(run: Path) -> None:
     content = json.loads((run / "run.json").read_text())
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == 2
     assert content["machine"].keys() >= {"cpu", "core_count", "kernel", "python", "jax", "tcp_congestion_control"}
     assert content["options"]["engine"] == ",".join(AVAILABLE)
     assert content["conditions"]["best_factor"] == 1.0
     assert content["conditions"]["goodput_bytes_per_s"] > 0
+    assert 0 < content["conditions"]["round_trip_s"] < 1
     large = content["rows"][-1]
     assert large["times_faster_than"].keys() == set(AVAILABLE) - {large["engine"]}
     assert large["worker_cpu_s_per_gb"] > 0
+    for row in content["rows"]:
+        # No engine keeps more than a few copies of 256 KiB.
+        assert row["worker_extra_bytes"] < 50e6
+        assert (row["reducer_extra_bytes"] is not None) == (row["engine"] == "jaxhetero")
 
 
 @pytest.mark.skipif(missing_lab() is not None, reason="loopback has neither rates nor counters")
@@ -78,8 +90,10 @@ def test_plot_is_written(run: Path) -> None:
         ("--engine gloo --rate fast", "rate is 'fast'"),
         ("--engine gloo --dtype bfloat16 --workers 30", "cannot hold the sum of 30 workers exactly"),
         ("--workers 1", "--workers is 1; it must be at least 2"),
-        ("--reducers 0", "nobody would reduce"),
-        ("--reducers 2 --colocated", "cannot mix yet"),
+        ("--engine gloo --reducers 0", "nobody would reduce"),
+        ("--engine gloo --colocated 9", "--colocated is 9; there are 8 workers"),
+        ("--engine gloo --rate none --reducer-rates 1gbit", "--reducer-rates needs a --rate"),
+        ("--engine gloo --wire-dtype bfloat16 --workers 30", "bfloat16 cannot hold the sum of 30 workers"),
         ("--json /nowhere/run.json", "there is no folder /nowhere"),
     ],
 )
@@ -96,6 +110,120 @@ def test_limit_is_that_of_the_paper(worker_count: int, reducer_count: int, facto
     assert best_factor(worker_count, reducer_count) == pytest.approx(factor, abs=0.005)
 
 
+@pytest.mark.parametrize(
+    ("worker_count", "reducer_count"), [(n, k) for n in (2, 3, 8) for k in (0, 1, 2, 4, 8, 12) if k <= n or n == 8]
+)
+def test_limit_of_equal_rates_is_a_case_of_that_of_any(worker_count: int, reducer_count: int) -> None:
+    found = best_s_per_byte([5.0] * worker_count, [5.0] * reducer_count, worker_count)
+    assert found * 5 == pytest.approx(best_factor(worker_count, reducer_count))
+
+
+@pytest.mark.parametrize(
+    ("job", "factor"),
+    [
+        # Reducers with the rates of six carry 8 S.
+        (Job(8, 8, 0, "200mbit", ("200mbit", "100mbit")), 8 / 6),
+        # Every worker carries t - 1 of what is reduced over n - 2: 8 (t - 1) / 6 + 6 t / 8 = 1.
+        (Job(8, 8, 8, "200mbit", ("200mbit", "100mbit")), (1 + 8 / 6) / (8 / 6 + 6 / 8)),
+        # Two co-located reducers only: 2 (t - 1) / 2 = 1.
+        (Job(4, 0, 2, "1gbit"), 2.0),
+        # A fast reducer does not make the workers' own interfaces faster.
+        (Job(4, 1, 0, "100mbit", ("1gbit",)), 1.0),
+        (Job(4, 1, 0, "100mbit"), 4.0),
+        (Job(1, 0), 0.0),
+    ],
+)
+def test_limit_of_unequal_rates(job: Job, factor: float) -> None:
+    assert job.best_factor() == pytest.approx(factor)
+
+
+def test_profiles_are_those_of_the_models() -> None:
+    assert PROFILES["resnet50"].parameter_count == 25_557_032
+    assert PROFILES["bert-large"].parameter_count == 336_226_108
+    multiply_adds = sum(layer.multiply_adds for layer in PROFILES["resnet50"].layers)
+    assert multiply_adds == pytest.approx(4.09e9, rel=0.01)  # as torchvision counts for version 1.5
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_schedule_keeps_its_proportions(name: str) -> None:
+    profile = PROFILES[name]
+    whole, small = make_schedule(profile, 1.0, 1.0), make_schedule(profile, 1 / 64, 10.0)
+    assert total_bytes(whole) == 4 * profile.parameter_count
+    assert whole[-1].ready_s == pytest.approx(profile.step_s)
+    assert whole[0].ready_s >= profile.step_s / 3
+    assert [bucket.ready_s for bucket in whole] == sorted(bucket.ready_s for bucket in whole)
+    assert len(small) == len(whole)
+    assert small[-1].ready_s == pytest.approx(profile.step_s * 10 / 64)
+    assert total_bytes(small) * 64 == pytest.approx(total_bytes(whole), rel=1e-3)
+
+
+def test_ring_exposes_what_was_asked_for() -> None:
+    profile, s_per_byte = PROFILES["bert-large"], ring_factor(8) / 25e6
+    schedule = make_schedule(profile, 1 / 64, time_scale_that_exposes(profile, 1 / 64, s_per_byte, 0.5))
+    exposed_s = ideal_step_s(schedule, s_per_byte) - schedule[-1].ready_s
+    assert exposed_s == pytest.approx(0.5 * total_bytes(schedule) * s_per_byte)
+    with pytest.raises(BenchError, match=r"the last bucket alone exposes more than 0\.01"):
+        time_scale_that_exposes(profile, 1 / 64, s_per_byte, 0.01)
+
+
+def test_train_step_of_every_engine(tmp_path: Path) -> None:
+    options = ["--workers", "1,2", "--profile", "resnet50", "--size-scale", "0.002", "--rate", "100mbit"]
+    options += ["--engine", "jaxhetero,gloo", "--rounds", "1", "--batch", "1"]
+    files = ["--json", str(tmp_path / "run.json"), "--plot", str(tmp_path / "run.svg")]
+    if missing_lab() is not None:
+        options += ["--time-scale", "1"]
+    assert train_step.main([*options, *files]) == 0
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert (tmp_path / "run.svg").stat().st_size > 0
+    engines = ["jaxhetero", "gloo"]
+    assert [(row["worker_count"], row["engine"]) for row in content["rows"]] == [
+        (n, e) for n in (1, 2) for e in engines
+    ]
+    for row in content["rows"]:
+        assert row["wrong_count"] == 0
+        # Waits cannot be too short, but late on a busy machine.
+        assert min(row["times_s"]["step"]) > 0.9 * content["schedule"]["compute_s"]
+        assert row["efficiency"] == pytest.approx(1 - row["exposed_s"] / row["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--engine mpi", "engine mpi has no all-reduce that runs beside"),
+        ("--workers two", "--workers is 'two'; it must be numbers"),
+        ("--workers 2 --reducers 0", "nobody would reduce"),
+        ("--size-scale 0", "must be more than 0"),
+    ],
+)
+def test_bad_options_of_train_step_are_refused(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_step.main(arguments.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_record_knows_its_commands() -> None:
+    for name, text in record.RUNS.items():
+        _, program, *options = text.replace("bench.", "bench ", 1).split()
+        module = {"allreduce": allreduce, "train_step": train_step}[program]
+        assert tyro.cli(module.Options, args=options), name
+    assert {bar.run for bar in record.BARS} <= record.RUNS.keys()
+
+
+def test_record_makes_a_table_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = {"cpu": "abacus", "core_count": 2, "memory_bytes": 1 << 30, "system": "Linux", "kernel": "6"}
+    machine |= {"tcp_congestion_control": "bbr", "python": "3", "jax": "1", "jaxhetero": "2"}
+    row = {"engine": "jaxhetero", "over_limit": 1.04, "bucket_count": 1}
+    content = {"machine": machine, "conditions": {"best_factor": 1.5}, "rows": [row]}
+    (tmp_path / "colocated-2.json").write_text(json.dumps(content))
+    assert record.main(["--table", "--folder", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| n = 8, k = 2, co-located fill in | limit + 5 % | 1.040 x 1.500 = 1.560 S/B | yes |" in lines
+    assert "| n = 8, k = 4, co-located fill in | limit + 5 % | not measured | |" in lines
+    assert lines[-1].startswith("2 cores of abacus, 1 GiB, Linux 6, TCP bbr")
+    assert record.main(["--only", "nothing"]) == 2
+
+
 @pytest.mark.parametrize("dtype", pattern.DTYPES)
 def test_pattern_adds_up_and_shows_every_mistake(dtype: str) -> None:
     parts = [pattern.contribution(1000, dtype, rank, 8, seed=3) for rank in range(8)]
@@ -109,6 +237,13 @@ def test_pattern_adds_up_and_shows_every_mistake(dtype: str) -> None:
     assert pattern.wrong_count(total[1:], expected) == 1000
 
 
+def test_pattern_is_exact_in_a_narrower_wire_dtype() -> None:
+    parts = [pattern.contribution(1000, "float32", rank, 8, 3, "bfloat16") for rank in range(8)]
+    total = np.sum([part.astype(jnp.bfloat16) for part in parts], axis=0, dtype=np.float32).astype(jnp.bfloat16)
+    expected = pattern.expected_sum(1000, "float32", 8, 3, "bfloat16")
+    assert pattern.wrong_count(total.astype(np.float32), expected) == 0
+
+
 def test_times_run_from_last_worker_to_last_worker() -> None:
     assert between_last_ends([[0, 3_000_000_000, 7_000_000_000], [1_000_000_000, 2_000_000_000, 8_000_000_000]]) == [
         2,
@@ -118,9 +253,10 @@ def test_times_run_from_last_worker_to_last_worker() -> None:
 
 def test_figures_of_a_row() -> None:
     payload = Payload(1_000_000, 250_000, "float32")
-    ours = Sample("jaxhetero", payload, [0.05, 0.06, 0.10], 4, [4_000_000, 4_400_000], [4_000_000] * 2, 0.08, 0.02)
-    other = Sample("gloo", payload, [0.12], 2)
-    conditions = Conditions(2, 2, 25e6, 20e6, 1.0)
+    times_s, carried = [0.05, 0.06, 0.10], ([4_000_000, 4_400_000], [4_000_000] * 2)
+    ours = Sample("jaxhetero", payload, 500_000, times_s, 4, *carried, worker_cpu_s=0.08, reducer_cpu_s=0.02)
+    other = Sample("gloo", payload, 1_000_000, [0.12], 2)
+    conditions = Conditions(2, 2, 0, 25e6, 20e6, 0.001, 1.0)
     row = make_rows([ours, other], conditions)[0]
     assert row.median_s == 0.06
     assert row.p99_s == 0.10
@@ -128,7 +264,8 @@ def test_figures_of_a_row() -> None:
     assert row.sent_over_size == pytest.approx(1.1)
     assert row.worker_cpu_s_per_gb == pytest.approx(10)
     assert row.reducer_cpu_s_per_gb == pytest.approx(2.5)
-    assert row.over_limit == pytest.approx(1.2)
+    assert row.over_limit == pytest.approx(2.4)
+    assert row.round_trips == pytest.approx(60)
     assert row.times_faster_than == {"gloo": pytest.approx(2)}
     table = format_table([row]).splitlines()
     assert len(table) == 2
@@ -141,6 +278,9 @@ def test_percentile_is_one_of_the_values() -> None:
 
 
 def test_names_and_sizes() -> None:
+    assert EngineSpec.parse("gloo:combined").combined
+    assert EngineSpec.parse("gloo", "bfloat16").wire_itemsize("float32") == 4
+    assert EngineSpec.parse("jaxhetero", "bfloat16").wire_itemsize("float32") == 2
     assert EngineSpec.parse("jaxhetero:32768x4") == EngineSpec("jaxhetero:32768x4", "jaxhetero", 32768, 4)
     assert [parse_size(text) for text in ("4", "64KiB", "16MB")] == [4, 65536, 16_000_000]
     with pytest.raises(BenchError, match="size is '0'"):

@@ -1,0 +1,107 @@
+"""A train step with an emulated accelerator: its waits are timed, its gradients and its all-reduces are real.
+
+The programs are jit-compiled. A host callback in the program sleeps until the emulated accelerator would have the next
+bucket's gradients; then the program writes an element of them, in place, and all-reduces them. The accelerator is never
+late because of the network: like kernels queued on a stream, its times count from the beginning of the step. Sleeping
+takes no CPU, and jaxhetero's call is asynchronous, so waits and rounds go on at the same time.
+
+XLA's CPU client runs the collectives of ``jax.lax.psum`` one after the other, each holding up what follows it in the
+program. The program is written so that this costs such an engine nothing: the wait for a bucket comes after the
+all-reduce of the one before, which would have to be over anyway. As written for jaxhetero, XLA would make one
+all-reduce of all of them, after the last wait, and nothing would overlap; ``combined`` lets it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from bench.engines import Arrays, Engine, Program
+
+_WRITTEN = 1.0
+
+
+class Emulation:
+    """Gradients in buckets, and three programs.
+
+    ``compute`` only waits for the buckets, ``communicate`` only reduces them, ``step`` does both.
+
+    Args:
+      engine: all-reduces.
+      counts: how many elements each bucket has, the bucket that is ready first first. A bucket is one array, as if its
+        gradients had been fused for free: handing hundreds of arrays to a program takes time that an accelerator of its
+        own would hide.
+      ready_s: when each bucket is ready, from the beginning of the step; with the last one the accelerator is done.
+      combined: for an engine that reduces in program order, leave the order to XLA.
+    """
+
+    def __init__(self, engine: Engine, counts: Sequence[int], ready_s: Sequence[float], combined: bool) -> None:
+        self._engine = engine
+        self._ready_s = ready_s
+        self._in_order = engine.in_program_order and not combined
+        self._begin_s = 0.0
+        self._buckets = jax.block_until_ready(
+            [engine.put(np.full(count, engine.rank + 1, np.float32)) for count in counts]
+        )
+        self._sums: Arrays = []
+        self._programs: dict[str, Program] = {
+            name: engine.compile(program, donated=0)
+            for name, program in (("compute", self._compute), ("communicate", self._communicate), ("step", self._step))
+        }
+
+    def run(self, program: str) -> None:
+        self._sums = []
+        self._buckets, self._sums = jax.block_until_ready(self._programs[program](self._buckets))
+
+    def wrong_count(self) -> int:
+        """Of the sums of the last ``step``: what was written is 1 everywhere, the rest is 1 + rank."""
+        n = self._engine.worker_count
+        total = 0
+        for bucket in self._sums:
+            found = np.asarray(bucket.addressable_data(0))
+            expected = np.full(found.shape, n * (n + 1) / 2, np.float32)
+            expected[0] = n * _WRITTEN
+            total += int(np.count_nonzero(found != expected))
+        return total
+
+    def _compute(self, buckets: Arrays) -> tuple[Arrays, Arrays]:
+        written, token = [], jnp.float32(0)
+        for index, bucket in enumerate(buckets):
+            token = self._wait(index, token)
+            written.append(bucket.at[0].set(token))
+        return written, []
+
+    def _communicate(self, buckets: Arrays) -> tuple[Arrays, Arrays]:
+        return buckets, [self._reduce(index, bucket) for index, bucket in enumerate(buckets)]
+
+    def _step(self, buckets: Arrays) -> tuple[Arrays, Arrays]:
+        written, sums, token = [], [], jnp.float32(0)
+        for index, bucket in enumerate(buckets):
+            token = self._wait(index, token)
+            written.append(bucket.at[0].set(token))
+            sums.append(self._reduce(index, written[-1]))
+            if self._in_order:
+                token = sums[-1][0]
+        return written, sums
+
+    def _reduce(self, index: int, bucket: jax.Array) -> jax.Array:
+        return self._engine.psum(bucket, f"bucket {index}")
+
+    def _wait(self, index: int, token: jax.Array) -> jax.Array:
+        """Until the emulated accelerator has the gradients of a bucket; after ``token``."""
+
+        def sleep(_token: Any) -> np.float32:
+            now_s = time.monotonic()
+            if index == 0:
+                self._begin_s = now_s
+            time.sleep(max(0.0, self._begin_s + self._ready_s[index] - now_s))
+            return np.float32(_WRITTEN)
+
+        result: jax.Array = io_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), token)
+        return result

@@ -1,0 +1,98 @@
+"""Who takes part in a benchmark: workers w0, w1, ... and reducers r0, r1, ..., each on a host of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.errors import BenchError
+from bench.limit import best_s_per_byte
+from tests.netlab import Lab, Rate, measure_goodput, measure_round_trip
+
+
+def worker_host(rank: int) -> str:
+    return f"w{rank}"
+
+
+def reducer_host(index: int) -> str:
+    return f"r{index}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """How many there are of each, and how fast their network interfaces are; None for no limit."""
+
+    worker_count: int
+    reducer_count: int
+    """Dedicated ones."""
+    colocated_count: int = 0
+    """The workers, from rank 0 on, that reduce as well."""
+    rate: str | None = None
+    reducer_rates: tuple[str, ...] = ()
+    """Given to the reducers in turn, in place of ``rate``."""
+
+    def __post_init__(self) -> None:
+        if self.worker_count < 1 or self.reducer_count < 0:
+            raise BenchError(f"{self.worker_count} workers and {self.reducer_count} reducers make no job")
+        if not 0 <= self.colocated_count <= self.worker_count:
+            raise BenchError(f"--colocated is {self.colocated_count}; there are {self.worker_count} workers")
+        if self.worker_count > 1 and self.reducer_count + self.colocated_count == 0:
+            raise BenchError("nobody would reduce: give --reducers K or --colocated N")
+        if self.reducer_rates and self.rate is None:
+            raise BenchError("--reducer-rates needs a --rate for the workers")
+
+    def reducer_rate(self, index: int) -> str | None:
+        return self.reducer_rates[index % len(self.reducer_rates)] if self.reducer_rates else self.rate
+
+    def hosts(self) -> dict[str, str | None]:
+        """The rate of every host."""
+        workers = {worker_host(rank): self.rate for rank in range(self.worker_count)}
+        return workers | {reducer_host(index): self.reducer_rate(index) for index in range(self.reducer_count)}
+
+    def best_factor(self) -> float:
+        """The best possible time in units of S/B, B being the goodput of a worker's interface."""
+        reducers = [self._relative_rate(index) for index in range(self.reducer_count)]
+        return best_s_per_byte([1.0] * self.worker_count, reducers, self.colocated_count)
+
+    def _relative_rate(self, index: int) -> float:
+        own = self.reducer_rate(index)
+        return Rate.parse(own).bits_per_s / Rate.parse(self.rate).bits_per_s if own and self.rate else 1.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the figures are compared to, measured before the run."""
+
+    worker_count: int
+    reducer_count: int
+    colocated_count: int
+    rate_bytes_per_s: float | None
+    """Of a worker's interface, as asked for; None without a limit."""
+    goodput_bytes_per_s: float
+    """Of one TCP connection between two workers in one direction: B."""
+    round_trip_s: float
+    """Median of a byte sent from one worker to another and back over TCP."""
+    best_factor: float
+    """The best possible time in units of S/B."""
+
+    def limit_s(self, size_bytes: float) -> float:
+        return self.best_factor * size_bytes / self.goodput_bytes_per_s
+
+    def describe(self) -> str:
+        share = f", {self.goodput_bytes_per_s / self.rate_bytes_per_s:.3f} of the rate" if self.rate_bytes_per_s else ""
+        return (
+            f"TCP goodput B of one interface: {self.goodput_bytes_per_s / 1e6:.3f} MB/s{share}; "
+            f"ping: {self.round_trip_s * 1e6:.0f} us; best possible time: {self.best_factor:.3f} S/B"
+        )
+
+
+def measure_conditions(job: Job, lab: Lab) -> Conditions:
+    first, second = (lab[worker_host(rank)] for rank in range(2))
+    return Conditions(
+        job.worker_count,
+        job.reducer_count,
+        job.colocated_count,
+        rate_bytes_per_s=first.rate.bytes_per_s if lab.isolated and first.rate else None,
+        goodput_bytes_per_s=measure_goodput(first, second),
+        round_trip_s=measure_round_trip(first, second),
+        best_factor=job.best_factor(),
+    )

@@ -1,0 +1,81 @@
+"""How many parameters the layers of real models have, and how long a V100 takes for them.
+
+The time of a step is that of NVIDIA's own measurements with mixed precision on one V100 (32 GB) of a DGX-1, in
+github.com/NVIDIA/DeepLearningExamples at commit 729963d: PyTorch/Classification/ConvNets/resnet50v1.5/README.md, 1156
+images/s (with a batch of 256), and PyTorch/LanguageModeling/BERT/README.md, pre-training with sequences of 128 tokens,
+224 sequences/s (4096 sequences in 64 micro-batches, so 64 at a time). The backward pass takes two thirds of it, having
+twice the products of the forward pass, and is spread over the layers in proportion to their multiply-adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    parameter_counts: tuple[int, ...]
+    """Of its arrays."""
+    multiply_adds: float
+    """Of the forward pass, for one sample."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's layers in the order of the forward pass."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    batch_count: int
+    """Samples in a step of one worker."""
+    samples_per_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.batch_count / self.samples_per_s
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(sum(layer.parameter_counts) for layer in self.layers)
+
+
+def _resnet50() -> Profile:
+    layers = [_convolution("stem", 3, 64, 7, 112)]
+    channels = 64
+    for stage, (width, block_count, size) in enumerate(((64, 3, 56), (128, 4, 28), (256, 6, 14), (512, 3, 7))):
+        for block in range(block_count):
+            name = f"stage {stage} block {block}"
+            # Version 1.5: the 3x3 convolution has the stride, so the first one still sees the larger image.
+            entry_size = size * 2 if block == 0 and stage > 0 else size
+            layers.append(_convolution(f"{name} 1x1", channels, width, 1, entry_size))
+            layers.append(_convolution(f"{name} 3x3", width, width, 3, size))
+            layers.append(_convolution(f"{name} 1x1 out", width, 4 * width, 1, size))
+            if block == 0:
+                layers.append(_convolution(f"{name} shortcut", channels, 4 * width, 1, size))
+            channels = 4 * width
+    layers.append(Layer("classifier", (2048 * 1000, 1000), 2048 * 1000))
+    return Profile("resnet50", tuple(layers), batch_count=256, samples_per_s=1156)
+
+
+def _convolution(name: str, inputs: int, outputs: int, kernel: int, size: int) -> Layer:
+    """With the scale and bias of the batch normalisation after it."""
+    weight_count = inputs * outputs * kernel**2
+    return Layer(name, (weight_count, outputs, outputs), weight_count * size**2)
+
+
+def _bert_large() -> Profile:
+    h, f, vocabulary, positions, tokens, predictions = 1024, 4096, 30522, 512, 128, 20
+    layers = [Layer("embeddings", (vocabulary * h, positions * h, 2 * h, h, h), tokens * h)]
+    attention = ((h * h, h) * 4) + (h, h)
+    feed_forward = (h * f, f, f * h, h, h, h)
+    multiply_adds = tokens * (4 * h * h + 2 * h * f) + 2 * tokens**2 * h
+    layers += [Layer(f"encoder {index}", attention + feed_forward, multiply_adds) for index in range(24)]
+    layers.append(Layer("pooler", (h * h, h, 2 * h, 2), h * h))
+    # The decoder's matrix is that of the embeddings, whose gradient is complete only at the end of the backward pass.
+    head_multiply_adds = predictions * (h * h + vocabulary * h)
+    layers.append(Layer("masked words", (h * h, h, h, h, vocabulary), head_multiply_adds))
+    return Profile("bert-large", tuple(layers), batch_count=64, samples_per_s=224)
+
+
+PROFILES = {profile.name: profile for profile in (_resnet50(), _bert_large())}

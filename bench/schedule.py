@@ -1,0 +1,82 @@
+"""When a train step's gradients are ready, and how long it would take with an ideal all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from bench.errors import BenchError
+from bench.profiles import Profile
+from jaxhetero.collectives import DEFAULT_BUCKET_BYTES, make_buckets
+
+_ITEM_BYTES = 4
+_FORWARD_SHARE = 1 / 3
+_BISECTIONS = 60
+
+
+@dataclass(frozen=True)
+class Bucket:
+    count: int
+    """Elements of its arrays together, float32."""
+    ready_s: float
+    """When its last gradient is computed, from the beginning of the step."""
+
+    @property
+    def bytes(self) -> int:
+        return _ITEM_BYTES * self.count
+
+
+def make_schedule(profile: Profile, size_scale: float, time_scale: float) -> list[Bucket]:
+    """Gradients in buckets as ``jaxhetero.psum`` makes them, in the order of the backward pass.
+
+    ``size_scale`` scales arrays, buckets and times, so that everything keeps its proportion to what the network can
+    carry; ``time_scale`` scales only the times.
+    """
+    step_s = profile.step_s * size_scale * time_scale
+    total = sum(layer.multiply_adds for layer in profile.layers)
+    arrays, ready_s, left = [], [], total
+    for layer in profile.layers:
+        # The backward pass comes from the last layer: this one and all after it are done.
+        done_share = left / total
+        left -= layer.multiply_adds
+        for count in layer.parameter_counts:
+            arrays.append(jax.ShapeDtypeStruct((max(1, round(count * size_scale)),), jnp.float32))
+            ready_s.append(step_s * (_FORWARD_SHARE + (1 - _FORWARD_SHARE) * done_share))
+    buckets = make_buckets(arrays, max(1, round(DEFAULT_BUCKET_BYTES * size_scale)))
+    return [
+        Bucket(sum(arrays[index].size for index in bucket), max(ready_s[index] for index in bucket))
+        for bucket in buckets
+    ]
+
+
+def ideal_step_s(schedule: list[Bucket], s_per_byte: float) -> float:
+    """The time of a step whose all-reduces follow each other at full speed, each as soon as its bucket is ready."""
+    end_s = 0.0
+    for bucket in schedule:
+        end_s = max(end_s, bucket.ready_s) + bucket.bytes * s_per_byte
+    return end_s
+
+
+def total_bytes(schedule: list[Bucket]) -> int:
+    return sum(bucket.bytes for bucket in schedule)
+
+
+def time_scale_that_exposes(profile: Profile, size_scale: float, s_per_byte: float, share: float) -> float:
+    """The ``time_scale`` with which this share of an all-reduce that takes ``s_per_byte`` is exposed."""
+
+    def exposed_share(time_scale: float) -> float:
+        schedule = make_schedule(profile, size_scale, time_scale)
+        compute_s = schedule[-1].ready_s
+        return (ideal_step_s(schedule, s_per_byte) - compute_s) / (total_bytes(schedule) * s_per_byte)
+
+    low, high = 0.0, 1.0
+    while exposed_share(high) > share:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise BenchError(f"the last bucket alone exposes more than {share}")
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if exposed_share(middle) > share else (low, middle)
+    return high

@@ -1,0 +1,294 @@
+"""Data-parallel train steps with an emulated accelerator: how much of the all-reduce hides behind the backward pass.
+
+    python -m bench.train_step --profile bert-large --workers 1,2,4,8 --rate 200mbit --engine jaxhetero,gloo
+
+The accelerator is a timed wait for each bucket of gradients, laid out like the backward pass of the real model on a
+V100 (bench/profiles.py); buffers, all-reduces and the network between the hosts (tests/netlab; needs root) are real.
+--size-scale shrinks arrays, buckets and times alike. --ring-exposes chooses how fast the accelerator is to the network:
+so that an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
+
+    jaxhetero       jaxhetero.psum of each bucket
+    gloo            jax.lax.psum of each bucket, one after the other in the order of the backward pass
+    gloo:combined   jax.lax.psum of each bucket, in no order: XLA's CPU compiler makes one all-reduce of them, which
+                    begins when the backward pass is over
+
+The columns:
+
+    compute_ms     a step without all-reduce; the least of all engines is t1
+    network_ms     all its all-reduces without a wait
+    step_ms        a step, tn
+    exposed_ms     tn - t1
+    overlap        1 - exposed / network
+    efficiency     t1 / tn
+    best           efficiency that the best possible all-reduce with these hosts would give, computed
+    ring           efficiency that an ideal ring would give, computed
+    wrong          elements of sums that were not exact
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import tyro
+
+from bench.command import check_folders, run_command
+from bench.errors import BenchError
+from bench.job import Conditions, Job, measure_conditions
+from bench.limit import ring_factor
+from bench.measure import between_last_ends
+from bench.profiles import PROFILES
+from bench.report import format_columns, number, write_json
+from bench.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
+from bench.specs import EngineSpec, parse_engines
+from bench.team import Team, start_teams
+from tests.netlab import Lab
+
+_PROGRAMS = ("compute", "communicate", "step")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Data-parallel train steps with an emulated accelerator."""
+
+    profile: Literal[tuple(PROFILES)] = "bert-large"  # type: ignore[valid-type]
+    """The model."""
+    workers: str = "1,2,4,8"
+    """Numbers of workers, each on a host of its own."""
+    reducers: int | None = None
+    """Dedicated reducers of jaxhetero, each on a host of its own. Default: as many as workers."""
+    colocated: int = 0
+    """The first N workers reduce as well."""
+    rate: str = "200mbit"
+    """Of every host's network interface, each way; none for no limit."""
+    size_scale: float = 1 / 64
+    """Shrinks arrays, buckets and times alike."""
+    time_scale: float | None = None
+    """Stretches the accelerator's times. Default: as --ring-exposes asks for."""
+    ring_exposes: float = 0.5
+    """The share of its time that a ring between the most workers would have exposed."""
+    ring_factor: float | None = None
+    """Time of that ring in units of S/B. Default: that of an ideal one, 2(n-1)/n."""
+    wire_dtype: str | None = None
+    """What jaxhetero sends in place of float32."""
+    engine: str = "jaxhetero,gloo"
+    """Which to compare: jaxhetero, gloo, gloo:combined."""
+    rounds: int = 2
+    """Turns that every engine gets."""
+    batch: int = 3
+    """Measured steps in a turn."""
+    json: Path | None = None
+    """Write all figures to this file."""
+    plot: Path | None = None
+    """Draw workers against efficiency to this file (png, svg, pdf)."""
+    loopback: bool = False
+    """On loopback, without rates, where --time-scale must be given."""
+
+    def __post_init__(self) -> None:
+        if self.size_scale <= 0 or (self.time_scale is not None and self.time_scale <= 0):
+            raise BenchError("--size-scale and --time-scale must be more than 0")
+        if self.rounds < 1 or self.batch < 1:
+            raise BenchError("--rounds and --batch must be at least 1")
+        check_folders(self.json, self.plot)
+
+    def jobs(self) -> list[Job]:
+        try:
+            counts = [int(word) for word in self.workers.split(",")]
+        except ValueError:
+            raise BenchError(f"--workers is {self.workers!r}; it must be numbers, as in 1,2,4,8") from None
+        rate = None if self.rate == "none" else self.rate
+        return [
+            Job(
+                worker_count=count,
+                reducer_count=0 if count == 1 else count if self.reducers is None else self.reducers,
+                colocated_count=min(self.colocated, count),
+                rate=rate,
+            )
+            for count in counts
+        ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one engine with some number of workers."""
+
+    worker_count: int
+    reducer_count: int
+    colocated_count: int
+    engine: str
+    compute_s: float
+    network_s: float
+    step_s: float
+    exposed_s: float
+    overlap: float | None
+    efficiency: float
+    best_efficiency: float
+    ring_efficiency: float
+    wrong_count: int
+    times_s: dict[str, list[float]]
+
+
+@dataclass
+class _Sample:
+    times_s: dict[str, list[float]] = field(default_factory=lambda: {program: [] for program in _PROGRAMS})
+    wrong_count: int = 0
+
+
+def run(options: Options) -> list[Row]:
+    jobs, specs = options.jobs(), parse_engines(options.engine, "float32", options.wire_dtype)
+    if any(spec.kind == "mpi" for spec in specs):
+        raise BenchError("engine mpi has no all-reduce that runs beside a train step")
+    largest = max(jobs, key=lambda job: job.worker_count)
+    # Conditions are measured between two workers.
+    hosts = replace(largest, worker_count=max(2, largest.worker_count), reducer_count=max(1, largest.reducer_count))
+    with Lab(hosts.hosts(), loopback=options.loopback) as lab:
+        print(f"# {lab.description}", flush=True)
+        conditions = measure_conditions(hosts, lab)
+        print(f"# {conditions.describe()}", flush=True)
+        schedule, facts = _make_schedule(options, conditions)
+        rows: list[Row] = []
+        for job in jobs:
+            rows += _measure_job(options, job, specs, lab, conditions, schedule)
+            if options.json:
+                write_json(options.json, "train_step", rows, conditions, options, lab.description, schedule=facts)
+    print(_format_table(rows), flush=True)
+    if options.plot:
+        _write_plot(options.plot, rows, f"{options.profile}, {options.rate}")
+    return rows
+
+
+def _make_schedule(options: Options, conditions: Conditions) -> tuple[list[Bucket], dict[str, object]]:
+    profile, goodput = PROFILES[options.profile], conditions.goodput_bytes_per_s
+    factor = options.ring_factor or ring_factor(conditions.worker_count)
+    time_scale = options.time_scale or time_scale_that_exposes(
+        profile, options.size_scale, factor / goodput, options.ring_exposes
+    )
+    schedule = make_schedule(profile, options.size_scale, time_scale)
+    facts = {
+        "profile": profile.name,
+        "parameter_count": profile.parameter_count,
+        "v100_step_s": profile.step_s,
+        "size_scale": options.size_scale,
+        "time_scale": time_scale,
+        "bucket_count": len(schedule),
+        "bytes": total_bytes(schedule),
+        "compute_s": schedule[-1].ready_s,
+        "as_goodput_bytes_per_s": goodput * time_scale,
+    }
+    print(
+        f"# {profile.name}: {profile.parameter_count} parameters, {profile.step_s * 1e3:.0f} ms a step on a V100; "
+        f"here sizes and times by {options.size_scale:.4g} and times by {time_scale:.4g} more: "
+        f"{len(schedule)} buckets, {total_bytes(schedule) / 1e6:.2f} MB, {schedule[-1].ready_s * 1e3:.0f} ms; "
+        f"as V100s with {goodput * time_scale * 8 / 1e9:.2f} Gbit/s of goodput",
+        flush=True,
+    )
+    return schedule, facts
+
+
+def _measure_job(
+    options: Options,
+    job: Job,
+    specs: Sequence[EngineSpec],
+    lab: Lab,
+    conditions: Conditions,
+    schedule: list[Bucket],
+) -> list[Row]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        teams = start_teams(specs, lab, job, folder, stack)
+        samples = {team.spec: _Sample() for team in teams}
+        counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
+        for team in teams:
+            team.request("prepare_emulation", counts=counts, ready_s=ready_s, combined=team.spec.combined)
+        for number, team in itertools.product(range(options.rounds), teams):
+            _take_turn(team, samples[team.spec], options.batch if number else max(1, options.batch - 1))
+        for team in teams:
+            team.stop()
+    print(f"# {job.worker_count} workers done", flush=True)
+    alone_s = min(median(sample.times_s["compute"]) for sample in samples.values())
+    return [_make_row(spec, samples[spec], alone_s, job, conditions, schedule) for spec in specs]
+
+
+def _take_turn(team: Team, sample: _Sample, batch: int) -> None:
+    for program in _PROGRAMS:
+        count = batch if program == "step" else max(1, batch - 1)
+        answers = team.request("measure_emulation", program=program, count=count)
+        sample.times_s[program] += between_last_ends([answer["ends_ns"] for answer in answers])
+    sample.wrong_count += sum(answer["wrong_count"] for answer in team.request("check_emulation"))
+
+
+def _make_row(
+    spec: EngineSpec, sample: _Sample, alone_s: float, job: Job, conditions: Conditions, schedule: list[Bucket]
+) -> Row:
+    compute_s, network_s, step_s = (median(sample.times_s[program]) for program in _PROGRAMS)
+    exposed_s = step_s - alone_s
+    ideal_compute_s, goodput = schedule[-1].ready_s, conditions.goodput_bytes_per_s
+    wire_factor = job.best_factor() * (spec.wire_itemsize("float32") / 4)
+    return Row(
+        worker_count=job.worker_count,
+        reducer_count=job.reducer_count,
+        colocated_count=job.colocated_count,
+        engine=spec.label,
+        compute_s=compute_s,
+        network_s=network_s,
+        step_s=step_s,
+        exposed_s=exposed_s,
+        overlap=1 - exposed_s / network_s if job.worker_count > 1 else None,
+        efficiency=alone_s / step_s,
+        best_efficiency=ideal_compute_s / ideal_step_s(schedule, wire_factor / goodput),
+        ring_efficiency=ideal_compute_s / ideal_step_s(schedule, ring_factor(job.worker_count) / goodput),
+        wrong_count=sample.wrong_count,
+        times_s=sample.times_s,
+    )
+
+
+def _format_table(rows: list[Row]) -> str:
+    header = ["workers", "reducers", "engine", "compute_ms", "network_ms", "step_ms", "exposed_ms", "overlap"]
+    lines = [[*header, "efficiency", "best", "ring", "wrong"]]
+    for row in rows:
+        reducers = f"{row.reducer_count}+{row.colocated_count}" if row.colocated_count else str(row.reducer_count)
+        times = (f"{time * 1e3:.1f}" for time in (row.compute_s, row.network_s, row.step_s, row.exposed_s))
+        shares = map(number, (row.overlap, row.efficiency, row.best_efficiency, row.ring_efficiency))
+        lines.append([str(row.worker_count), reducers, row.engine, *times, *shares, str(row.wrong_count)])
+    return format_columns(lines)
+
+
+def _write_plot(path: Path, rows: list[Row], title: str) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for engine in dict.fromkeys(row.engine for row in rows):
+        own = [row for row in rows if row.engine == engine]
+        axes.plot([row.worker_count for row in own], [row.efficiency for row in own], marker="o", label=engine)
+    first = [row for row in rows if row.engine == rows[0].engine]
+    for label, name, style in (("best possible", "best_efficiency", "--"), ("ideal ring", "ring_efficiency", ":")):
+        values = [getattr(row, name) for row in first]
+        axes.plot([row.worker_count for row in first], values, color="black", linestyle=style, label=label)
+    axes.set(xlabel="workers", ylabel="scaling efficiency, t1/tn", title=title, ylim=(0, 1.05))
+    axes.set_xticks([row.worker_count for row in first])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    def command() -> int:
+        options = tyro.cli(Options, prog="python -m bench.train_step", args=arguments, description=__doc__)
+        return 1 if any(row.wrong_count for row in run(options)) else 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
