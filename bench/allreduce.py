@@ -72,7 +72,7 @@ class Options:
     rounds: int = 5
     """Turns that every engine gets at every size."""
     warmup: int = 2
-    """All-reduces at the beginning of a turn that are not measured."""
+    """All-reduces at the beginning of a turn that are not measured, before one that begins it together."""
     batch: int | None = None
     """Measured all-reduces in a turn. Default: 2 to 25, fewer for larger sizes."""
     json: Path | None = None
@@ -88,7 +88,7 @@ class Options:
             ("reducers", 0),
             ("rounds", 1),
             ("concurrent", 1),
-            ("warmup", 1),
+            ("warmup", 0),
             ("batch", 1),
         ):
             value = getattr(self, name)

@@ -22,14 +22,17 @@ from typing import Any
 
 import tyro
 
+from bench import report, train_step
 from bench.command import run_command
 from bench.errors import BenchError
+from bench.job import Conditions
+from bench.plot import write_plot
 
 _ROOT = Path(__file__).parent.parent
 
 _EIGHT = "bench.allreduce --workers 8 --reducers 8 --rate 200mbit"
 RUNS = {
-    "large": f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 1",
+    "large": f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 0",
     "mpi": f"{_EIGHT} --sizes 16MiB --engine jaxhetero,mpi --rounds 2 --warmup 1",
     "gigabit": "bench.allreduce --workers 4 --reducers 4 --rate 1gbit --sizes 64MiB --engine jaxhetero,gloo",
     **{
@@ -40,7 +43,7 @@ RUNS = {
         for count in (0, 1, 2, 4, 6, 8)
     },
     "unequal": f"{_EIGHT} --colocated 8 --reducer-rates 200mbit,100mbit --sizes 16MiB --engine jaxhetero --rounds 4",
-    "bfloat16": f"{_EIGHT} --wire-dtype bfloat16 --sizes 16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 1",
+    "bfloat16": f"{_EIGHT} --wire-dtype bfloat16 --sizes 16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 0",
     "small": f"{_EIGHT} --sizes 4,64,1KiB,4KiB,16KiB,64KiB --engine jaxhetero,gloo --batch 50",
     "loopback": (
         "bench.allreduce --workers 4 --reducers 4 --loopback --rate none "
@@ -218,6 +221,8 @@ class Options:
     """Where the results are."""
     table: bool = False
     """Only print the table."""
+    plots: bool = False
+    """Draw allreduce.png and train_step.png there, from the results."""
     list: bool = False
     """Only print the commands."""
 
@@ -268,6 +273,18 @@ def _describe(machine: Content) -> str:
     )
 
 
+def write_plots(folder: Path) -> None:
+    """Of the runs with eight workers at 200 Mbit/s, and of the train steps from one to eight."""
+    contents = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("small", "large", "mpi")}
+    # Our own of the run beside MPICH is the same size again.
+    parts = [*contents["small"]["rows"], *contents["large"]["rows"], *_rows(contents["mpi"], "mpi")]
+    rows = [report.Row(**row) for row in sorted(parts, key=lambda row: row["bytes"])]
+    conditions = Conditions(**contents["large"]["conditions"])
+    write_plot(folder / "allreduce.png", rows, conditions, "all-reduce of float32, n = 8, k = 8, 200 Mbit/s")
+    steps = [train_step.Row(**row) for row in json.loads((folder / "step-scaling.json").read_text())["rows"]]
+    train_step.write_plot(folder / "train_step.png", steps, "BERT-large, a reducer for each worker, 200 Mbit/s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> int:
         options = tyro.cli(Options, prog="python -m bench.record", args=arguments, description=__doc__)
@@ -277,6 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         failed = [] if options.table else measure(options)
         print(format_markdown(options.folder))
+        if options.plots:
+            write_plots(options.folder)
         if failed:
             print(f"error: failed: {' '.join(failed)}", file=sys.stderr)
         return 1 if failed else 0

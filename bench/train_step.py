@@ -160,7 +160,7 @@ def run(options: Options) -> list[Row]:
                 write_json(options.json, "train_step", rows, conditions, options, lab.description, schedule=facts)
     print(_format_table(rows), flush=True)
     if options.plot:
-        _write_plot(options.plot, rows, f"{options.profile}, {options.rate}")
+        write_plot(options.plot, rows, f"{options.profile}, {options.rate}")
     return rows
 
 
@@ -260,7 +260,7 @@ def _format_table(rows: list[Row]) -> str:
     return format_columns(lines)
 
 
-def _write_plot(path: Path, rows: list[Row], title: str) -> None:
+def write_plot(path: Path, rows: list[Row], title: str) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
