@@ -1,0 +1,223 @@
+"""BERT as Flax NNX modules: the encoder of Devlin et al. (2019) and a model for each thing it is trained to do.
+
+Weights, softmax and layer norms are float32; the matrix products compute in ``ModelConfig.dtype``. ``rngs`` turns
+dropout on: ``nnx.Rngs(dropout=key)`` in training, None otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.common.errors import require
+
+INITIAL_STD = 0.02
+weight_init = nnx.initializers.truncated_normal(INITIAL_STD)
+# Far below any real score, and still a number in float32.
+MASKED_SCORE = -1e9
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything that shapes the network. The defaults are those of BERT-large."""
+
+    vocabulary_size: int = 30522
+    hidden_size: int = 1024
+    layer_count: int = 24
+    head_count: int = 16
+    intermediate_size: int = 4096
+    position_count: int = 512
+    """The longest sequence."""
+    segment_count: int = 2
+    dropout: float = 0.1
+    """Of embeddings and of what each sub-layer adds."""
+    attention_dropout: float = 0.1
+    """Of attention probabilities."""
+    norm_epsilon: float = 1e-12
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What the matrix products compute in."""
+    remat: bool = False
+    """Recompute each layer in the backward pass: about a third more work for a fraction of the memory."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.hidden_size % self.head_count == 0,
+            f"head_count is {self.head_count}; it must divide hidden_size ({self.hidden_size})",
+        )
+
+
+class Batch(NamedTuple):
+    """Token ids and what the encoder must know about them; int32 ``[batch, length]`` each."""
+
+    token_ids: jax.Array
+    segment_ids: jax.Array
+    """0 for the first text of a pair, 1 for the second."""
+    mask: jax.Array
+    """1 for tokens, 0 for padding."""
+
+
+def linear(inputs: int, outputs: int, *, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Linear:
+    return nnx.Linear(inputs, outputs, kernel_init=weight_init, dtype=jnp.dtype(config.dtype), rngs=rngs)
+
+
+def layer_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    return nnx.LayerNorm(config.hidden_size, epsilon=config.norm_epsilon, dtype=jnp.float32, rngs=rngs)
+
+
+def dropout(x: jax.Array, rate: float, rngs: nnx.Rngs | None) -> jax.Array:
+    return x if rngs is None or rate == 0 else nnx.Dropout(rate)(x, rngs=rngs)
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    return nnx.gelu(x, approximate=False)
+
+
+class Embeddings(nnx.Module):
+    """The sum of a token's, its position's and its segment's vector, normalised."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+
+        def table(rows: int) -> nnx.Embed:
+            return nnx.Embed(rows, config.hidden_size, embedding_init=weight_init, rngs=rngs)
+
+        self.token = table(config.vocabulary_size)
+        self.position = table(config.position_count)
+        self.segment = table(config.segment_count)
+        self.norm = layer_norm(config, rngs)
+
+    def __call__(self, batch: Batch, *, rngs: nnx.Rngs | None) -> jax.Array:
+        positions = jnp.arange(batch.token_ids.shape[1])
+        x = self.token(batch.token_ids) + self.segment(batch.segment_ids) + self.position(positions)
+        return dropout(self.norm(x), self.config.dropout, rngs)
+
+
+class SelfAttention(nnx.Module):
+    """Every token looks at all tokens of its sequence, with several heads."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        size = config.hidden_size
+        # Three plain layers and not nnx.MultiHeadAttention: its biases are matrices, which optimizers that tell
+        # biases by their shape would adapt and decay.
+        self.query = linear(size, size, config=config, rngs=rngs)
+        self.key = linear(size, size, config=config, rngs=rngs)
+        self.value = linear(size, size, config=config, rngs=rngs)
+        self.output = linear(size, size, config=config, rngs=rngs)
+
+    def __call__(self, x: jax.Array, mask: jax.Array, *, rngs: nnx.Rngs | None) -> jax.Array:
+        heads = (*x.shape[:2], self.config.head_count, -1)
+        query, key, value = (layer(x).reshape(heads) for layer in (self.query, self.key, self.value))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
+        probabilities = jax.nn.softmax(jnp.where(mask[:, None, None, :] > 0, scores, MASKED_SCORE))
+        probabilities = dropout(probabilities, self.config.attention_dropout, rngs)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities.astype(value.dtype), value)
+        return self.output(mixed.reshape(x.shape))
+
+
+class Layer(nnx.Module):
+    """Attention, then a network on each token alone; each is added to its input, and the sum normalised."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.attention = SelfAttention(config, rngs=rngs)
+        self.attention_norm = layer_norm(config, rngs)
+        self.intermediate = linear(config.hidden_size, config.intermediate_size, config=config, rngs=rngs)
+        self.output = linear(config.intermediate_size, config.hidden_size, config=config, rngs=rngs)
+        self.output_norm = layer_norm(config, rngs)
+
+    def __call__(self, x: jax.Array, mask: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
+        attended = dropout(self.attention(x, mask, rngs=rngs), self.config.dropout, rngs)
+        x = self.attention_norm(x + attended)
+        transformed = dropout(self.output(gelu(self.intermediate(x))), self.config.dropout, rngs)
+        output: jax.Array = self.output_norm(x + transformed)
+        return output
+
+
+class Encoder(nnx.Module):
+    """Returns every token's vector, float32 ``[batch, length, hidden]``."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embeddings = Embeddings(config, rngs=rngs)
+        self.layers = nnx.List([Layer(config, rngs=rngs) for _ in range(config.layer_count)])
+
+    def __call__(self, batch: Batch, *, rngs: nnx.Rngs | None = None) -> jax.Array:
+        x = self.embeddings(batch, rngs=rngs)
+        run = nnx.remat(Layer.__call__) if self.config.remat else Layer.__call__
+        for layer in self.layers:
+            x = run(layer, x, batch.mask, rngs)
+        return x
+
+
+class Pooler(nnx.Module):
+    """A sequence's vector from that of its first token."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.dense = linear(config.hidden_size, config.hidden_size, config=config, rngs=rngs)
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        return jnp.tanh(self.dense(hidden[:, 0]).astype(jnp.float32))
+
+
+class PreTrainingModel(nnx.Module):
+    """Names masked tokens, and says whether the second text follows the first."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.encoder = Encoder(config, rngs=rngs)
+        self.pooler = Pooler(config, rngs=rngs)
+        self.transform = linear(config.hidden_size, config.hidden_size, config=config, rngs=rngs)
+        self.transform_norm = layer_norm(config, rngs)
+        self.decoder_bias = nnx.Param(jnp.zeros(config.vocabulary_size))
+        self.next_sentence = linear(config.hidden_size, 2, config=config, rngs=rngs)
+
+    def __call__(
+        self, batch: Batch, positions: jax.Array, *, rngs: nnx.Rngs | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Logits of the tokens at ``positions`` (int32 ``[batch, predictions]``) and of [follows, is random].
+
+        float32 ``[batch, predictions, vocabulary]`` and ``[batch, 2]``.
+        """
+        hidden = self.encoder(batch, rngs=rngs)
+        masked = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+        transformed = self.transform_norm(gelu(self.transform(masked)))
+        # The decoder's matrix is that of the token embeddings.
+        table = self.encoder.embeddings.token.embedding[...]
+        dtype = jnp.dtype(self.config.dtype)
+        scores = jnp.einsum("bph,vh->bpv", transformed.astype(dtype), table.astype(dtype))
+        token_logits = scores.astype(jnp.float32) + self.decoder_bias[...]
+        return token_logits, self.next_sentence(self.pooler(hidden)).astype(jnp.float32)
+
+
+class QuestionAnsweringModel(nnx.Module):
+    """Says at which tokens an answer begins and ends."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.encoder = Encoder(config, rngs=rngs)
+        self.span = linear(config.hidden_size, 2, config=config, rngs=rngs)
+
+    def __call__(self, batch: Batch, *, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, jax.Array]:
+        """Logits of the first and of the last token; float32 ``[batch, length]`` each, very low for padding."""
+        logits = self.span(self.encoder(batch, rngs=rngs)).astype(jnp.float32)
+        logits = jnp.where(batch.mask[..., None] > 0, logits, MASKED_SCORE)
+        return logits[..., 0], logits[..., 1]
+
+
+class ClassificationModel(nnx.Module):
+    """Names the class of a text or of a pair of texts."""
+
+    def __init__(self, config: ModelConfig, class_count: int, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.encoder = Encoder(config, rngs=rngs)
+        self.pooler = Pooler(config, rngs=rngs)
+        self.classifier = linear(config.hidden_size, class_count, config=config, rngs=rngs)
+
+    def __call__(self, batch: Batch, *, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Logits, float32 ``[batch, classes]``."""
+        pooled = dropout(self.pooler(self.encoder(batch, rngs=rngs)), self.config.dropout, rngs)
+        return self.classifier(pooled).astype(jnp.float32)

@@ -1,0 +1,33 @@
+"""The errors that end a trainer with one line on standard error, and the exit code of each."""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """Base class. The message says what is wrong, where, and what to do about it."""
+
+    exit_code = 1
+
+
+class SettingsError(TrainerError, ValueError):
+    """A setting that cannot work."""
+
+    exit_code = 2
+
+
+class DataError(TrainerError, ValueError):
+    """Data that is missing, truncated, or not of the format or range it should be."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint that is missing, incomplete, or of another model."""
+
+
+class LossError(TrainerError, ArithmeticError):
+    """The loss is no longer a number."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``SettingsError`` with this message unless the condition holds."""
+    if not condition:
+        raise SettingsError(message)
