@@ -1,0 +1,50 @@
+"""LAMB for pre-training and Adam for fine-tuning, with the reduction of the gradients in front."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import optax
+
+from jaxhetero.optimizers import lamb
+from models.common.optimizer import LossScaling, distributed, weights_mask
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The hyperparameters of an update; the defaults are those of LAMB in pre-training."""
+
+    algorithm: Literal["lamb", "adam"] = "lamb"
+    """``adam`` decays weights apart from the gradient (AdamW)."""
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    """Kernels and embeddings only: biases and norms neither decay nor, in LAMB, are adapted."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm, over all parameters, are scaled down to it."""
+    loss_scaling: LossScaling = "none"
+    """For float16."""
+    loss_scale: float = 65536.0
+    """The constant of static scaling, or where dynamic scaling begins."""
+
+
+def make_optimizer(
+    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1
+) -> optax.GradientTransformation:
+    """The whole chain: accumulation, all-reduce, loss scale, update."""
+    arguments = (learning_rate, config.b1, config.b2, config.epsilon)
+    if config.algorithm == "lamb":
+        inner = lamb(*arguments, config.weight_decay, max_grad_norm=config.max_grad_norm, mask=weights_mask)
+    else:
+        inner = optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm),
+            optax.adamw(*arguments, weight_decay=config.weight_decay, mask=weights_mask),
+        )
+    return distributed(
+        inner,
+        accumulate_every=accumulate_every,
+        loss_scaling=config.loss_scaling,
+        loss_scale=config.loss_scale,
+    )

@@ -1,0 +1,124 @@
+"""Named presets: every hyperparameter of a pre-training run, in one frozen and nested dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxhetero.optimizers import WarmupPoly, named_schedule, sqrt_scaling
+from models.bert.model import ModelConfig
+from models.bert.optimizer import OptimizerConfig
+from models.common.errors import require
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One pre-training run, or one of its phases."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: WarmupPoly
+    """The learning rate, as a function of the step."""
+    global_batch: int
+    """Sequences per step over all workers; must be a multiple of the number of workers."""
+    step_count: int
+    sequence_length: int = 128
+    prediction_count: int = 20
+    """Places for masked tokens in a record."""
+    micro_batch: int = 0
+    """Sequences in one forward and backward pass of a worker; the rest of its part of the global batch follows before
+    the all-reduce. 0: all at once. With one micro_batch, any number of workers follows the same loss curve."""
+    checkpoint_every: int = 200
+    """Steps."""
+    evaluate_every: int = 1
+    """Checkpoints between evaluations on the held-out records; the last one is always followed by one."""
+    seed: int = 0
+    """Of the initial weights, the order of the examples and dropout."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "step_count", "sequence_length", "prediction_count", "checkpoint_every"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        require(self.evaluate_every >= 1, f"evaluate_every is {self.evaluate_every}; it must be at least 1")
+        require(self.micro_batch >= 0, f"micro_batch is {self.micro_batch}; it must be at least 0")
+        require(
+            self.sequence_length <= self.model.position_count,
+            f"sequence_length is {self.sequence_length}; the model has {self.model.position_count} positions "
+            "(position_count)",
+        )
+
+
+LARGE = ModelConfig()
+BASE = ModelConfig(hidden_size=768, layer_count=12, head_count=12, intermediate_size=3072)
+TINY = ModelConfig(
+    vocabulary_size=8192,
+    hidden_size=128,
+    layer_count=2,
+    head_count=2,
+    intermediate_size=512,
+    position_count=128,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+
+_NVIDIA = OptimizerConfig(loss_scaling="dynamic")
+
+
+def _phase(schedule: str, model: ModelConfig, global_batch: int, micro_batch: int, **more: int) -> Preset:
+    rate = named_schedule(schedule)
+    return Preset(
+        replace(model, dtype="float16"),
+        _NVIDIA,
+        rate,
+        global_batch,
+        step_count=int(rate.total_steps),
+        micro_batch=micro_batch,
+        **more,
+    )
+
+
+def lamb_scaling(global_batch: int) -> Preset:
+    """Table 4 of You et al. (2020): the same epochs at any batch from 512 to 32,768 sequences.
+
+    The learning rate grows with the square root of the batch, the share of the warm-up with the batch.
+    """
+    step_count = 1_000_000 * 512 // global_batch
+    warmup_steps = step_count * global_batch / 512 / 320
+    peak = sqrt_scaling(5e-3, global_batch, 32768)
+    schedule = WarmupPoly(peak, warmup_steps, step_count, 1.0, "step_zero")
+    return Preset(LARGE, OptimizerConfig(), schedule, global_batch, step_count, micro_batch=32)
+
+
+_LONG = {"sequence_length": 512, "prediction_count": 80}
+_BASE_AWS = _phase("bert-base-aws-phase1", BASE, 32768, 64)
+_MLPERF = _phase("bert-mlperf-8k", LARGE, 8192, 16, sequence_length=512, prediction_count=76)
+
+PRESETS: dict[str, Preset] = {
+    "bert-large-phase1": _phase("bert-large-phase1", LARGE, 65536, 64),
+    "bert-large-phase2": _phase("bert-large-phase2", LARGE, 32768, 8, **_LONG),
+    "bert-base-aws": _BASE_AWS,
+    "bert-base-aws-phase2": _phase("bert-base-aws-phase2", BASE, 8192, 8, **_LONG),
+    "bert-mlperf-8k": replace(_MLPERF, optimizer=replace(_NVIDIA, b1=0.88, b2=0.88, weight_decay=0.0166629)),
+    "bert-lamb-scaling": lamb_scaling(32768),
+    **{f"bert-lamb-scaling-{batch}": lamb_scaling(batch) for batch in (512, 1024, 2048, 4096, 8192, 16384)},
+    # The speeches of data-sources on two cores, in minutes.
+    "bert-tiny": Preset(
+        TINY,
+        OptimizerConfig(),
+        WarmupPoly(1e-2, 100, 2000, 1.0, "warmup_end"),
+        global_batch=64,
+        step_count=2000,
+        sequence_length=64,
+        prediction_count=10,
+    ),
+    # The same path in seconds, for tests.
+    "bert-smoke": Preset(
+        replace(TINY, vocabulary_size=500, hidden_size=32, intermediate_size=64, dropout=0.1, attention_dropout=0.1),
+        OptimizerConfig(),
+        WarmupPoly(1e-2, 2, 12, 1.0, "warmup_end"),
+        global_batch=16,
+        step_count=12,
+        sequence_length=32,
+        prediction_count=5,
+        micro_batch=4,
+        checkpoint_every=6,
+    ),
+}

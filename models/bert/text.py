@@ -1,0 +1,76 @@
+"""Text to WordPiece: documents, which are the files of a folder, their sentences, and the vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import BertWordPieceTokenizer
+
+from models.common.errors import DataError
+
+PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION = "##"
+
+# A sentence ends with a full stop, an exclamation or a question mark, perhaps quoted, before a capital or a digit.
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z0-9])")
+
+
+def find_texts(folder: Path) -> list[Path]:
+    """The ``.txt`` files below a folder, in order."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    paths = sorted(folder.rglob("*.txt"))
+    if not paths:
+        raise DataError(f"there is no .txt file in {folder} or below it")
+    return paths
+
+
+def read_text(path: Path) -> str:
+    """A file's text: one document."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def split_sentences(document: str) -> list[str]:
+    """Its sentences, by punctuation and by line; none of them empty."""
+    sentences = (part.strip() for line in document.splitlines() for part in _SENTENCE_END.split(line))
+    return [sentence for sentence in sentences if sentence]
+
+
+def train_vocabulary(texts: Iterable[str], size: int, path: Path) -> None:
+    """Write the ``size`` most useful WordPieces of the texts, lower case, one a line."""
+    tokenizer = BertWordPieceTokenizer()
+    tokenizer.train_from_iterator(
+        texts, vocab_size=size, min_frequency=2, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    )
+    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    path.write_text("".join(f"{token}\n" for token, _ in by_id), encoding="utf-8")
+
+
+class Vocabulary:
+    """WordPieces and their ids. A file has one a line; the first line is number 0."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise DataError(f"there is no vocabulary file {path}")
+        content = path.read_bytes()
+        self.tokens = content.decode("utf-8").splitlines()
+        missing = [token for token in SPECIAL_TOKENS if token not in self.tokens]
+        if missing:
+            raise DataError(f"{path} is no BERT vocabulary: it has no {', '.join(missing)}")
+        self.digest = hashlib.sha256(content).hexdigest()[:16]
+        self.tokenizer = BertWordPieceTokenizer(str(path), lowercase=True)
+        self.pad, self.unknown, self.cls, self.sep, self.mask = (self.tokens.index(token) for token in SPECIAL_TOKENS)
+        self.is_continuation = [token.startswith(CONTINUATION) for token in self.tokens]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without special tokens."""
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]

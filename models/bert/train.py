@@ -1,0 +1,127 @@
+"""Pre-training. Data parallelism is three calls: broadcast the parameters, all-reduce the gradients (inside the
+optimizer), and sum the right answers of an evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from flax import nnx
+from rich.console import Console
+
+import jaxhetero
+from models.bert.data import PreTrainingData
+from models.bert.loss import PredictionCounts, Targets, count_predictions, pre_training_loss
+from models.bert.model import Batch, PreTrainingModel
+from models.bert.optimizer import make_optimizer
+from models.bert.presets import Preset
+from models.common.batches import BatchPlan
+from models.common.checkpoint import Checkpoints
+from models.common.command import RunOptions
+from models.common.optimizer import scaled
+from models.common.report import Result
+from models.common.training import Scores, Training
+
+State = nnx.State[Any, Any]
+
+
+class TrainState(NamedTuple):
+    """All that a step changes."""
+
+    params: State
+    opt_state: optax.OptState
+
+
+def train(preset: Preset, folder: Path, options: RunOptions, console: Console, start_from: Path | None) -> Result:
+    """Train and evaluate as the preset says; call it on every worker after ``jaxhetero.initialize()``."""
+    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
+    data = PreTrainingData(folder, preset)
+    identity = {"trainer": "bert", "model": dataclasses.asdict(preset.model)}
+    graphdef, params = nnx.split(make_model(preset), nnx.Param)
+    if start_from:
+        params = Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params)
+    params = jaxhetero.broadcast(params)
+    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=plan.accumulate_every)
+    count = make_count(graphdef)
+    return Training(
+        title="BERT pre-training",
+        unit="sequences",
+        plan=plan,
+        step_count=preset.step_count,
+        stretch_steps=preset.checkpoint_every,
+        evaluate_every=preset.evaluate_every,
+        label=lambda step: "",
+        state=TrainState(params, optimizer.init(params)),
+        train_step=make_train_step(graphdef, optimizer, preset.seed),
+        batches=lambda step: data.train_batches(plan, step),
+        learning_rate=preset.schedule,
+        settle=lambda state: state,
+        evaluate=lambda state: evaluate(count, state.params, data, plan),
+        identity=identity,
+        advice="lower the learning rate (--peak) or give more --warmup-steps",
+    ).run(options, console)
+
+
+def make_model(preset: Preset) -> PreTrainingModel:
+    """The network with its initial weights, drawn by one program."""
+
+    @nnx.jit
+    def initial_model() -> PreTrainingModel:
+        return PreTrainingModel(preset.model, rngs=nnx.Rngs(jax.random.key(preset.seed, impl="rbg")))
+
+    return initial_model()
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef[PreTrainingModel], optimizer: optax.GradientTransformation, seed: int
+) -> jax.stages.Wrapped:
+    """One pass over a piece of the global batch. It is an ordinary jitted step: the optimizer all-reduces."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def train_step(state: TrainState, batch: Batch, targets: Targets, piece: jax.Array) -> tuple[TrainState, jax.Array]:
+        # The piece's own number, so that dropout does not depend on which worker has it.
+        key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
+
+        def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
+            model = nnx.merge(graphdef, params, copy=True)
+            logits = model(batch, targets.positions, rngs=nnx.Rngs(dropout=key))
+            loss = pre_training_loss(*logits, targets)
+            return scaled(loss, state.opt_state), loss
+
+        grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
+
+    return train_step
+
+
+def make_count(graphdef: nnx.GraphDef[PreTrainingModel]) -> jax.stages.Wrapped:
+    """How good the model's answers for a batch are."""
+
+    @jax.jit
+    def count(params: State, batch: Batch, targets: Targets, is_real: jax.Array) -> PredictionCounts:
+        model = nnx.merge(graphdef, params, copy=True)
+        return count_predictions(*model(batch, targets.positions), targets, is_real)
+
+    return count
+
+
+def evaluate(count: jax.stages.Wrapped, params: State, data: PreTrainingData, plan: BatchPlan) -> Scores:
+    """Exact over all held-out records; every worker looks at its share. Nothing if there are none."""
+    if data.held_out is None:
+        return {}
+    zero = PredictionCounts(*(jax.numpy.float32(0) for _ in PredictionCounts._fields))
+    total = zero
+    for batch in data.held_out_batches(plan):
+        total = jax.tree.map(jax.numpy.add, total, count(params, *batch))
+    total = PredictionCounts(*(float(value) for value in jaxhetero.psum(total)))
+    return {
+        "mlm_loss": total.token_loss / total.token_count,
+        "mlm_accuracy": total.token_correct / total.token_count,
+        "next_sentence_accuracy": total.next_correct / total.next_count,
+        "masked_token_count": total.token_count,
+    }

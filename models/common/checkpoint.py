@@ -1,0 +1,144 @@
+"""Checkpoints by orbax: rank 0 writes and reads, the others get everything from it. No shared file system is needed.
+
+A checkpoint is a folder named by its step. It appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxhetero
+from models.common.errors import CheckpointError
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        """``identity``: what another run must share to continue from here, as plain JSON values."""
+        self._folder = folder.absolute()
+        self._identity = identity
+
+    def steps(self) -> list[int]:
+        """The steps after which one was saved, in order."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+
+    def save(self, step: int, state: Any, history: dict[str, Any]) -> None:
+        """Call on every worker, with the same state; rank 0 writes it. ``history`` is kept as JSON."""
+        if jaxhetero.rank() == 0 and step not in self.steps():
+            with _manager(self._folder, create=True) as manager:
+                ocp = _orbax()
+                manager.save(
+                    step,
+                    args=ocp.args.Composite(
+                        state=ocp.args.StandardSave(_flatten(state)),
+                        run=ocp.args.JsonSave({"identity": self._identity, "history": history}),
+                    ),
+                )
+
+    def restore(self, wanted: str, template: Any) -> tuple[int, Any, dict[str, Any]]:
+        """The step, state and history of the checkpoint ``wanted``: a step, or ``latest``.
+
+        Call on every worker. The state has the structure of ``template``; on ranks other than 0 the history is empty.
+
+        Raises:
+          CheckpointError: there is no such checkpoint, or it is of another model, or damaged. On rank 0.
+        """
+        step, state, history = 0, template, {}
+        if jaxhetero.rank() == 0:
+            step = self._choose(wanted)
+            state, history = self._read(step, template)
+        step, state = jaxhetero.broadcast((jnp.int32(step), state))
+        return int(step), state, history
+
+    def restore_params(self, wanted: str, template: Any) -> Any:
+        """Only the parameters of a training state whose field they are, to start another training from.
+
+        Call on every worker. Errors are those of ``restore``.
+        """
+        params = template
+        if jaxhetero.rank() == 0:
+            step = self._choose(wanted)
+            where = f"checkpoint {step} in {self._folder}"
+            ocp = _orbax()
+            with _manager(self._folder) as manager:
+                try:
+                    saved = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
+                except (OSError, ValueError, KeyError) as error:
+                    raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
+            prefix = ".params"
+            flat = {name.removeprefix(prefix): leaf for name, leaf in saved.items() if name.startswith(prefix)}
+            _check_shapes({name: tuple(leaf.shape) for name, leaf in flat.items()}, _flatten(template), where)
+            params = _unflatten(template, flat)
+        return jaxhetero.broadcast(params)
+
+    def _choose(self, wanted: str) -> int:
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"there is no checkpoint in {self._folder}")
+        if wanted == "latest":
+            return steps[-1]
+        if not wanted.isdigit() or int(wanted) not in steps:
+            raise CheckpointError(
+                f"there is no checkpoint {wanted!r} in {self._folder}; there are {', '.join(map(str, steps))}"
+            )
+        return int(wanted)
+
+    def _read(self, step: int, template: Any) -> tuple[Any, dict[str, Any]]:
+        where = f"checkpoint {step} in {self._folder}"
+        ocp = _orbax()
+        with _manager(self._folder) as manager:
+            try:
+                run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+                _check_identity(run["identity"], self._identity, where)
+                flat = _flatten(template)
+                saved = manager.item_metadata(step).state
+                _check_shapes({name: tuple(leaf.shape) for name, leaf in saved.items()}, flat, where)
+                abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, flat)
+                state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))).state
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
+        return _unflatten(template, state), run["history"]
+
+
+def _orbax() -> Any:
+    import orbax.checkpoint as ocp  # takes seconds to import, and only rank 0 of a run that saves needs it
+
+    return ocp
+
+
+def _manager(folder: Path, *, create: bool = False) -> Any:
+    ocp = _orbax()
+    options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
+    return ocp.CheckpointManager(folder, options=options, item_names=("state", "run"))
+
+
+def _flatten(state: Any) -> dict[str, Any]:
+    """By names that say where a leaf is, so that what is on disk does not depend on how containers are written."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _unflatten(template: Any, flat: dict[str, Any]) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: flat[jax.tree_util.keystr(path)], template)
+
+
+def _check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
+    for name in sorted(saved.keys() | wanted.keys()):
+        if saved.get(name) != wanted.get(name):
+            raise CheckpointError(
+                f"{where} is of another run: {name} is {saved.get(name)!r} there and {wanted.get(name)!r} here"
+            )
+
+
+def _check_shapes(saved: dict[str, tuple[int, ...]], wanted: dict[str, Any], where: str) -> None:
+    for name in sorted(saved.keys() | wanted.keys()):
+        here = tuple(np.shape(wanted[name])) if name in wanted else None
+        if saved.get(name) != here:
+            raise CheckpointError(f"{where} is of another model: {name} is {saved.get(name)} there and {here} here")

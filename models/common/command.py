@@ -1,0 +1,94 @@
+"""The command line that the trainers share: a preset, overrides for each of its fields, and where to write."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+import jaxhetero
+from models.common.errors import TrainerError, require
+from models.common.report import Result, plot_losses
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run, and what to leave behind; none of it changes what is learnt."""
+
+    output: Path | None = None
+    """A folder for checkpoints, TensorBoard logs, result.json and loss.png. Without it nothing is written."""
+    json: Path | None = None
+    """Write the result, the settings and the loss curve to this file as well."""
+    resume: str | None = None
+    """Continue from a checkpoint in the output folder: its step, or "latest"."""
+    dry_run: bool = False
+    """Print what would be done, and stop."""
+    network_gbps: float = 10.0
+    """For --dry-run: the rate of every network card, in Gbit/s."""
+
+    def __post_init__(self) -> None:
+        require(self.output is not None or self.resume is None, "--resume needs --output, where the checkpoints are")
+        require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
+        for path in (self.output, self.json):
+            require(
+                path is None or path.absolute().parent.is_dir(),
+                f"cannot write {path}: there is no folder {path.absolute().parent if path else ''}",
+            )
+
+    def file(self, name: str) -> Path | None:
+        """A path in the output folder on rank 0, which alone writes; else None."""
+        return self.output / name if self.output and jaxhetero.rank() == 0 else None
+
+
+def named_preset(presets: Mapping[str, Any], arguments: list[str], default: str) -> str:
+    """The value of --preset, which is read first because it decides every other default."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset", default=default)
+    name: str = parser.parse_known_args(arguments)[0].preset
+    require(name in presets, f"there is no preset {name!r}; there are {', '.join(sorted(presets))}")
+    return name
+
+
+def reducer_count() -> int:
+    """Dedicated reducers of this job."""
+    return int(os.environ.get("JAXHETERO_REDUCER_COUNT") or 0)
+
+
+def run_command(run: Callable[[list[str]], int]) -> int:
+    """Run with the command line's arguments; the exit code. Errors of a trainer are one line on standard error."""
+    # Drawn in one pass of the hardware's generator instead of many of threefry: several times faster on a CPU.
+    jax.config.update("jax_default_prng_impl", "rbg")
+    try:
+        return run(sys.argv[1:])
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def finish(
+    result: Result, options: RunOptions, console: Console, title: str, unit: str, *, preset: str, settings: Any
+) -> int:
+    """Report on rank 0 and end the job: the exit code, 1 when the workers ended with different weights."""
+    if jaxhetero.rank() == 0:
+        console.print(result.to_table(title, unit))
+        for path in (options.json, options.file("result.json")):
+            if path:
+                result.write_json(path, preset=preset, settings=dataclasses.asdict(settings))
+        if plot := options.file("loss.png"):
+            plot_losses(plot, result.losses, f"{title}, preset {preset}")
+    jaxhetero.shutdown()
+    if result.differing_worker_count:
+        return 1
+    return 0 if result.is_complete else INTERRUPTED

@@ -1,0 +1,143 @@
+"""The loop over steps: keeps the device busy, watches the loss, and ends at the same step everywhere on Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxhetero
+from models.common.errors import LossError
+from models.common.progress import TrainProgress
+from models.common.report import StepMeter
+
+# How many steps are queued while the first of them runs: enough to keep the device busy while Python makes the next
+# batch, few enough for the progress shown to be the progress made.
+STEPS_AHEAD = 2
+
+
+class Interruption:
+    """While it is entered, the first Ctrl-C or SIGTERM only sets ``is_asked``; the second one raises as usual."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        del number
+
+
+class TensorboardLog:
+    """Scalars per step in a folder; writes nothing without one."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._writer: Any = None
+        if folder:
+            from tensorboardX import SummaryWriter  # only rank 0 needs it
+
+            self._writer = SummaryWriter(str(folder))
+
+    def scalars(self, step: int, **values: float) -> None:
+        """Add one point to each curve."""
+        if self._writer:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer:
+            self._writer.close()
+
+
+@jax.jit
+def _over_workers(losses: list[jax.Array], is_asked: jax.Array) -> jax.Array:
+    """Mean loss, and the share of workers that were asked to stop."""
+    mine = jnp.stack([jnp.mean(jnp.stack(losses)).astype(jnp.float32), is_asked])
+    return jaxhetero.pmean(mine)
+
+
+@dataclass
+class Loop:
+    """What runs steps, and what it has seen."""
+
+    train_step: Callable[..., tuple[Any, jax.Array]]
+    """``(state, *batch) -> (state, loss)`` on one piece of this worker. Every ``accumulate_every`` of them are one
+    optimizer step."""
+    state: Any
+    learning_rate: Callable[[Any], Any]
+    interruption: Interruption
+    progress: TrainProgress
+    log: TensorboardLog
+    advice: str
+    """What to change if the loss is not a number."""
+    step: int = 0
+    """Steps whose loss is known, counted from the start of the training."""
+    losses: list[float] = field(default_factory=list)
+    """One per step since step 0."""
+    meter: StepMeter = field(default_factory=StepMeter)
+    is_stopped: bool = False
+    """Somebody pressed Ctrl-C. Every worker is at the same step then."""
+
+    def run(self, batches: Iterator[tuple[Any, ...]], step_count: int, accumulate_every: int) -> None:
+        """At most ``step_count`` more steps; ``state`` is that after step ``step`` then.
+
+        Raises:
+          LossError: the mean loss over the workers is not finite; on every worker, after the same step.
+        """
+        in_flight: deque[jax.Array] = deque()
+        with self.meter.measure():
+            for _ in range(step_count):
+                local_losses = []
+                for _ in range(accumulate_every):
+                    self.state, loss = self.train_step(self.state, *next(batches))
+                    local_losses.append(loss)
+                in_flight.append(_over_workers(local_losses, np.float32(self.interruption.is_asked)))
+                if len(in_flight) > STEPS_AHEAD:
+                    self._finish(in_flight.popleft())
+                if self.is_stopped:
+                    break
+            while in_flight:
+                self._finish(in_flight.popleft())
+            jax.block_until_ready(self.state)
+
+    def _finish(self, loss_and_stop: jax.Array) -> None:
+        loss, share_asked = np.asarray(loss_and_stop).tolist()
+        if not math.isfinite(loss):
+            raise LossError(f"the loss is {loss} at step {self.step + 1}; {self.advice}")
+        rate = float(self.learning_rate(self.step))
+        self.step += 1
+        self.meter.step_count += 1
+        self.losses.append(loss)
+        self.is_stopped |= share_asked > 0
+        self.log.scalars(self.step, loss=loss, learning_rate=rate)
+        self.progress.update(loss, rate, self._all_reduce_ms())
+
+    def _all_reduce_ms(self) -> float | None:
+        """Mean since the start."""
+        if jaxhetero.size() == 1:
+            return None
+        return jaxhetero.metrics().busy_us / 1e3 / self.meter.step_count

@@ -1,0 +1,50 @@
+"""What every recipe has in common: which parameters are weights, and the order of the wrappers around an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import optax
+
+import jaxhetero
+from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, static_loss_scale
+
+LossScaling = Literal["none", "static", "dynamic"]
+
+_WEIGHT_NAMES = frozenset({"kernel", "embedding"})
+
+
+def weights_mask(params: optax.Params) -> Any:
+    """True for kernels and embeddings: what decays and is adapted layer by layer. False for biases and norms.
+
+    By name and not by shape: the biases of some layers are matrices.
+    """
+
+    def is_weight(path: tuple[Any, ...], leaf: Any) -> bool:
+        del leaf
+        return any(getattr(key, "key", None) in _WEIGHT_NAMES for key in path)
+
+    return jax.tree_util.tree_map_with_path(is_weight, params)
+
+
+def distributed(
+    optimizer: optax.GradientTransformation,
+    *,
+    accumulate_every: int = 1,
+    loss_scaling: LossScaling = "none",
+    loss_scale: float = 1024.0,
+) -> optax.GradientTransformation:
+    """Mean of the workers' gradients first; from there on every worker computes the same update."""
+    if loss_scaling == "static":
+        optimizer = static_loss_scale(optimizer, loss_scale)
+    elif loss_scaling == "dynamic":
+        optimizer = dynamic_loss_scale(optimizer, loss_scale)
+    optimizer = optax.chain(jaxhetero.all_reduce_gradients(), optimizer)
+    return optimizer if accumulate_every == 1 else accumulate_gradients(optimizer, accumulate_every)
+
+
+def scaled(loss: jax.Array, opt_state: optax.OptState) -> jax.Array:
+    """The loss whose gradient the optimizer expects: times the loss scale, if there is one."""
+    scale = optax.tree.get(opt_state, "loss_scale")
+    return loss if scale is None else loss * scale

@@ -1,0 +1,71 @@
+"""What a run would do, without doing it: ``--dry-run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from rich.table import Table
+
+from jaxhetero.collectives import DEFAULT_BUCKET_BYTES, make_buckets
+from models.common.batches import BatchPlan
+
+
+def best_all_reduce_s(gradient_bytes: int, worker_count: int, reducer_count: int, network_gbps: float) -> float:
+    """The best possible time of one all-reduce (Jiang et al., OSDI 2020), in seconds.
+
+    All network cards have the rate ``network_gbps``, in 10^9 bits per second. ``reducer_count`` 0: workers reduce for
+    each other. Reducers beyond one per worker do not help.
+    """
+    if worker_count == 1:
+        return 0.0
+    n, k = worker_count, min(reducer_count, worker_count)
+    return 2 * n * (n - 1) / (n * n + k * n - 2 * k) * gradient_bytes * 8 / (network_gbps * 1e9)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The figures of a planned run."""
+
+    params: Any
+    """The parameters' shapes and dtypes."""
+    batches: BatchPlan
+    step_count: int
+    reducer_count: int
+    network_gbps: float
+    unit: str
+
+    def to_table(self, title: str) -> Table:
+        """For the terminal."""
+        leaves = jax.tree.leaves(self.params)
+        sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves]
+        gradient_bytes = sum(sizes)
+        buckets = make_buckets(leaves, DEFAULT_BUCKET_BYTES)
+        workers = self.batches.worker_count
+        seconds = best_all_reduce_s(gradient_bytes, workers, self.reducer_count, self.network_gbps)
+        table = Table(title=title)
+        table.add_column("plan")
+        table.add_column("value", justify="right")
+        table.add_row("parameters", f"{sum(leaf.size for leaf in leaves):,} in {len(leaves)} arrays")
+        table.add_row("workers, reducers", f"{workers}, {self.reducer_count or 'one in each worker'}")
+        table.add_row("steps", f"{self.step_count:,}")
+        table.add_row(f"{self.unit} per step", f"{self.batches.global_batch:,}")
+        table.add_row(
+            f"{self.unit} per worker",
+            f"{self.batches.accumulate_every} x {self.batches.micro_batch:,}, one all-reduce after them",
+        )
+        table.add_row("gradient", f"{gradient_bytes:,} bytes")
+        table.add_row("buckets", f"{len(buckets)}, the largest {_largest(buckets, sizes):,} bytes")
+        table.add_row("bytes per worker and step", f"{gradient_bytes if workers > 1 else 0:,} each way")
+        if workers > 1:
+            table.add_row(
+                f"best possible all-reduce at {self.network_gbps:g} Gbit/s", f"{seconds * 1e3:.2f} ms per step"
+            )
+            table.add_row("in all steps", f"{seconds * self.step_count:,.1f} s")
+        return table
+
+
+def _largest(buckets: list[list[int]], sizes: list[int]) -> int:
+    return max(sum(sizes[index] for index in bucket) for bucket in buckets)

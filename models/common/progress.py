@@ -1,0 +1,89 @@
+"""Progress on rank 0: a live bar in a terminal, a text line every two seconds in a log file or pipe."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LIVE_INTERVAL_S = 0.2
+LINE_INTERVAL_S = 2.0
+LINE_BAR_WIDTH = 20
+
+
+class TrainProgress:
+    """Shows step, loss, learning rate, speed, and time in all-reduce. Silent when not ``visible``."""
+
+    def __init__(
+        self, console: Console, *, unit: str, step_count: int, global_batch: int, visible: bool, first_step: int = 0
+    ) -> None:
+        self._console = console
+        self._unit = unit
+        self._step_count = step_count
+        self._global_batch = global_batch
+        self._visible = visible
+        self._interval_s = LIVE_INTERVAL_S if console.is_terminal else LINE_INTERVAL_S
+        self._done = self._part_begin = first_step
+        self._label = ""
+        self._drawn_at = self._part_start = time.monotonic()
+        self._live: Progress | None = None
+        if visible and console.is_terminal:
+            self._live = Progress(
+                TextColumn("{task.fields[label]}"),
+                BarColumn(),
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._live.add_task("train", total=step_count, completed=first_step, label="", figures="")
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def start_part(self, label: str) -> None:
+        """An epoch, say. The rate shown is that of the current part, so it leaves out evaluations."""
+        self._label, self._part_begin, self._part_start = label, self._done, time.monotonic()
+
+    def update(self, loss: float, learning_rate: float, all_reduce_ms: float | None) -> None:
+        """Call after every step with the step's figures; draws when it is time to. ``None``: there is one worker."""
+        self._done += 1
+        now = time.monotonic()
+        is_due = now - self._drawn_at >= self._interval_s or self._done == self._step_count
+        if not self._visible or not is_due:
+            return
+        self._drawn_at = now
+        steps_per_second = (self._done - self._part_begin) / max(now - self._part_start, 1e-9)
+        figures = (
+            f"loss {loss:.3f} lr {learning_rate:.3g} {steps_per_second:.2f} steps/s "
+            f"{steps_per_second * self._global_batch:.0f} {self._unit}/s"
+        )
+        if all_reduce_ms is not None:
+            figures += f" all-reduce {all_reduce_ms:.1f} ms/step"
+        self._draw(figures)
+
+    def _draw(self, figures: str) -> None:
+        if self._live:
+            self._live.update(self._task, completed=self._done, label=self._label, figures=figures)
+            return
+        filled = LINE_BAR_WIDTH * self._done // self._step_count
+        bar = "#" * filled + "-" * (LINE_BAR_WIDTH - filled)
+        label = f"{self._label} " if self._label else ""
+        self.print(f"{label}[{bar}] step {self._done}/{self._step_count} {figures}")
+
+    def print(self, line: str) -> None:
+        """One line of text, above the bar if there is one."""
+        if self._visible:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

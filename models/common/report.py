@@ -1,0 +1,174 @@
+"""What a run ends with: measurements of the train steps, a table for people, JSON and a plot for reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.table import Table
+
+import jaxhetero
+
+
+class StepMeter:
+    """Adds up what the train steps alone took: no compilation, no evaluation."""
+
+    def __init__(self) -> None:
+        self.step_count = 0
+        self.seconds = 0.0
+        self.all_reduce_ms = 0.0
+        self.sent_bytes = 0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Around steps that the block counts; the last one must have ended inside it."""
+        before, start = jaxhetero.metrics(), time.monotonic()
+        yield
+        after, end = jaxhetero.metrics(), time.monotonic()
+        self.seconds += end - start
+        self.all_reduce_ms += (after.busy_us - before.busy_us) / 1e3
+        self.sent_bytes += after.sent_bytes - before.sent_bytes
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run, the same on every rank except for the times of rank 0."""
+
+    worker_count: int
+    parameter_count: int
+    gradient_bytes: int
+    first_step: int
+    """0, or where a run was resumed."""
+    step_count: int
+    """Steps of this run; fewer than planned if it was interrupted."""
+    is_complete: bool
+    train_seconds: float
+    examples_per_second: float
+    """Of all workers together, in the train steps alone."""
+    all_reduce_ms_per_step: float | None
+    """Mean over the workers of the time in which a round was in flight, the wait for slower workers included.
+    None with one worker, here and below."""
+    sent_bytes_per_step: float | None
+    """Mean over the workers of what the transport put on the wire."""
+    differing_worker_count: int
+    """Workers whose final parameters are not bit for bit those of rank 0."""
+    losses: list[float]
+    """One per step since step 0, those before a resumption included: the mean over the global batch."""
+    evaluations: list[dict[str, float]]
+    """One per evaluation: the step after which it was made, and what it found."""
+
+    @classmethod
+    def collect(cls, meter: StepMeter, *, global_batch: int, params: Any, **fields: Any) -> Result:
+        """Put the workers' measurements together; call it on every worker. ``fields`` are the other fields."""
+        worker_count = jaxhetero.size()
+        steps, seconds = max(meter.step_count, 1), max(meter.seconds, 1e-9)
+        all_reduce_ms, sent_bytes = jaxhetero.pmean(
+            (jnp.float32(meter.all_reduce_ms / steps), jnp.float32(meter.sent_bytes / steps))
+        )
+        return cls(
+            worker_count=worker_count,
+            parameter_count=parameter_count(params),
+            gradient_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
+            step_count=meter.step_count,
+            train_seconds=meter.seconds,
+            examples_per_second=meter.step_count * global_batch / seconds,
+            all_reduce_ms_per_step=float(all_reduce_ms) if worker_count > 1 else None,
+            sent_bytes_per_step=float(sent_bytes) if worker_count > 1 else None,
+            differing_worker_count=int(count_differing_workers(params)),
+            **fields,
+        )
+
+    @property
+    def sent_bytes_ratio(self) -> float | None:
+        """Bytes sent per worker and step, by the bytes of the gradient."""
+        return None if self.sent_bytes_per_step is None else self.sent_bytes_per_step / self.gradient_bytes
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """What the last evaluation found."""
+        return self.evaluations[-1] if self.evaluations else {}
+
+    def to_table(self, title: str, unit: str) -> Table:
+        """For the terminal; ``unit`` is what a batch consists of."""
+        table = Table(title=f"{title} on {self.worker_count} worker{'s' if self.worker_count > 1 else ''}")
+        table.add_column("measure")
+        table.add_column("value", justify="right")
+        for name, value in self.scores.items():
+            table.add_row(name.replace("_", " "), show_score(name, value))
+        table.add_row("training speed", f"{self.examples_per_second:.0f} {unit}/s")
+        table.add_row("train steps", f"{self.step_count} in {self.train_seconds:.1f} s")
+        table.add_row("all-reduce time per step, waits included", _or_na(self.all_reduce_ms_per_step, "{:.2f} ms"))
+        table.add_row("gradient", f"{self.gradient_bytes:,} bytes")
+        table.add_row("sent per worker per step (measured)", _or_na(self.sent_bytes_per_step, "{:,.0f} bytes"))
+        table.add_row("sent / gradient bytes", _or_na(self.sent_bytes_ratio, "{:.3f}x"))
+        table.add_row("final weights", self._weights_text())
+        return table
+
+    def _weights_text(self) -> str:
+        if self.worker_count == 1:
+            return "n/a"
+        if self.differing_worker_count:
+            return f"DIFFERENT on {self.differing_worker_count} of {self.worker_count} workers"
+        return f"identical on {self.worker_count} workers"
+
+    def write_json(self, path: Path, **more: Any) -> None:
+        """All fields, the derived values, and ``more``, for programs."""
+        content = {**more, **dataclasses.asdict(self), "sent_bytes_ratio": self.sent_bytes_ratio}
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def show_score(name: str, value: float) -> str:
+    """Accuracies in per cent, counts as whole numbers, the rest with four digits."""
+    if name.endswith("accuracy"):
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if name.endswith("count") or name == "step" else f"{value:.4g}"
+
+
+def show_scores(scores: dict[str, float]) -> str:
+    """One line of text."""
+    return ", ".join(f"{name.replace('_', ' ')} {show_score(name, value)}" for name, value in scores.items())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file all at once: whoever looks sees the old one or the new one."""
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def plot_losses(path: Path, losses: Sequence[float], title: str) -> None:
+    """The loss of every step as a PNG."""
+    from matplotlib.figure import Figure  # slow to import, and only rank 0 plots
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(losses) + 1), losses, linewidth=1)
+    axes.set(title=title, xlabel="step", ylabel="loss, mean over the global batch")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def parameter_count(params: Any) -> int:
+    """Numbers that the optimizer learns."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@jax.jit
+def count_differing_workers(params: Any) -> jax.Array:
+    """How many workers hold other bits than rank 0. Compared as integers: -0.0 is not 0.0, and NaN is itself."""
+    bits = jax.tree.map(lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32), params)
+    equal = jax.tree.map(jnp.array_equal, bits, jaxhetero.broadcast(bits))
+    differs = ~jnp.all(jnp.stack(jax.tree.leaves(equal)))
+    return jaxhetero.psum(differs.astype(jnp.int32))
+
+
+def _or_na(value: float | None, template: str) -> str:
+    return "n/a" if value is None else template.format(value)

@@ -1,0 +1,132 @@
+"""A whole training run: resume, stretches of steps with an evaluation and a checkpoint after each, and the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+import jaxhetero
+from models.common.batches import BatchPlan
+from models.common.checkpoint import Checkpoints
+from models.common.command import RunOptions
+from models.common.loop import Interruption, Loop, TensorboardLog
+from models.common.progress import TrainProgress
+from models.common.report import Result, parameter_count, show_scores
+
+Scores = dict[str, float]
+
+
+@dataclass
+class Training:
+    """What the trainers fill in; ``run`` does the rest, on every worker."""
+
+    title: str
+    unit: str
+    """What a batch consists of: images, sequences."""
+    plan: BatchPlan
+    step_count: int
+    stretch_steps: int
+    """Steps between checkpoints: an epoch, say."""
+    evaluate_every: int
+    """Stretches between evaluations; the last stretch is always followed by one."""
+    label: Callable[[int], str]
+    """What progress calls the stretch that begins at a step."""
+    state: Any
+    """A tree with the field ``params``; the same on every worker."""
+    train_step: Any
+    """Jitted: ``(state, *batch) -> (state, loss)``."""
+    batches: Callable[[int], Iterator[tuple[Any, ...]]]
+    """This worker's batches, endlessly or to the end of the run, from a step on."""
+    learning_rate: Callable[[Any], Any]
+    settle: Callable[[Any], Any]
+    """Makes what differs between the workers' states the same, before an evaluation or a checkpoint."""
+    evaluate: Callable[[Any], Scores]
+    identity: dict[str, Any]
+    """What a checkpoint must share to be continued."""
+    advice: str
+
+    def run(self, options: RunOptions, console: Console) -> Result:
+        """Train, from a checkpoint if the options say so, and say how it went."""
+        checkpoints = Checkpoints(options.output / "checkpoints", self.identity) if options.output else None
+        first_step, history = 0, {"losses": [], "evaluations": []}
+        if options.resume:
+            assert checkpoints, "RunOptions has checked it"
+            first_step, self.state, read = checkpoints.restore(options.resume, self.state)
+            # Ranks other than 0 have no history, and nobody asks them for it.
+            history = read or {"losses": [0.0] * first_step, "evaluations": []}
+        log = TensorboardLog(options.file("tensorboard"))
+        progress = TrainProgress(
+            console,
+            unit=self.unit,
+            step_count=self.step_count,
+            global_batch=self.plan.global_batch,
+            visible=jaxhetero.rank() == 0,
+            first_step=first_step,
+        )
+        with Interruption() as interruption, progress:
+            loop = Loop(
+                self._compile(progress, first_step),
+                self.state,
+                self.learning_rate,
+                interruption,
+                progress,
+                log,
+                self.advice,
+                step=first_step,
+                losses=list(history["losses"]),
+            )
+            evaluations: list[Scores] = list(history["evaluations"])
+            self._run_stretches(loop, evaluations, checkpoints)
+        log.close()
+        return Result.collect(
+            loop.meter,
+            global_batch=self.plan.global_batch,
+            params=loop.state.params,
+            first_step=first_step,
+            is_complete=loop.step >= self.step_count,
+            losses=loop.losses,
+            evaluations=evaluations,
+        )
+
+    def _run_stretches(self, loop: Loop, evaluations: list[Scores], checkpoints: Checkpoints | None) -> None:
+        batches = self.batches(loop.step)
+        while loop.step < self.step_count and not loop.is_stopped:
+            loop.progress.start_part(self.label(loop.step))
+            number = loop.step // self.stretch_steps + 1
+            end = min(number * self.stretch_steps, self.step_count)
+            loop.run(batches, end - loop.step, self.plan.accumulate_every)
+            loop.state = self.settle(loop.state)
+            if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
+                scores = {"step": float(loop.step), **self.evaluate(loop.state)}
+                evaluations.append(scores)
+                mean_loss = np.mean(loop.losses[-self.stretch_steps :])
+                loop.progress.print(f"{self.label(loop.step - 1)} mean loss {mean_loss:.3f}, {show_scores(scores)}")
+                loop.log.scalars(loop.step, **{name: value for name, value in scores.items() if name != "step"})
+            if checkpoints:
+                checkpoints.save(loop.step, loop.state, {"losses": loop.losses, "evaluations": evaluations})
+        if loop.is_stopped and loop.step < self.step_count:
+            kept = "its checkpoint is saved" if checkpoints else "nothing is saved without --output"
+            loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
+
+    def _compile(self, progress: TrainProgress, first_step: int) -> Any:
+        """Ahead of the first step, so that the first step can be timed like the others."""
+        start = time.monotonic()
+        example = next(self.batches(min(first_step, self.step_count - 1)))
+        compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, example)).compile()
+        plan = self.plan
+        progress.print(
+            f"{self.title}, {parameter_count(self.state.params):,} parameters; {plan.worker_count} x "
+            f"{plan.accumulate_every} x {plan.micro_batch} {self.unit} per step, {self.step_count} steps; "
+            f"compiled in {time.monotonic() - start:.1f} s"
+        )
+        return compiled
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(array), jax.dtypes.canonicalize_dtype(array.dtype))
