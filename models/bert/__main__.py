@@ -15,10 +15,8 @@ import jaxhetero
 from models.bert.model import PreTrainingModel
 from models.bert.presets import PRESETS, Preset
 from models.bert.train import train
-from models.common.batches import BatchPlan
-from models.common.command import RunOptions, finish, named_preset, reducer_count, run_command
+from models.common.command import RunOptions, finish, named_preset, run_command, show_plan
 from models.common.errors import require
-from models.common.plan import RunPlan
 
 DEFAULT_PRESET = "bert-tiny"
 
@@ -60,24 +58,16 @@ def run(arguments: list[str]) -> int:
     jaxhetero.initialize()
     if options.run.dry_run:
         model = nnx.eval_shape(lambda: PreTrainingModel(preset.model, rngs=nnx.Rngs(0)))
-        plan = RunPlan(
-            nnx.state(model, nnx.Param),
-            BatchPlan.make(
-                preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
-            ),
-            preset.step_count,
-            reducer_count(),
-            options.run.network_gbps,
-            "sequences",
-        )
-        if jaxhetero.rank() == 0:
-            console.print(plan.to_table(f"BERT pre-training, preset {options.preset}"))
-        jaxhetero.shutdown()
-        return 0
+        return show_plan(nnx.state(model, nnx.Param), preset, options.run, console, "BERT pre-training", "sequences")
     assert options.data
     result = train(preset, options.data, options.run, console, options.start_from)
     return finish(result, options.run, console, "BERT", "sequences", preset=options.preset, settings=preset)
 
 
+def main() -> int:
+    """The command; its exit code."""
+    return run_command(run)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(run))
+    sys.exit(main())

@@ -61,10 +61,12 @@ def _count_pairs(records: Records) -> tuple[Tokens, Tokens]:
 
 
 def _most_frequent_follower(left: Tokens, right: Tokens) -> dict[int, int]:
-    pairs, counts = np.unique(np.stack([left, right]), axis=1, return_counts=True)
+    # A pair as one number, which sorts much faster than two.
+    base = int(right.max()) + 1
+    pairs, counts = np.unique(left * base + right, return_counts=True)
     order = np.argsort(counts, kind="stable")
     # Later entries replace earlier ones, so the most frequent one stays.
-    return {int(token): int(follower) for token, follower in pairs[:, order].T}
+    return {int(pair // base): int(pair % base) for pair in pairs[order]}
 
 
 def run(arguments: list[str]) -> int:

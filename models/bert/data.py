@@ -66,7 +66,7 @@ class PreTrainingData:
     def train_batches(self, plan: BatchPlan, first_step: int) -> Iterator[tuple[Any, ...]]:
         """This worker's pieces from a step on: the batch, its answers, and the number of the piece."""
         preset = self._preset
-        stream = ExampleStream(len(self.train), preset.step_count * preset.global_batch, preset.seed)
+        stream = ExampleStream(len(self.train), len(self.train), preset.step_count * preset.global_batch, preset.seed)
         pieces = read_pieces(stream, lambda place: self.load(self.train, place[0]), plan, first_step=first_step)
         for count, piece in enumerate(pieces):
             step, index = divmod(count, plan.accumulate_every)

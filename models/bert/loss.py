@@ -8,17 +8,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from models.bert.model import Array
+
 
 class Targets(NamedTuple):
     """What the model should have said."""
 
-    positions: jax.Array
+    positions: Array
     """int32 ``[batch, predictions]``: the masked places; 0 where a sequence has fewer."""
-    token_ids: jax.Array
+    token_ids: Array
     """int32 ``[batch, predictions]``: the tokens that were there."""
-    weights: jax.Array
+    weights: Array
     """float32 ``[batch, predictions]``: 1 for a masked place, 0 for filling."""
-    is_random: jax.Array
+    is_random: Array
     """int32 ``[batch]``: 1 if the second text is not what followed the first."""
 
 
@@ -41,7 +43,7 @@ class PredictionCounts(NamedTuple):
 
 
 def count_predictions(
-    token_logits: jax.Array, next_logits: jax.Array, targets: Targets, is_real: jax.Array
+    token_logits: jax.Array, next_logits: jax.Array, targets: Targets, is_real: Array
 ) -> PredictionCounts:
     """How good the answers for the real examples of a batch are (``is_real``: bool ``[batch]``)."""
     weights = targets.weights * is_real[:, None]

@@ -7,13 +7,17 @@ dropout on: ``nnx.Rngs(dropout=key)`` in training, None otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from numpy.typing import NDArray
 
 from models.common.errors import require
+
+# On the way into a compiled program it is one, inside the other.
+Array: TypeAlias = jax.Array | NDArray[Any]
 
 INITIAL_STD = 0.02
 weight_init = nnx.initializers.truncated_normal(INITIAL_STD)
@@ -53,10 +57,10 @@ class ModelConfig:
 class Batch(NamedTuple):
     """Token ids and what the encoder must know about them; int32 ``[batch, length]`` each."""
 
-    token_ids: jax.Array
-    segment_ids: jax.Array
+    token_ids: Array
+    segment_ids: Array
     """0 for the first text of a pair, 1 for the second."""
-    mask: jax.Array
+    mask: Array
     """1 for tokens, 0 for padding."""
 
 
@@ -92,7 +96,11 @@ class Embeddings(nnx.Module):
 
     def __call__(self, batch: Batch, *, rngs: nnx.Rngs | None) -> jax.Array:
         positions = jnp.arange(batch.token_ids.shape[1])
-        x = self.token(batch.token_ids) + self.segment(batch.segment_ids) + self.position(positions)
+        x = (
+            self.token(jnp.asarray(batch.token_ids))
+            + self.segment(jnp.asarray(batch.segment_ids))
+            + self.position(positions)
+        )
         return dropout(self.norm(x), self.config.dropout, rngs)
 
 
@@ -109,7 +117,7 @@ class SelfAttention(nnx.Module):
         self.value = linear(size, size, config=config, rngs=rngs)
         self.output = linear(size, size, config=config, rngs=rngs)
 
-    def __call__(self, x: jax.Array, mask: jax.Array, *, rngs: nnx.Rngs | None) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: Array, *, rngs: nnx.Rngs | None) -> jax.Array:
         heads = (*x.shape[:2], self.config.head_count, -1)
         query, key, value = (layer(x).reshape(heads) for layer in (self.query, self.key, self.value))
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
@@ -130,7 +138,7 @@ class Layer(nnx.Module):
         self.output = linear(config.intermediate_size, config.hidden_size, config=config, rngs=rngs)
         self.output_norm = layer_norm(config, rngs)
 
-    def __call__(self, x: jax.Array, mask: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: Array, rngs: nnx.Rngs | None) -> jax.Array:
         attended = dropout(self.attention(x, mask, rngs=rngs), self.config.dropout, rngs)
         x = self.attention_norm(x + attended)
         transformed = dropout(self.output(gelu(self.intermediate(x))), self.config.dropout, rngs)
@@ -176,9 +184,7 @@ class PreTrainingModel(nnx.Module):
         self.decoder_bias = nnx.Param(jnp.zeros(config.vocabulary_size))
         self.next_sentence = linear(config.hidden_size, 2, config=config, rngs=rngs)
 
-    def __call__(
-        self, batch: Batch, positions: jax.Array, *, rngs: nnx.Rngs | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, batch: Batch, positions: Array, *, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, jax.Array]:
         """Logits of the tokens at ``positions`` (int32 ``[batch, predictions]``) and of [follows, is random].
 
         float32 ``[batch, predictions, vocabulary]`` and ``[batch, 2]``.

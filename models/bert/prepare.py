@@ -84,7 +84,7 @@ def prepare(options: Options) -> dict[str, object]:
 def choose_held_out(document_count: int, share: float, seed: int) -> list[bool]:
     """Which documents are for evaluation."""
     chosen = np.random.default_rng(seed).permutation(document_count)[: round(document_count * share)]
-    return np.isin(np.arange(document_count), chosen).tolist()
+    return [bool(value) for value in np.isin(np.arange(document_count), chosen)]
 
 
 def encode_document(document: str, vocabulary: Vocabulary) -> Sentences:

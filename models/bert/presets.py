@@ -27,7 +27,7 @@ class Preset:
     micro_batch: int = 0
     """Sequences in one forward and backward pass of a worker; the rest of its part of the global batch follows before
     the all-reduce. 0: all at once. With one micro_batch, any number of workers follows the same loss curve."""
-    checkpoint_every: int = 200
+    checkpoint_every: int = 300
     """Steps."""
     evaluate_every: int = 1
     """Checkpoints between evaluations on the held-out records; the last one is always followed by one."""
@@ -49,7 +49,7 @@ class Preset:
 LARGE = ModelConfig()
 BASE = ModelConfig(hidden_size=768, layer_count=12, head_count=12, intermediate_size=3072)
 TINY = ModelConfig(
-    vocabulary_size=8192,
+    vocabulary_size=4096,
     hidden_size=128,
     layer_count=2,
     head_count=2,
@@ -103,9 +103,9 @@ PRESETS: dict[str, Preset] = {
     "bert-tiny": Preset(
         TINY,
         OptimizerConfig(),
-        WarmupPoly(1e-2, 100, 2000, 1.0, "warmup_end"),
-        global_batch=64,
-        step_count=2000,
+        WarmupPoly(2e-2, 60, 2400, 1.0, "warmup_end"),
+        global_batch=32,
+        step_count=2400,
         sequence_length=64,
         prediction_count=10,
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from rich.console import Console
@@ -114,14 +115,13 @@ def evaluate(count: jax.stages.Wrapped, params: State, data: PreTrainingData, pl
     """Exact over all held-out records; every worker looks at its share. Nothing if there are none."""
     if data.held_out is None:
         return {}
-    zero = PredictionCounts(*(jax.numpy.float32(0) for _ in PredictionCounts._fields))
-    total = zero
+    total = PredictionCounts(*[jnp.float32(0)] * len(PredictionCounts._fields))
     for batch in data.held_out_batches(plan):
-        total = jax.tree.map(jax.numpy.add, total, count(params, *batch))
-    total = PredictionCounts(*(float(value) for value in jaxhetero.psum(total)))
+        total = jax.tree.map(jnp.add, total, count(params, *batch))
+    token_loss, token_correct, token_count, next_correct, next_count = map(float, jaxhetero.psum(total))
     return {
-        "mlm_loss": total.token_loss / total.token_count,
-        "mlm_accuracy": total.token_correct / total.token_count,
-        "next_sentence_accuracy": total.next_correct / total.next_count,
-        "masked_token_count": total.token_count,
+        "mlm_loss": token_loss / token_count,
+        "mlm_accuracy": token_correct / token_count,
+        "next_sentence_accuracy": next_correct / next_count,
+        "masked_token_count": token_count,
     }

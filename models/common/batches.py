@@ -75,9 +75,11 @@ def epoch_order(example_count: int, seed: int, epoch: int) -> NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class ExampleStream:
-    """Epoch after epoch without a gap: which example is seen at a position, and in which epoch."""
+    """Epoch after epoch: which example is seen at a position, and in which epoch."""
 
     example_count: int
+    epoch_size: int
+    """Positions per epoch: all examples, or fewer where an epoch consists of full batches only."""
     position_count: int
     seed: int
 
@@ -85,7 +87,7 @@ class ExampleStream:
         return self.position_count
 
     def __getitem__(self, position: Any) -> tuple[int, int]:
-        epoch, place = divmod(int(position), self.example_count)
+        epoch, place = divmod(int(position), self.epoch_size)
         return int(epoch_order(self.example_count, self.seed, epoch)[place]), epoch
 
 
@@ -112,9 +114,10 @@ def evaluation_batches(
     if example_count == 0:
         raise DataError("there is nothing to evaluate on: the held-out set is empty")
     mine = np.arange(rank, example_count, worker_count)
-    for start in range(0, len(mine), batch):
-        part = mine[start : start + batch]
-        filled = np.concatenate([part, np.full(batch - len(part), mine[0])])
-        examples = [load(int(number)) for number in filled]
-        stacked = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
-        yield stacked, np.arange(batch) < len(part)
+    if len(mine) == 0:
+        return
+    filled = np.concatenate([mine, np.full(-len(mine) % batch, mine[0])])
+    batches = grain.MapDataset.source(filled).map(lambda number: load(int(number))).batch(batch)
+    options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=PREFETCHED_PIECES)
+    for number, stacked in enumerate(batches.to_iter_dataset(options)):
+        yield stacked, np.arange(batch) < len(mine) - number * batch

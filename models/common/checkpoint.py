@@ -51,7 +51,8 @@ class Checkpoints:
         Raises:
           CheckpointError: there is no such checkpoint, or it is of another model, or damaged. On rank 0.
         """
-        step, state, history = 0, template, {}
+        step, state = 0, template
+        history: dict[str, Any] = {}
         if jaxhetero.rank() == 0:
             step = self._choose(wanted)
             state, history = self._read(step, template)

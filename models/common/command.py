@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from rich.console import Console
 
 import jaxhetero
+from models.common.batches import BatchPlan
 from models.common.errors import TrainerError, require
+from models.common.plan import RunPlan
 from models.common.report import Result, plot_losses
 
 INTERRUPTED = 130
@@ -75,6 +77,28 @@ def run_command(run: Callable[[list[str]], int]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+class Planned(Protocol):
+    """What the presets of all trainers have."""
+
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def step_count(self) -> int: ...
+
+
+def show_plan(params: Any, preset: Planned, options: RunOptions, console: Console, title: str, unit: str) -> int:
+    """``--dry-run``: print the plan on rank 0 and end the job; the exit code."""
+    rank, worker_count = jaxhetero.rank(), jaxhetero.size()
+    batches = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=rank, worker_count=worker_count)
+    plan = RunPlan(params, batches, preset.step_count, reducer_count(), options.network_gbps, unit)
+    if rank == 0:
+        console.print(plan.to_table(title))
+    jaxhetero.shutdown()
+    return 0
 
 
 def finish(

@@ -54,7 +54,8 @@ class Training:
     def run(self, options: RunOptions, console: Console) -> Result:
         """Train, from a checkpoint if the options say so, and say how it went."""
         checkpoints = Checkpoints(options.output / "checkpoints", self.identity) if options.output else None
-        first_step, history = 0, {"losses": [], "evaluations": []}
+        first_step = 0
+        history: dict[str, Any] = {"losses": [], "evaluations": []}
         if options.resume:
             assert checkpoints, "RunOptions has checked it"
             first_step, self.state, read = checkpoints.restore(options.resume, self.state)

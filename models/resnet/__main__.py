@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from flax import nnx
 from rich.console import Console
 
 import jaxhetero
-from models.resnet.presets import PRESETS, Preset, SettingsError, get_preset
-from models.resnet.train import LossError, train
+from models.common.command import RunOptions, finish, named_preset, run_command, show_plan
+from models.resnet.model import ResNet
+from models.resnet.presets import PRESETS, Preset
+from models.resnet.train import train
 
 DEFAULT_PRESET = "mnist"
 
@@ -29,48 +30,38 @@ class Options:
     settings: Annotated[Preset, tyro.conf.arg(name="")]
     preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
     """The named set of hyperparameters to start from."""
-    json: Path | None = None
-    """Write the result, the settings and the loss curve to this file."""
+    data: Path | None = None
+    """The folder with the images. Fashion-MNIST is looked for where Debian's dataset-fashion-mnist puts it."""
+    run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
 def parse_options(arguments: list[str]) -> Options:
-    """The preset's name first, because it decides every other default."""
-    preset_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    preset_parser.add_argument("--preset", default=DEFAULT_PRESET)
-    name = preset_parser.parse_known_args(arguments)[0].preset
-    options = tyro.cli(
+    """The command line."""
+    name = named_preset(PRESETS, arguments, DEFAULT_PRESET)
+    return tyro.cli(
         Options,
         prog="python -m models.resnet",
-        default=Options(settings=get_preset(name), preset=name),
+        default=Options(settings=PRESETS[name], preset=name),
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    if options.json and not options.json.parent.is_dir():
-        raise SettingsError(f"cannot write {options.json}: there is no folder {options.json.parent}")
-    return options
 
 
-def run(options: Options) -> int:
-    """Train, report on rank 0, and return the exit code: 1 when the workers ended with different weights."""
+def run(arguments: list[str]) -> int:
+    """Train, or show the plan; the exit code."""
+    options = parse_options(arguments)
+    preset, console = options.settings, Console()
     jaxhetero.initialize()
-    console = Console()
-    result = train(options.settings, console)
-    if jaxhetero.rank() == 0:
-        console.print(result.to_table())
-        if options.json:
-            result.write_json(options.json, preset=options.preset, settings=dataclasses.asdict(options.settings))
-    jaxhetero.shutdown()
-    return 1 if result.differing_worker_count else 0
+    if options.run.dry_run:
+        model = nnx.eval_shape(lambda: ResNet(preset.model, rngs=nnx.Rngs(0)))
+        return show_plan(nnx.state(model, nnx.Param), preset, options.run, console, "ResNet", "images")
+    result = train(preset, options.data, options.run, console)
+    return finish(result, options.run, console, "ResNet", "images", preset=options.preset, settings=preset)
 
 
 def main() -> int:
-    try:
-        return run(parse_options(sys.argv[1:]))
-    except (SettingsError, LossError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else 1
-    except KeyboardInterrupt:
-        return 130
+    """The command; its exit code."""
+    return run_command(run)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ he_fan_out = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 class ModelConfig:
     """Everything that shapes the network."""
 
-    architecture: Literal["tiny", "resnet18", "resnet50"] = "resnet50"
+    architecture: Literal["tiny", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
     """A key of ARCHITECTURES."""
     class_count: int = 1000
     input_channels: int = 3
@@ -37,7 +37,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     group_count: int = 32
     """Groups of channels for group normalisation; must divide every layer's channels."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What the convolutions compute in."""
 
 
@@ -150,7 +150,10 @@ class Architecture:
 ARCHITECTURES = {
     "tiny": Architecture(BasicBlock, (1, 1, 1), width=16),
     "resnet18": Architecture(BasicBlock, (2, 2, 2, 2), width=64),
+    "resnet34": Architecture(BasicBlock, (3, 4, 6, 3), width=64),
     "resnet50": Architecture(BottleneckBlock, (3, 4, 6, 3), width=64),
+    "resnet101": Architecture(BottleneckBlock, (3, 4, 23, 3), width=64),
+    "resnet152": Architecture(BottleneckBlock, (3, 8, 36, 3), width=64),
 }
 
 
@@ -180,7 +183,7 @@ class ResNet(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         x = nnx.relu(self.stem_norm(self.stem_conv(images)))
         if self.stem_pool:
-            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # type: ignore[no-untyped-call]
         for block in self.blocks:
             x = block(x)
         return self.classifier(jnp.mean(x, axis=(1, 2)))

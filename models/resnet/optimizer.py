@@ -1,23 +1,24 @@
-"""Nesterov SGD with the learning rate of large-batch training: linear scaling, linear warm-up, polynomial decay."""
+"""SGD and LARS with the learning rates of large-batch training: scaled with the batch, warmed up, then lowered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import jax
 import optax
 
-import jaxhetero
-from jaxhetero import optimizers
+from jaxhetero.optimizers import WarmupPoly, lars, linear_scaling
+from models.common.optimizer import LossScaling, distributed, weights_mask
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """The hyperparameters of the optimizer. Learning rates other than the base one are absolute."""
 
+    algorithm: Literal["sgd", "lars"] = "sgd"
     base_learning_rate: float = 0.1
-    """The peak for a global batch of 256; the real peak grows linearly with the global batch."""
+    """The peak for a global batch of base_batch; the real peak grows linearly with the global batch."""
+    base_batch: int = 256
     warmup_initial_learning_rate: float = 0.001
     """Where the warm-up starts."""
     warmup_epochs: float = 10.0
@@ -25,9 +26,19 @@ class OptimizerConfig:
     """Where the decay ends, after the last epoch."""
     decay_power: float = 2.0
     """The decay is (1 - progress) ** decay_power, with progress counted from the end of the warm-up."""
+    drop_epochs: tuple[int, ...] = ()
+    """Instead of the decay: after each of these epochs the learning rate is multiplied by drop_factor."""
+    drop_factor: float = 0.1
     momentum: float = 0.9
+    nesterov: bool = True
     weight_decay: float = 1e-4
     """Added to the gradient before momentum. Kernels only: biases, gammas and betas do not decay."""
+    trust_coefficient: float = 0.001
+    """Of LARS."""
+    loss_scaling: LossScaling = "none"
+    """For float16."""
+    loss_scale: float = 1024.0
+    """The constant of static scaling, or where dynamic scaling begins."""
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """In what the workers exchange gradients; the 16-bit ones send half the bytes."""
     error_feedback: bool = False
@@ -36,32 +47,54 @@ class OptimizerConfig:
 
 def peak_learning_rate(config: OptimizerConfig, global_batch: int) -> float:
     """The linear scaling rule of Goyal et al. (2017)."""
-    return config.base_learning_rate * global_batch / 256
+    return linear_scaling(config.base_learning_rate, global_batch, config.base_batch)
 
 
 def learning_rate_schedule(
     config: OptimizerConfig, *, global_batch: int, steps_per_epoch: int, epochs: int
 ) -> optax.Schedule:
     """The learning rate as a function of the step."""
-    step_count = steps_per_epoch * epochs
-    warmup_steps = round(config.warmup_epochs * steps_per_epoch)
     peak = peak_learning_rate(config, global_batch)
-    warmup = optax.linear_schedule(config.warmup_initial_learning_rate, peak, warmup_steps)
-    decay = optax.polynomial_schedule(peak, config.final_learning_rate, config.decay_power, step_count - warmup_steps)
-    return optax.join_schedules([warmup, decay], boundaries=[warmup_steps])
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    if not config.drop_epochs:
+        return WarmupPoly(
+            peak,
+            warmup_steps,
+            epochs * steps_per_epoch,
+            config.decay_power,
+            "warmup_end",
+            initial=config.warmup_initial_learning_rate,
+            final=config.final_learning_rate,
+        )
+    warmup = optax.linear_schedule(config.warmup_initial_learning_rate, peak, max(round(warmup_steps), 1))
+    drops = {epoch * steps_per_epoch: config.drop_factor for epoch in config.drop_epochs}
+    stairs = optax.piecewise_constant_schedule(peak, drops)
+    return optax.join_schedules([warmup, lambda step: stairs(step + round(warmup_steps))], [round(warmup_steps)])
 
 
-def distributed_sgd(config: OptimizerConfig, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Mean of the workers' gradients first; from there on every worker computes the same update."""
-    wire_dtype = None if config.wire_dtype == "float32" else config.wire_dtype
-    return optax.chain(
-        optimizers.error_feedback(wire_dtype) if wire_dtype and config.error_feedback else optax.identity(),
-        jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype),
-        optax.add_decayed_weights(config.weight_decay, mask=_kernels),
-        optax.sgd(learning_rate, momentum=config.momentum, nesterov=True),
+def make_optimizer(
+    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1
+) -> optax.GradientTransformation:
+    """The whole chain: accumulation, all-reduce, loss scale, update."""
+    if config.algorithm == "lars":
+        inner = lars(
+            learning_rate,
+            config.momentum,
+            config.weight_decay,
+            trust_coefficient=config.trust_coefficient,
+            nesterov=config.nesterov,
+            mask=weights_mask,
+        )
+    else:
+        inner = optax.chain(
+            optax.add_decayed_weights(config.weight_decay, mask=weights_mask),
+            optax.sgd(learning_rate, momentum=config.momentum, nesterov=config.nesterov),
+        )
+    return distributed(
+        inner,
+        accumulate_every=accumulate_every,
+        loss_scaling=config.loss_scaling,
+        loss_scale=config.loss_scale,
+        wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
+        with_error_feedback=config.error_feedback,
     )
-
-
-def _kernels(params: optax.Params) -> optax.Params:
-    """True for the leaves that decay."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

