@@ -19,8 +19,6 @@ from models.common.errors import require
 # On the way into a compiled program it is one, inside the other.
 Array: TypeAlias = jax.Array | NDArray[Any]
 
-INITIAL_STD = 0.02
-weight_init = nnx.initializers.truncated_normal(INITIAL_STD)
 # Far below any real score, and still a number in float32.
 MASKED_SCORE = -1e9
 
@@ -42,6 +40,8 @@ class ModelConfig:
     attention_dropout: float = 0.1
     """Of attention probabilities."""
     norm_epsilon: float = 1e-12
+    initial_std: float = 0.02
+    """Standard deviation of the first weights. Small networks learn sooner with larger ones."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What the matrix products compute in."""
     remat: bool = False
@@ -64,8 +64,12 @@ class Batch(NamedTuple):
     """1 for tokens, 0 for padding."""
 
 
+def weight_init(config: ModelConfig) -> nnx.Initializer:
+    return nnx.initializers.truncated_normal(config.initial_std)
+
+
 def linear(inputs: int, outputs: int, *, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(inputs, outputs, kernel_init=weight_init, dtype=jnp.dtype(config.dtype), rngs=rngs)
+    return nnx.Linear(inputs, outputs, kernel_init=weight_init(config), dtype=jnp.dtype(config.dtype), rngs=rngs)
 
 
 def layer_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
@@ -87,7 +91,7 @@ class Embeddings(nnx.Module):
         self.config = config
 
         def table(rows: int) -> nnx.Embed:
-            return nnx.Embed(rows, config.hidden_size, embedding_init=weight_init, rngs=rngs)
+            return nnx.Embed(rows, config.hidden_size, embedding_init=weight_init(config), rngs=rngs)
 
         self.token = table(config.vocabulary_size)
         self.position = table(config.position_count)

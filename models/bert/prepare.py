@@ -96,16 +96,15 @@ def _write(folder: Path, name: str, documents: list[Sentences], vocabulary: Voca
     if not documents:
         return 0
     shard_count = options.shard_count if name == TRAIN else 1
-    records = [
+    records = (
         encode_example(example.features(options.examples))
         for example in make_examples(documents, vocabulary, options.examples)
-    ]
-    if len(records) < shard_count:
-        raise DataError(f"the text makes {len(records)} examples for {name}, too few for {shard_count} files")
-    for shard in range(shard_count):
-        file = f"{name}-{shard:05d}-of-{shard_count:05d}{ARRAY_RECORD_SUFFIX}"
-        write_records(folder / file, records[shard::shard_count])
-    return len(records)
+    )
+    paths = [folder / f"{name}-{shard:05d}-of-{shard_count:05d}{ARRAY_RECORD_SUFFIX}" for shard in range(shard_count)]
+    count = write_records(paths, records)
+    if count < shard_count:
+        raise DataError(f"the text makes {count} examples for {name}, too few for {shard_count} files")
+    return count
 
 
 def run(arguments: list[str]) -> int:

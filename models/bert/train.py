@@ -23,7 +23,7 @@ from models.bert.presets import Preset
 from models.common.batches import BatchPlan
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
-from models.common.optimizer import scaled
+from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.training import Scores, Training
 
@@ -56,7 +56,7 @@ def train(preset: Preset, folder: Path, options: RunOptions, console: Console, s
         stretch_steps=preset.checkpoint_every,
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
-        state=TrainState(params, optimizer.init(params)),
+        state=TrainState(params, init_state(optimizer, params)),
         train_step=make_train_step(graphdef, optimizer, preset.seed),
         batches=lambda step: data.train_batches(plan, step),
         learning_rate=preset.schedule,

@@ -48,3 +48,8 @@ def scaled(loss: jax.Array, opt_state: optax.OptState) -> jax.Array:
     """The loss whose gradient the optimizer expects: times the loss scale, if there is one."""
     scale = optax.tree.get(opt_state, "loss_scale")
     return loss if scale is None else loss * scale
+
+
+def init_state(optimizer: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
+    """The optimizer's first state, with memory of its own for every leaf, so that a train step may donate it."""
+    return jax.jit(optimizer.init)(params)

@@ -8,7 +8,7 @@ import struct
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -122,17 +122,18 @@ def find_records(folder: Path, prefix: str) -> Records:
     return Records(array_records or tf_records)
 
 
-def write_records(path: Path, records: Iterable[bytes]) -> int:
-    """Write an ArrayRecord file; how many records it has."""
+def write_records(paths: Sequence[Path], records: Iterable[bytes]) -> int:
+    """Write ArrayRecord files, the records to each of them in turn; how many records there are."""
     count = 0
-    # One record per group: readers want single records, in any order.
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    try:
+    with ExitStack() as stack:
+        writers = []
+        for path in paths:
+            # One record per group: readers want single records, in any order.
+            writers.append(ArrayRecordWriter(str(path), "group_size:1"))
+            stack.callback(writers[-1].close)
         for record in records:
-            writer.write(record)
+            writers[count % len(paths)].write(record)
             count += 1
-    finally:
-        writer.close()
     return count
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchPlan
 from models.common.command import RunOptions
-from models.common.optimizer import scaled
+from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.training import Scores, Training
 from models.resnet.data import Data, open_data
@@ -55,7 +55,7 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         stretch_steps=preset.steps_per_epoch,
         evaluate_every=preset.evaluate_every,
         label=lambda step: f"epoch {step // preset.steps_per_epoch + 1}/{preset.epochs}",
-        state=TrainState(params, batch_stats, optimizer.init(params)),
+        state=TrainState(params, batch_stats, init_state(optimizer, params)),
         train_step=make_train_step(graphdef, optimizer, preset),
         batches=lambda step: data.train_batches(plan, step),
         learning_rate=schedule,

@@ -1,0 +1,302 @@
+"""``python -m models.bert.finetune``: extractive question answering on SQuAD 1.1 or 2.0, training and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import nnx
+from rich.console import Console
+
+import jaxhetero
+from jaxhetero.optimizers import WarmupPoly
+from models.bert.model import Batch, ModelConfig, PreTrainingModel, QuestionAnsweringModel
+from models.bert.optimizer import OptimizerConfig, make_optimizer
+from models.bert.presets import LARGE, TINY
+from models.bert.squad import (
+    AnswerConfig,
+    FeatureConfig,
+    choose_answers,
+    make_features,
+    read_squad,
+    score_answers,
+)
+from models.bert.text import Vocabulary
+from models.bert.torch_weights import load_torch_weights, read_safetensors
+from models.bert.train import TrainState
+from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
+from models.common.checkpoint import Checkpoints
+from models.common.command import RunOptions, finish, named_preset, run_command
+from models.common.errors import DataError, require
+from models.common.optimizer import init_state, scaled
+from models.common.report import Result, write_whole
+from models.common.training import Scores, Training
+
+State = nnx.State[Any, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One fine-tuning run."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    peak: float
+    """The highest learning rate."""
+    global_batch: int
+    """Windows per step over all workers."""
+    epochs: int
+    warmup_share: float
+    """Of the steps."""
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
+    micro_batch: int = 0
+    """Windows in one forward and backward pass of a worker. 0: its part of the global batch."""
+    seed: int = 0
+    """Of the head's first weights, the order of the windows and dropout."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "epochs"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        require(
+            self.features.sequence_length <= self.model.position_count,
+            f"sequence_length is {self.features.sequence_length}; the model has {self.model.position_count} positions",
+        )
+
+    def schedule(self, step_count: int) -> WarmupPoly:
+        """Linear, up and down again."""
+        return WarmupPoly(self.peak, self.warmup_share * step_count, step_count, 1.0, "step_zero")
+
+
+PRESETS = {
+    # NVIDIA DeepLearningExamples, PyTorch.
+    "bert-large-squad11": Preset(
+        dataclasses.replace(LARGE, dtype="float16"),
+        OptimizerConfig(algorithm="adam", loss_scaling="dynamic"),
+        peak=4.6e-5,
+        global_batch=256,
+        epochs=2,
+        warmup_share=0.2,
+        micro_batch=32,
+    ),
+    # After the pre-training preset of that name, on the cloze questions of models.bert.cloze.
+    "bert-tiny": Preset(
+        dataclasses.replace(TINY),
+        OptimizerConfig(algorithm="adam"),
+        peak=1e-3,
+        global_batch=32,
+        epochs=3,
+        warmup_share=0.1,
+        features=FeatureConfig(sequence_length=128, stride=32, question_length=60),
+    ),
+}
+DEFAULT_PRESET = "bert-tiny"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Fine-tune BERT on SQuAD files, data-parallel over the workers of `jaxhetero launch`, or alone."""
+
+    settings: Annotated[Preset, tyro.conf.arg(name="")]
+    train: Path = Path("train-v1.1.json")
+    """Questions to train on, in SQuAD's JSON."""
+    dev: Path = Path("dev-v1.1.json")
+    """Questions to evaluate on."""
+    vocabulary: Path = Path("vocab.txt")
+    """The vocabulary of the pre-training."""
+    start_from: Path | None = None
+    """The output folder of a pre-training run, or a .safetensors file with weights in torch's names."""
+    preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
+    """The named set of hyperparameters to start from."""
+    run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+
+
+class QuestionData:
+    """A file's questions and their windows."""
+
+    def __init__(self, path: Path, vocabulary: Vocabulary, preset: Preset) -> None:
+        self._preset = preset
+        self.questions = read_squad(path)
+        self.features = make_features(self.questions, vocabulary, preset.features)
+
+    def load(self, index: int) -> Example:
+        """One window: int32 arrays."""
+        feature, length = self.features[index], self._preset.features.sequence_length
+        real, begin = len(feature.token_ids), feature.context_begin
+        places = np.arange(length)
+        return {
+            "token_ids": np.pad(np.array(feature.token_ids, np.int32), (0, length - real)),
+            "segment_ids": ((places >= begin) & (places < real)).astype(np.int32),
+            "mask": (places < real).astype(np.int32),
+            "start": np.array(feature.start, np.int32),
+            "end": np.array(feature.end, np.int32),
+        }
+
+    def train_batches(self, plan: BatchPlan, step_count: int, first_step: int) -> Iterator[tuple[Any, ...]]:
+        """This worker's pieces from a step on: the batch, the answers' first and last tokens, the piece's number."""
+        count = len(self.features)
+        epoch_size = count // plan.global_batch * plan.global_batch
+        stream = ExampleStream(count, epoch_size, step_count * plan.global_batch, self._preset.seed)
+        pieces = read_pieces(stream, lambda place: self.load(place[0]), plan, first_step=first_step)
+        for number, piece in enumerate(pieces):
+            step, index = divmod(number, plan.accumulate_every)
+            yield _batch(piece), piece["start"], piece["end"], np.uint32(plan.piece(first_step + step, index))
+
+
+def _batch(example: Example) -> Batch:
+    return Batch(example["token_ids"], example["segment_ids"], example["mask"])
+
+
+def train(options: Options, console: Console) -> Result:
+    """Train and evaluate; call it on every worker after ``jaxhetero.initialize()``."""
+    preset = options.settings
+    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
+    vocabulary = Vocabulary(options.vocabulary)
+    if len(vocabulary) != preset.model.vocabulary_size:
+        raise DataError(
+            f"{options.vocabulary} has {len(vocabulary)} tokens; vocabulary_size is {preset.model.vocabulary_size}: "
+            "it is of another model"
+        )
+    data, dev = (QuestionData(path, vocabulary, preset) for path in (options.train, options.dev))
+    steps_per_epoch = len(data.features) // preset.global_batch
+    require(
+        steps_per_epoch >= 1,
+        f"{options.train} makes {len(data.features)} windows, fewer than one global batch ({preset.global_batch})",
+    )
+    step_count = steps_per_epoch * preset.epochs
+    graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
+    params = jaxhetero.broadcast(params)
+    schedule = preset.schedule(step_count)
+    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=plan.accumulate_every)
+    predict = make_predict(graphdef)
+    return Training(
+        title="BERT fine-tuning",
+        unit="windows",
+        plan=plan,
+        step_count=step_count,
+        stretch_steps=steps_per_epoch,
+        evaluate_every=1,
+        label=lambda step: f"epoch {step // steps_per_epoch + 1}/{preset.epochs}",
+        state=TrainState(params, init_state(optimizer, params)),
+        train_step=make_train_step(graphdef, optimizer, preset.seed),
+        batches=lambda step: data.train_batches(plan, step_count, step),
+        learning_rate=schedule,
+        settle=lambda state: state,
+        evaluate=lambda state: evaluate(predict, state.params, dev, plan, preset, options.run),
+        identity={"trainer": "bert-finetune", "model": dataclasses.asdict(preset.model)},
+        advice="lower --peak",
+    ).run(options.run, console)
+
+
+def make_model(preset: Preset, start_from: Path | None) -> QuestionAnsweringModel:
+    """A new head on an encoder that is new as well, or from a pre-training run, or from torch."""
+    is_file = start_from is not None and start_from.suffix == ".safetensors"
+
+    @nnx.jit
+    def initial() -> tuple[QuestionAnsweringModel, PreTrainingModel]:
+        rngs = nnx.Rngs(jax.random.key(preset.seed, impl="rbg"))
+        return QuestionAnsweringModel(preset.model, rngs=rngs), PreTrainingModel(preset.model, rngs=rngs)
+
+    model, pre_training = initial()
+    if start_from and is_file:
+        load_torch_weights(model, read_safetensors(start_from), missing_heads=True)
+    elif start_from:
+        identity = {"trainer": "bert", "model": dataclasses.asdict(preset.model)}
+        params = nnx.state(pre_training, nnx.Param)
+        nnx.update(pre_training, Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params))
+        model.encoder = pre_training.encoder
+    return model
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef[QuestionAnsweringModel], optimizer: optax.GradientTransformation, seed: int
+) -> jax.stages.Wrapped:
+    """One pass over a piece of the global batch: the mean loss of first and last token."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def train_step(
+        state: TrainState, batch: Batch, start: jax.Array, end: jax.Array, piece: jax.Array
+    ) -> tuple[TrainState, jax.Array]:
+        key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
+
+        def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
+            model = nnx.merge(graphdef, params, copy=True)
+            logits = model(batch, rngs=nnx.Rngs(dropout=key))
+            losses = [
+                optax.softmax_cross_entropy_with_integer_labels(scores, place).mean()
+                for scores, place in zip(logits, (start, end), strict=True)
+            ]
+            loss = (losses[0] + losses[1]) / 2
+            return scaled(loss, state.opt_state), loss
+
+        grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
+
+    return train_step
+
+
+def make_predict(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> jax.stages.Wrapped:
+    """The logits of a batch, float32 ``[2, batch, length]``: first and last token."""
+
+    @jax.jit
+    def predict(params: State, batch: Batch) -> jax.Array:
+        return jnp.stack(nnx.merge(graphdef, params, copy=True)(batch))
+
+    return predict
+
+
+def evaluate(
+    predict: jax.stages.Wrapped, params: State, dev: QuestionData, plan: BatchPlan, preset: Preset, run: RunOptions
+) -> Scores:
+    """The official scores over all questions. Every worker looks at its share of the windows."""
+    length = preset.features.sequence_length
+    logits = np.zeros((2, len(dev.features), length), np.float32)
+    mine = range(plan.rank, len(dev.features), plan.worker_count)
+    batches = evaluation_batches(
+        len(dev.features), dev.load, batch=plan.micro_batch, rank=plan.rank, worker_count=plan.worker_count
+    )
+    for number, (example, is_real) in enumerate(batches):
+        places = mine[number * plan.micro_batch : (number + 1) * plan.micro_batch]
+        logits[:, places] = np.asarray(predict(params, _batch(example)))[:, is_real]
+    # Where another worker looked there are zeros.
+    starts, ends = np.asarray(jaxhetero.psum(jnp.asarray(logits)))
+    answers = choose_answers(dev.questions, dev.features, list(zip(starts, ends, strict=True)), preset.answers)
+    chosen = {name: best[0].text for name, best in answers.items()}
+    if path := run.file("predictions.json"):
+        write_whole(path, json.dumps(chosen, indent=2) + "\n")
+    if path := run.file("best-answers.json"):
+        as_plain = {name: [dataclasses.asdict(answer) for answer in best] for name, best in answers.items()}
+        write_whole(path, json.dumps(as_plain, indent=2) + "\n")
+    return score_answers(dev.questions, chosen)
+
+
+def run(arguments: list[str]) -> int:
+    """Train; the exit code."""
+    name = named_preset(PRESETS, arguments, DEFAULT_PRESET)
+    options = tyro.cli(
+        Options,
+        prog="python -m models.bert.finetune",
+        default=Options(settings=PRESETS[name], preset=name),
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    jaxhetero.initialize()
+    console = Console()
+    result = train(options, console)
+    return finish(result, options.run, console, "BERT", "windows", preset=options.preset, settings=options.settings)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(run))
