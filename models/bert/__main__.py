@@ -16,7 +16,7 @@ from models.bert.model import PreTrainingModel
 from models.bert.presets import PRESETS, Preset
 from models.bert.train import train
 from models.common.command import RunOptions, finish, named_preset, run_command, show_plan
-from models.common.errors import require
+from models.common.errors import SettingsError
 
 DEFAULT_PRESET = "bert-tiny"
 
@@ -38,16 +38,16 @@ class Options:
     """The named set of hyperparameters to start from."""
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
-    def __post_init__(self) -> None:
-        require(self.data is not None or self.run.dry_run, "--data is missing: the folder with the records")
-
 
 def parse_options(arguments: list[str]) -> Options:
     """The command line."""
     name = named_preset(PRESETS, arguments, DEFAULT_PRESET)
-    dry = Options(settings=PRESETS[name], preset=name, data=Path(), run=RunOptions())
     return tyro.cli(
-        Options, prog="python -m models.bert", default=dry, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
+        Options,
+        prog="python -m models.bert",
+        default=Options(settings=PRESETS[name], preset=name),
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes,),
     )
 
 
@@ -59,7 +59,8 @@ def run(arguments: list[str]) -> int:
     if options.run.dry_run:
         model = nnx.eval_shape(lambda: PreTrainingModel(preset.model, rngs=nnx.Rngs(0)))
         return show_plan(nnx.state(model, nnx.Param), preset, options.run, console, "BERT pre-training", "sequences")
-    assert options.data
+    if options.data is None:
+        raise SettingsError("--data is missing: the folder with the records")
     result = train(preset, options.data, options.run, console, options.start_from)
     return finish(result, options.run, console, "BERT", "sequences", preset=options.preset, settings=preset)
 

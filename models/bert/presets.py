@@ -111,9 +111,17 @@ PRESETS: dict[str, Preset] = {
     ),
     # The same path in seconds, for tests.
     "bert-smoke": Preset(
-        replace(TINY, vocabulary_size=500, hidden_size=32, intermediate_size=64, dropout=0.1, attention_dropout=0.1),
+        replace(
+            TINY,
+            vocabulary_size=500,
+            hidden_size=32,
+            layer_count=1,
+            intermediate_size=64,
+            dropout=0.1,
+            attention_dropout=0.1,
+        ),
         OptimizerConfig(),
-        WarmupPoly(1e-2, 2, 12, 1.0, "warmup_end"),
+        WarmupPoly(5e-2, 2, 12, 1.0, "warmup_end"),
         global_batch=16,
         step_count=12,
         sequence_length=32,

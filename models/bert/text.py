@@ -48,8 +48,9 @@ def train_vocabulary(texts: Iterable[str], size: int, path: Path) -> None:
     tokenizer.train_from_iterator(
         texts, vocab_size=size, min_frequency=2, special_tokens=list(SPECIAL_TOKENS), show_progress=False
     )
-    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    path.write_text("".join(f"{token}\n" for token, _ in by_id), encoding="utf-8")
+    # Sorted, because the order in which they are found changes from run to run.
+    pieces = [*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS))]
+    path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
 
 
 class Vocabulary:

@@ -39,7 +39,9 @@ class Checkpoints:
                     step,
                     args=ocp.args.Composite(
                         state=ocp.args.StandardSave(_flatten(state)),
-                        run=ocp.args.JsonSave({"identity": self._identity, "history": history}),
+                        run=ocp.args.JsonSave(
+                            {"identity": self._identity, "shapes": _shapes(_flatten(state)), "history": history}
+                        ),
                     ),
                 )
 
@@ -76,7 +78,7 @@ class Checkpoints:
                     raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
             prefix = ".params"
             flat = {name.removeprefix(prefix): leaf for name, leaf in saved.items() if name.startswith(prefix)}
-            _check_shapes({name: tuple(leaf.shape) for name, leaf in flat.items()}, _flatten(template), where)
+            _check_shapes(_shapes(flat), _shapes(_flatten(template)), where)
             params = _unflatten(template, flat)
         return jaxhetero.broadcast(params)
 
@@ -100,8 +102,7 @@ class Checkpoints:
                 run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
                 _check_identity(run["identity"], self._identity, where)
                 flat = _flatten(template)
-                saved = manager.item_metadata(step).state
-                _check_shapes({name: tuple(leaf.shape) for name, leaf in saved.items()}, flat, where)
+                _check_shapes(run["shapes"], _shapes(flat), where)
                 abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, flat)
                 state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))).state
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,8 +139,13 @@ def _check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -
             )
 
 
-def _check_shapes(saved: dict[str, tuple[int, ...]], wanted: dict[str, Any], where: str) -> None:
+def _shapes(flat: dict[str, Any]) -> dict[str, list[int]]:
+    return {name: list(np.shape(leaf)) for name, leaf in flat.items()}
+
+
+def _check_shapes(saved: dict[str, list[int]], wanted: dict[str, list[int]], where: str) -> None:
     for name in sorted(saved.keys() | wanted.keys()):
-        here = tuple(np.shape(wanted[name])) if name in wanted else None
-        if saved.get(name) != here:
-            raise CheckpointError(f"{where} is of another model: {name} is {saved.get(name)} there and {here} here")
+        if saved.get(name) != wanted.get(name):
+            raise CheckpointError(
+                f"{where} is of another model: {name} is {saved.get(name)} there and {wanted.get(name)} here"
+            )

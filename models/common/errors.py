@@ -9,13 +9,13 @@ class TrainerError(Exception):
     exit_code = 1
 
 
-class SettingsError(TrainerError, ValueError):
+class SettingsError(TrainerError):
     """A setting that cannot work."""
 
     exit_code = 2
 
 
-class DataError(TrainerError, ValueError):
+class DataError(TrainerError):
     """Data that is missing, truncated, or not of the format or range it should be."""
 
 
@@ -23,7 +23,7 @@ class CheckpointError(TrainerError):
     """A checkpoint that is missing, incomplete, or of another model."""
 
 
-class LossError(TrainerError, ArithmeticError):
+class LossError(TrainerError):
     """The loss is no longer a number."""
 
 

@@ -94,7 +94,8 @@ def _validation_photos(options: Options, numbers: dict[str, int]) -> Iterator[by
         members = sorted((member for member in archive if member.isfile()), key=lambda member: member.name)
         if len(members) != len(labels):
             raise DataError(
-                f"{options.validation} has {len(members)} photographs, {options.validation_labels} {len(labels)} classes"
+                f"{options.validation} has {len(members)} photographs, but "
+                f"{options.validation_labels} has {len(labels)} classes"
             )
         for member, label in zip(members, labels, strict=True):
             yield _record(archive, member, numbers[label], options.validation)

@@ -1,0 +1,235 @@
+"""What the trainers share, on a toy problem: checkpoints, Ctrl-C, a loss that is not a number, plans."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich.console import Console
+
+import jaxhetero
+from models.common.batches import BatchPlan, ExampleStream, evaluation_batches, read_pieces
+from models.common.command import RunOptions
+from models.common.errors import CheckpointError, LossError, SettingsError
+from models.common.optimizer import distributed, init_state, scaled
+from models.common.plan import RunPlan, best_all_reduce_s
+from models.common.report import Result
+from models.common.training import Training
+
+STEPS, STRETCH = 9, 3
+
+
+@pytest.fixture(autouse=True)
+def world_of_one() -> Iterator[None]:
+    jaxhetero.initialize()
+    yield
+    jaxhetero.shutdown()
+
+
+class ToyState(NamedTuple):
+    params: dict[str, jax.Array]
+    opt_state: optax.OptState
+
+
+def toy(
+    *,
+    width: int = 3,
+    identity: str = "toy",
+    accumulate_every: int = 1,
+    on_batch: Callable[[int], None] = lambda step: None,
+    spoil_at: int | None = None,
+) -> Training:
+    """Fit a vector by momentum; step ``spoil_at`` gets an infinite target."""
+    optimizer = distributed(optax.sgd(0.05, momentum=0.9), accumulate_every=accumulate_every)
+    params = {"weights": jnp.zeros(width)}
+
+    @jax.jit
+    def train_step(state: ToyState, target: jax.Array) -> tuple[ToyState, jax.Array]:
+        def loss_fn(params: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            loss = jnp.mean((params["weights"] - target) ** 2)
+            return scaled(loss, state.opt_state), loss
+
+        grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return ToyState(optax.apply_updates(state.params, updates), opt_state), loss
+
+    def batches(first_step: int) -> Iterator[tuple[Any, ...]]:
+        for step in range(first_step, STEPS):
+            on_batch(step)
+            for piece in range(accumulate_every):
+                rng = np.random.default_rng((step, piece))
+                target = np.full(width, np.inf) if step == spoil_at else rng.normal(size=width)
+                yield (target.astype(np.float32),)
+
+    return Training(
+        title="toy",
+        unit="vectors",
+        plan=BatchPlan.make(4 * accumulate_every, 4, rank=0, worker_count=1),
+        step_count=STEPS,
+        stretch_steps=STRETCH,
+        evaluate_every=2,
+        label=lambda step: f"part {step // STRETCH + 1}",
+        state=ToyState(params, init_state(optimizer, params)),
+        train_step=train_step,
+        batches=batches,
+        learning_rate=lambda step: 0.05,
+        settle=lambda state: state,
+        evaluate=lambda state: {"norm": float(jnp.linalg.norm(state.params["weights"]))},
+        identity={"model": identity},
+        advice="try less",
+    )
+
+
+def run(training: Training, output: Path | None, resume: str | None = None) -> tuple[Result, str]:
+    console = Console(file=io.StringIO(), width=200)
+    return training.run(RunOptions(output=output, resume=resume), console), console.file.getvalue()
+
+
+def saved_steps(output: Path) -> set[str]:
+    return {path.name for path in (output / "checkpoints").iterdir()}
+
+
+def test_every_stretch_ends_with_a_checkpoint_and_some_with_an_evaluation(tmp_path: Path) -> None:
+    result, _ = run(toy(), tmp_path)
+    assert saved_steps(tmp_path) == {"3", "6", "9"}
+    assert [scores["step"] for scores in result.evaluations] == [6, 9]
+    assert result.is_complete
+    assert len(result.losses) == result.step_count == STEPS
+
+
+@pytest.mark.parametrize("accumulate_every", [1, 2])
+@pytest.mark.parametrize("step", ["3", "6"])
+def test_resuming_from_any_checkpoint_gives_the_same_bits(tmp_path: Path, step: str, accumulate_every: int) -> None:
+    whole, again = toy(accumulate_every=accumulate_every), toy(accumulate_every=accumulate_every)
+    first, _ = run(whole, tmp_path)
+    resumed, _ = run(again, tmp_path, resume=step)
+    assert resumed.first_step == int(step)
+    assert resumed.losses == first.losses
+    assert resumed.evaluations[-1] == first.evaluations[-1]
+
+
+def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(tmp_path: Path) -> None:
+    first, _ = run(toy(), None)
+
+    def press(step: int) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    output = tmp_path / "stopped"
+    stopped, text = run(toy(on_batch=press), output)
+    last = len(stopped.losses)
+    assert not stopped.is_complete
+    assert 4 < last < STEPS
+    assert saved_steps(output) == {"3", str(last)} | ({"6"} if last > 6 else set())
+    assert f"stopped after step {last} of 9; its checkpoint is saved" in text
+    resumed, _ = run(toy(), output, resume="latest")
+    assert resumed.losses == first.losses
+    assert resumed.is_complete
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    def press(step: int) -> None:
+        if step in (3, 4):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(toy(on_batch=press), None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(LossError, match="the loss is inf at step 5; try less"):
+        run(toy(spoil_at=4), tmp_path)
+    assert saved_steps(tmp_path) == {"3"}
+
+
+def test_checkpoints_that_cannot_be_continued_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        run(toy(), tmp_path, resume="latest")
+    run(toy(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint '4' in .*; there are 3, 6, 9"):
+        run(toy(), tmp_path, resume="4")
+    with pytest.raises(CheckpointError, match="is of another run: model is 'toy' there and 'other' here"):
+        run(toy(identity="other"), tmp_path, resume="9")
+    with pytest.raises(CheckpointError, match=r"of another model: .*weights.* is \[3\] there and \[4\] here"):
+        run(toy(width=4), tmp_path, resume="9")
+    for path in (tmp_path / "checkpoints" / "9").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=r"checkpoint 9 in .* is damaged"):
+        run(toy(), tmp_path, resume="9")
+
+
+def test_resume_needs_an_output_folder() -> None:
+    with pytest.raises(SettingsError, match="--resume needs --output"):
+        RunOptions(resume="latest")
+
+
+# --- batches and plans -----------------------------------------------------------------------------------------------
+
+
+def load(place: tuple[int, int]) -> dict[str, Any]:
+    number, epoch = place
+    return {"number": np.array(number), "epoch": np.array(epoch)}
+
+
+@pytest.mark.parametrize("worker_count", [1, 2, 4])
+@pytest.mark.parametrize("first_step", [0, 3])
+def test_a_step_has_the_same_pieces_on_any_number_of_workers(worker_count: int, first_step: int) -> None:
+    """Ten examples, steps of eight in four pieces: every epoch leaves two out, others each time."""
+    stream = ExampleStream(10, 8, 5 * 8, seed=1)
+    whole = [stream[position] for position in range(len(stream))]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for rank in range(worker_count):
+        plan = BatchPlan.make(8, 2, rank=rank, worker_count=worker_count)
+        for count, piece in enumerate(read_pieces(stream, load, plan, first_step=first_step)):
+            step, index = divmod(count, plan.accumulate_every)
+            number = plan.piece(first_step + step, index)
+            found[number] = list(zip(piece["number"].tolist(), piece["epoch"].tolist(), strict=True))
+    assert sorted(found) == list(range(4 * first_step, 20))
+    for number, examples in found.items():
+        assert examples == whole[2 * number : 2 * number + 2]
+    for epoch in range(5):
+        numbers = [number for number, seen_in in whole if seen_in == epoch]
+        assert len(set(numbers)) == len(numbers) == 8
+
+
+@pytest.mark.parametrize(("count", "worker_count"), [(10, 1), (10, 3), (2, 4)])
+def test_evaluation_counts_every_example_once(count: int, worker_count: int) -> None:
+    seen: list[int] = []
+    for rank in range(worker_count):
+        batches = evaluation_batches(
+            count, lambda number: {"number": np.array(number)}, batch=4, rank=rank, worker_count=worker_count
+        )
+        for example, is_real in batches:
+            assert len(example["number"]) == len(is_real) == 4
+            seen += example["number"][is_real].tolist()
+    assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize(("reducer_count", "expected"), [(0, 1.75), (2, 112 / 76), (4, 112 / 88), (8, 1.0), (99, 1.0)])
+def test_the_best_possible_all_reduce(reducer_count: int, expected: float) -> None:
+    """Of 8 workers, as multiples of the time in which a gradient leaves a worker."""
+    assert best_all_reduce_s(1_250_000_000, 8, reducer_count, 10.0) == pytest.approx(expected)
+
+
+def test_a_plan_shows_what_is_sent() -> None:
+    params = {
+        "kernel": jax.ShapeDtypeStruct((1000, 1000), jnp.float32),
+        "bias": jax.ShapeDtypeStruct((10,), jnp.float32),
+    }
+    plan = RunPlan(params, BatchPlan.make(64, 4, rank=0, worker_count=4), 100, 4, 10.0, "images")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(plan.to_table("plan"))
+    shown = console.file.getvalue()
+    for figure in ("1,000,010 in 2 arrays", "4, 4", "4 x 4", "4,000,040 bytes", "1, the largest", "3.20 ms per step"):
+        assert figure in shown
