@@ -5,8 +5,9 @@ A checkpoint is a folder named by its step. It appears whole or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ import numpy as np
 
 import jaxhetero
 from models.common.errors import CheckpointError
+
+T = TypeVar("T")
 
 
 class Checkpoints:
@@ -51,13 +54,14 @@ class Checkpoints:
         Call on every worker. The state has the structure of ``template``; on ranks other than 0 the history is empty.
 
         Raises:
-          CheckpointError: there is no such checkpoint, or it is of another model, or damaged. On rank 0.
+          CheckpointError: there is no such checkpoint, or it is of another model, or damaged. On every worker.
         """
-        step, state = 0, template
-        history: dict[str, Any] = {}
-        if jaxhetero.rank() == 0:
+
+        def read() -> tuple[int, Any, dict[str, Any]]:
             step = self._choose(wanted)
-            state, history = self._read(step, template)
+            return step, *self._read(step, template)
+
+        step, state, history = _on_rank_0(read, otherwise=(0, template, {}))
         step, state = jaxhetero.broadcast((jnp.int32(step), state))
         return int(step), state, history
 
@@ -66,8 +70,8 @@ class Checkpoints:
 
         Call on every worker. Errors are those of ``restore``.
         """
-        params = template
-        if jaxhetero.rank() == 0:
+
+        def read() -> Any:
             step = self._choose(wanted)
             where = f"checkpoint {step} in {self._folder}"
             ocp = _orbax()
@@ -79,8 +83,9 @@ class Checkpoints:
             prefix = ".params"
             flat = {name.removeprefix(prefix): leaf for name, leaf in saved.items() if name.startswith(prefix)}
             _check_shapes(_shapes(flat), _shapes(_flatten(template)), where)
-            params = _unflatten(template, flat)
-        return jaxhetero.broadcast(params)
+            return _unflatten(template, flat)
+
+        return jaxhetero.broadcast(_on_rank_0(read, otherwise=template))
 
     def _choose(self, wanted: str) -> int:
         steps = self.steps()
@@ -108,6 +113,19 @@ class Checkpoints:
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
         return _unflatten(template, state), run["history"]
+
+
+def _on_rank_0(read: Callable[[], T], *, otherwise: T) -> T:
+    """What ``read`` returns on rank 0, and ``otherwise`` on the others. If it fails there, it fails everywhere."""
+    result, failure = otherwise, None
+    if jaxhetero.rank() == 0:
+        try:
+            result = read()
+        except CheckpointError as error:
+            failure = error
+    if jaxhetero.broadcast(jnp.int32(failure is not None)):
+        raise failure or CheckpointError("rank 0 could not read the checkpoint; its message says why")
+    return result
 
 
 def _orbax() -> Any:

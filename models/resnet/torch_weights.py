@@ -68,8 +68,8 @@ def load_torch_weights(model: ResNet, config: ModelConfig, weights: Mapping[str,
                 "they are of another model"
             )
         loaded.append((variable, jnp.asarray(value, jnp.float32)))
-    for variable, value in loaded:
-        variable[...] = value
+    for variable, array in loaded:
+        variable[...] = array
     nnx.update(model, state)
 
 
