@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -616,6 +618,35 @@ def test_batch_normalisation_and_reducers_inside_the_workers(tmp_path: Path) -> 
     assert "identical on 2 workers" in output
     assert np.mean(result["losses"][-8:]) < 0.95 * np.mean(result["losses"][:8])
     assert len(result["evaluations"]) == 3
+
+
+@pytest.mark.timeout(RUN_TIMEOUT_S)
+def test_ctrl_c_on_a_job_saves_a_checkpoint_that_goes_on(tmp_path: Path) -> None:
+    """The launcher passes the signal on; both workers stop after the same step."""
+    output, log = tmp_path / "run", tmp_path / "output.txt"
+    program = [sys.executable, "-m", "models.resnet", "--preset", "mnist-smoke", "--output", str(output)]
+    launch = [sys.executable, "-m", "jaxhetero", "launch", "--workers", "2", "--log-dir", str(tmp_path / "logs"), "--"]
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAXHETERO_")}
+    environment = {**inherited, "PYTHONWARNINGS": "error"}
+    with log.open("w") as file:
+        job = subprocess.Popen(
+            [*launch, *program, "--epochs", "1000"], cwd=REPOSITORY, env=environment, stdout=file, stderr=file
+        )
+    try:
+        while not (output / "checkpoints" / "16").is_dir():
+            assert job.poll() is None, log.read_text()
+            time.sleep(0.05)
+        job.send_signal(signal.SIGINT)
+        assert job.wait(RUN_TIMEOUT_S) == 130, log.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    result = json.loads((output / "result.json").read_text())
+    last = len(result["losses"])
+    assert not result["is_complete"]
+    assert result["differing_worker_count"] == 0
+    assert (output / "checkpoints" / str(last)).is_dir()
+    assert f"stopped after step {last} of 8000; its checkpoint is saved" in log.read_text()
 
 
 def test_preset_type_is_hashable() -> None:

@@ -52,10 +52,12 @@ def test_resnet50_against_torch() -> None:
     pixels = torch.tensor(images.transpose(0, 3, 1, 2))
     with torch.no_grad():
         for name, value in theirs.state_dict().items():
-            # Blocks that add little, as early in training. With gammas of 1 torch's own float32 logits are 2e-4 away
-            # from its float64 ones.
+            # Blocks that add little, and units that are rarely near the kink of ReLU: with gammas of 1 and betas of 0
+            # rounding alone takes torch's own float32 gradients 5e-3 away from its float64 ones.
             if name.endswith("layer.2.normalization.weight"):
                 value.fill_(0.2)
+            elif name.endswith("normalization.bias") and "layer.2" not in name:
+                value.fill_(3.0)
     for module in theirs.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 1.0

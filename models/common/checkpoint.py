@@ -61,7 +61,8 @@ class Checkpoints:
             step = self._choose(wanted)
             return step, *self._read(step, template)
 
-        step, state, history = _on_rank_0(read, otherwise=(0, template, {}))
+        nothing: tuple[int, Any, dict[str, Any]] = (0, template, {})
+        step, state, history = _on_rank_0(read, otherwise=nothing)
         step, state = jaxhetero.broadcast((jnp.int32(step), state))
         return int(step), state, history
 
