@@ -168,7 +168,7 @@ class Team:
         env = {
             "JAXHETERO_WORKER_COUNT": str(self._worker_count),
             "JAXHETERO_REDUCER_COUNT": str(self._job.reducer_count),
-            "JAXHETERO_COLOCATED_REDUCERS": str(self._job.colocated_count),
+            "JAXHETERO_COLOCATED_COUNT": str(self._job.colocated_count),
             "JAXHETERO_COORDINATOR": self._coordinator(),
             "JAXHETERO_TOKEN": secrets.token_hex(16),
             "JAXHETERO_START_TIMEOUT_MS": str(int(_START_S * 1000)),

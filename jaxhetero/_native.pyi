@@ -48,6 +48,7 @@ class Communicator:
         token: bytes,
         start_timeout_ms: int,
         timeout_ms: int,
+        colocated_count: int,
         chunk_bytes: int,
         window_chunks: int,
     ) -> None: ...

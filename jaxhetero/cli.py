@@ -86,6 +86,12 @@ def _reducer(token_file: Path | None, port: int, log_level: str, **options: str 
     show_default=True,
     help="Reducer processes to start. With 0, each worker runs one itself.",
 )
+@click.option(
+    "--colocated",
+    "colocated_count",
+    type=click.IntRange(min=0),
+    help="In how many workers a reducer runs as well, to relieve fewer reducers than workers.",
+)
 @click.option("--coordinator-port", type=_PORT, default=0, help="The port of rank 0. [default: any free one]")
 @click.option(
     "--log-dir",

@@ -14,7 +14,8 @@ import numpy as np
 from jaxhetero import _reduction, world
 from jaxhetero._mesh import AxisName, classify
 from jaxhetero._primitive import Kind
-from jaxhetero._reduction import make_buckets, reduce_tree
+from jaxhetero._reduction import make_buckets as make_buckets
+from jaxhetero._reduction import reduce_tree
 from jaxhetero.errors import ConfigError, from_message
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20

@@ -26,7 +26,11 @@ class Config:
     worker_count: int = 1
     """How many worker processes take part."""
     reducer_count: int = 0
-    """How many dedicated reducers take part. With 0, every worker runs one on a thread of its own."""
+    """How many dedicated reducers take part."""
+    colocated_count: int = -1
+    """In how many workers, the first ranks, a reducer runs beside the program, on a thread of its own. It takes what
+    relieves the dedicated ones most: nothing where those are as many as the workers. -1: in every worker if there is no
+    dedicated reducer, else in none."""
     coordinator: str = ""
     """``host:port`` where everybody meets at the start; rank 0 listens on it."""
     token: str = field(default="", repr=False)
@@ -51,6 +55,13 @@ class Config:
             raise ConfigError(f"rank {self.rank} is not in 0..{self.worker_count - 1}")
         if self.reducer_count < 0:
             raise ConfigError(f"reducer_count is {self.reducer_count}; it must be 0 or more")
+        if self.colocated_count == -1:
+            alone = self.reducer_count == 0 and self.worker_count > 1
+            object.__setattr__(self, "colocated_count", self.worker_count if alone else 0)
+        if not 0 <= self.colocated_count <= self.worker_count:
+            raise ConfigError(f"colocated_count is {self.colocated_count}; it must be in 0..{self.worker_count}, or -1")
+        if self.worker_count > 1 and self.reducer_count + self.colocated_count == 0:
+            raise ConfigError("reducer_count and colocated_count are both 0; somebody must reduce")
         if self.worker_count > 1 and not self.coordinator:
             raise ConfigError(
                 "no coordinator: give initialize(coordinator='host:port') or set JAXHETERO_COORDINATOR; "

@@ -54,6 +54,7 @@ class Job:
     command: Sequence[str]
     worker_count: int
     reducer_count: int = 0
+    colocated_count: int | None = None
     coordinator_port: int = 0
     log_dir: Path | None = None
     start_timeout_ms: int | None = None
@@ -82,6 +83,8 @@ class Job:
             "token": token,
             "host": _LOOPBACK,
         }
+        if self.colocated_count is not None:
+            settings["colocated_count"] = self.colocated_count
         if self.start_timeout_ms is not None:
             settings["start_timeout_ms"] = self.start_timeout_ms
         if self.timeout_ms is not None:

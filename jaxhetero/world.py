@@ -188,6 +188,7 @@ def _start(config: Config) -> World:
         rank=config.rank,
         worker_count=config.worker_count,
         reducer_count=config.reducer_count,
+        colocated_count=config.colocated_count,
         coordinator=config.coordinator,
         token=config.token.encode(),
         start_timeout_ms=config.start_timeout_ms,
@@ -196,7 +197,7 @@ def _start(config: Config) -> World:
         window_chunks=config.window_chunks,
     )
     reducer = None
-    if config.reducer_count == 0:
+    if config.rank < config.colocated_count:
         reducer = _native.ReducerServer(
             coordinator=config.coordinator,
             token=config.token.encode(),

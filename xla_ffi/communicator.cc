@@ -91,7 +91,9 @@ void Communicator::set_ready(Status status) {
 void Communicator::join(const Members& members) {
   if (members.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
   job_id_ = members.job_id;
-  plan_ = std::make_unique<ShardPlan>(static_cast<uint32_t>(members.reducers.size()));
+  std::vector<bool> colocated;
+  for (const Members::Reducer& reducer : members.reducers) colocated.push_back(reducer.colocated_rank >= 0);
+  plan_ = std::make_unique<ShardPlan>(balanced_shares(config_.job.worker_count, colocated));
   for (const Members::Reducer& reducer : members.reducers) {
     Link link;
     link.name = "reducer " + std::to_string(links_.size()) + " (host " + reducer.host_name + ", " + reducer.address +

@@ -87,12 +87,12 @@ void bind_reducer_server(nb::module_& module) {
 
 void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
-      .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, std::string coordinator,
-                       const nb::bytes& token, int64_t start_timeout_ms, int64_t timeout_ms, uint32_t chunk_bytes,
-                       uint32_t window_chunks) {
+      .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, uint32_t colocated_count,
+                       std::string coordinator, const nb::bytes& token, int64_t start_timeout_ms, int64_t timeout_ms,
+                       uint32_t chunk_bytes, uint32_t window_chunks) {
              CommunicatorConfig config;
              config.rank = rank;
-             config.job = {worker_count, reducer_count, chunk_bytes, window_chunks};
+             config.job = {worker_count, reducer_count, colocated_count, chunk_bytes, window_chunks};
              config.coordinator = std::move(coordinator);
              config.token = to_bytes(token);
              config.host_name = host_name();
@@ -101,8 +101,8 @@ void bind_communicator(nb::module_& module) {
              config.timeout = milliseconds(timeout_ms);
              return std::make_shared<Communicator>(std::move(config));
            }),
-           nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "coordinator"_a, "token"_a,
-           "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a)
+           nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "colocated_count"_a, "coordinator"_a,
+           "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
       .def(

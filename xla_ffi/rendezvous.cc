@@ -108,6 +108,9 @@ Status Coordinator::check(const Registration& registration) const {
     }
   } else if (!colocated && job_.reducer_count == 0) {
     return {Code::kInvalidArgument, "this job was started without dedicated reducers"};
+  } else if (colocated && static_cast<uint32_t>(registration.rank) >= job_.colocated_count) {
+    return {Code::kInvalidArgument,
+            "this job has reducers inside its first " + std::to_string(job_.colocated_count) + " workers only"};
   }
   for (const auto& [connection, guest] : guests_) {
     if (!guest.registered || guest.registration.role != registration.role || registration.rank < 0) continue;
@@ -116,9 +119,8 @@ Status Coordinator::check(const Registration& registration) const {
                                           "; give every worker a rank of its own"};
     }
   }
-  if (registration.role == Role::kReducer && count(Role::kReducer) == total_reducer_count(job_)) {
-    return {Code::kInvalidArgument,
-            "this job has its " + std::to_string(total_reducer_count(job_)) + " reducers already"};
+  if (registration.role == Role::kReducer && !colocated && dedicated_count() == job_.reducer_count) {
+    return {Code::kInvalidArgument, "this job has its " + std::to_string(job_.reducer_count) + " reducers already"};
   }
   return {};
 }
@@ -138,6 +140,13 @@ void Coordinator::refuse_all(const Status& why) {
 size_t Coordinator::count(Role role) const {
   return static_cast<size_t>(std::ranges::count_if(guests_, [role](const auto& entry) {
     return entry.second.registered && entry.second.registration.role == role;
+  }));
+}
+
+size_t Coordinator::dedicated_count() const {
+  return static_cast<size_t>(std::ranges::count_if(guests_, [](const auto& entry) {
+    const Registration& who = entry.second.registration;
+    return entry.second.registered && who.role == Role::kReducer && who.rank < 0;
   }));
 }
 

@@ -57,6 +57,7 @@ class Coordinator final : private ConnectionOwner {
   void give_up();
   [[nodiscard]] std::string missing() const;
   [[nodiscard]] size_t count(Role role) const;
+  [[nodiscard]] size_t dedicated_count() const;
 
   enum class Phase : uint8_t { kGathering, kReducersToldMembers, kStarted, kFailed };
 

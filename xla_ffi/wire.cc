@@ -93,6 +93,7 @@ Status check_chunk(const FrameHeader& header) {
 void write(Writer& writer, const JobShape& job) {
   writer.number(job.worker_count);
   writer.number(job.reducer_count);
+  writer.number(job.colocated_count);
   writer.number(job.chunk_bytes);
   writer.number(job.window_chunks);
 }
@@ -101,6 +102,7 @@ JobShape read_job(Reader& reader) {
   JobShape job;
   job.worker_count = reader.number<uint32_t>();
   job.reducer_count = reader.number<uint32_t>();
+  job.colocated_count = reader.number<uint32_t>();
   job.chunk_bytes = reader.number<uint32_t>();
   job.window_chunks = reader.number<uint32_t>();
   return job;
@@ -131,15 +133,12 @@ std::string describe(const RoundSpec& spec) {
 }
 
 std::string describe(const JobShape& job) {
-  return std::to_string(job.worker_count) + " workers, " + std::to_string(job.reducer_count) +
-         " reducers, chunk_bytes " + std::to_string(job.chunk_bytes) + ", window_chunks " +
-         std::to_string(job.window_chunks);
+  return std::to_string(job.worker_count) + " workers, " + std::to_string(job.reducer_count) + " reducers and " +
+         std::to_string(job.colocated_count) + " inside workers, chunk_bytes " + std::to_string(job.chunk_bytes) +
+         ", window_chunks " + std::to_string(job.window_chunks);
 }
 
-uint32_t total_reducer_count(const JobShape& job) {
-  if (job.reducer_count > 0) return job.reducer_count;
-  return job.worker_count > 1 ? job.worker_count : 0;
-}
+uint32_t total_reducer_count(const JobShape& job) { return job.reducer_count + job.colocated_count; }
 
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.

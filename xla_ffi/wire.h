@@ -86,9 +86,10 @@ enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 // What every worker of a job must have been started with.
 struct JobShape {
   uint32_t worker_count = 0;
-  uint32_t reducer_count = 0;  // dedicated ones
-  uint32_t chunk_bytes = 0;    // 0: by the size of the shards
-  uint32_t window_chunks = 0;  // 0: as many as the path needs
+  uint32_t reducer_count = 0;    // dedicated ones
+  uint32_t colocated_count = 0;  // inside workers, the first ranks
+  uint32_t chunk_bytes = 0;      // 0: by the size of the shards
+  uint32_t window_chunks = 0;    // 0: as many as the path needs
 
   bool operator==(const JobShape&) const = default;
 };

@@ -8,7 +8,7 @@ import jax
 import optax
 
 import jaxhetero
-from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, static_loss_scale
+from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, error_feedback, static_loss_scale
 
 LossScaling = Literal["none", "static", "dynamic"]
 
@@ -34,13 +34,18 @@ def distributed(
     accumulate_every: int = 1,
     loss_scaling: LossScaling = "none",
     loss_scale: float = 1024.0,
+    wire_dtype: str | None = None,
+    with_error_feedback: bool = False,
 ) -> optax.GradientTransformation:
     """Mean of the workers' gradients first; from there on every worker computes the same update."""
     if loss_scaling == "static":
         optimizer = static_loss_scale(optimizer, loss_scale)
     elif loss_scaling == "dynamic":
         optimizer = dynamic_loss_scale(optimizer, loss_scale)
-    optimizer = optax.chain(jaxhetero.all_reduce_gradients(), optimizer)
+    reduction = jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype)
+    if wire_dtype is not None and with_error_feedback:
+        reduction = optax.chain(error_feedback(wire_dtype), reduction)
+    optimizer = optax.chain(reduction, optimizer)
     return optimizer if accumulate_every == 1 else accumulate_gradients(optimizer, accumulate_every)
 
 

@@ -140,7 +140,8 @@ class Part {
 
 struct Shape {
   uint32_t workers = 2;
-  uint32_t reducers = 2;  // dedicated; 0: one in each worker
+  uint32_t reducers = 2;   // dedicated; 0: one in each worker
+  uint32_t colocated = 0;  // as well, in the first ranks
   uint32_t chunk_bytes = 1024;
   uint32_t window_chunks = 3;
   milliseconds start_timeout = kPatience;
@@ -162,7 +163,7 @@ class Job {
   [[nodiscard]] CommunicatorConfig worker_config(uint32_t rank) const {
     CommunicatorConfig config;
     config.rank = rank;
-    config.job = {shape_.workers, shape_.reducers, shape_.chunk_bytes, shape_.window_chunks};
+    config.job = {shape_.workers, shape_.reducers, colocated_count(), shape_.chunk_bytes, shape_.window_chunks};
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
     config.host_name = "host-" + std::to_string(rank);
@@ -175,7 +176,7 @@ class Job {
     ReducerServerConfig config;
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
-    config.colocated_rank = shape_.reducers == 0 ? static_cast<int32_t>(index) : -1;
+    config.colocated_rank = index < shape_.reducers ? -1 : static_cast<int32_t>(index - shape_.reducers);
     config.host_name = "reducer-host-" + std::to_string(index);
     config.version = "1.0";
     config.start_timeout = shape_.start_timeout;
@@ -202,7 +203,8 @@ class Job {
   void add_reducers(uint32_t count) {
     for (uint32_t index = 0; index < count; ++index) add_reducer(reducer_config(index));
   }
-  [[nodiscard]] uint32_t reducer_count() const { return shape_.reducers == 0 ? shape_.workers : shape_.reducers; }
+  [[nodiscard]] uint32_t colocated_count() const { return shape_.reducers == 0 ? shape_.workers : shape_.colocated; }
+  [[nodiscard]] uint32_t reducer_count() const { return shape_.reducers + colocated_count(); }
 
   // Everybody, in the order that is the hardest: rank 0, who listens, last.
   void start() {

@@ -74,7 +74,7 @@ std::span<const std::byte> part_of(const Values& values, const FrameHeader& head
 class ReducerTest : public Test {
  protected:
   explicit ReducerTest(uint32_t worker_count = 3) {
-    Reducer::Job job{{}, {worker_count, 1, kChunkBytes, kWindow}};
+    Reducer::Job job{{}, {worker_count, 1, 0, kChunkBytes, kWindow}};
     for (uint32_t rank = 0; rank < worker_count; ++rank) job.worker_hosts.push_back(std::string(1, char('a' + rank)));
     reducer_ = std::make_unique<Reducer>(std::move(job));
     for (uint32_t rank = 0; rank < worker_count; ++rank) describe(rank);

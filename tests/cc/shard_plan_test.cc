@@ -14,13 +14,15 @@ namespace {
 constexpr uint64_t kSmallBytes = 32 * 1024;
 constexpr uint64_t kLineBytes = 64;
 
+ShardPlan equal(uint32_t reducer_count) { return ShardPlan(std::vector<uint32_t>(reducer_count, 1)); }
+
 class Cut : public testing::TestWithParam<std::tuple<uint32_t, uint64_t, uint64_t>> {};
 
 TEST_P(Cut, CoversTheBucketInEqualShares) {
   const auto [reducer_count, count, item] = GetParam();
   const uint64_t align = kLineBytes / item;
   for (uint64_t op : {uint64_t{0}, uint64_t{1}, uint64_t{12345}, ~uint64_t{0}}) {
-    const std::vector<Shard> shards = ShardPlan(reducer_count).cut(op, count, item);
+    const std::vector<Shard> shards = equal(reducer_count).cut(op, count, item);
     ASSERT_FALSE(shards.empty());
     std::set<uint32_t> reducers;
     uint64_t end = 0;
@@ -61,9 +63,7 @@ INSTANTIATE_TEST_SUITE_P(All, Cut,
                                   std::to_string(std::get<0>(info.param));
                          });
 
-TEST(ShardPlan, IsTheSameForTheSameQuestion) {
-  EXPECT_EQ(ShardPlan(5).cut(42, 1000000, 4), ShardPlan(5).cut(42, 1000000, 4));
-}
+TEST(ShardPlan, IsTheSameForTheSameQuestion) { EXPECT_EQ(equal(5).cut(42, 1000000, 4), equal(5).cut(42, 1000000, 4)); }
 
 // Small buckets and first shards go to one reducer each; over many ops, even with consecutive numbers, to all alike.
 class Spread : public testing::TestWithParam<uint64_t> {};
@@ -72,11 +72,44 @@ TEST_P(Spread, IsEvenOverOps) {
   constexpr uint32_t kReducers = 4;
   constexpr int kOps = 4000;
   std::vector<int> ops(kReducers);
-  for (uint64_t op = 0; op < kOps; ++op) ++ops[ShardPlan(kReducers).cut(op, GetParam(), 4).front().reducer];
+  for (uint64_t op = 0; op < kOps; ++op) ++ops[equal(kReducers).cut(op, GetParam(), 4).front().reducer];
   for (int of_reducer : ops) EXPECT_NEAR(of_reducer, kOps / kReducers, kOps / 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(SmallAndLarge, Spread, testing::Values(10, 1000000));
+
+// n workers, k dedicated reducers, c inside workers.
+class Balance : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uint32_t>> {};
+
+TEST_P(Balance, LoadsNoInterfaceMoreThanItMust) {
+  const auto [n, k, c] = GetParam();
+  if (c > n || k + c == 0) return;
+  std::vector<bool> colocated(k, false);
+  colocated.resize(k + c, true);
+  constexpr uint64_t kCount = 100'000'000;
+  double dedicated = 0;
+  double inside = 0;
+  for (const Shard& shard : ShardPlan(balanced_shares(n, colocated)).cut(7, kCount, 4)) {
+    double& largest = colocated[shard.reducer] ? inside : dedicated;
+    largest = std::max(largest, static_cast<double>(shard.count) / kCount);
+  }
+  const double load = std::max({1.0, n * dedicated, 1 + inside * (n - 2.0)});
+  // The best of all splits between the two sorts, by trying.
+  double best = 1e9;
+  for (int i = 0; i <= 10000; ++i) {
+    const double part = i / 10000.0;  // of the bytes, for the dedicated ones
+    if ((k == 0 && i > 0) || (c == 0 && i < 10000)) continue;
+    const double of_dedicated = k > 0 ? n * part / k : 0;
+    const double of_worker = c > 0 ? 1 + (1 - part) / c * (n - 2.0) : 1;
+    best = std::min(best, std::max({1.0, of_dedicated, of_worker}));
+  }
+  EXPECT_LE(load, best * 1.001);
+  if (c == n && k <= n && n > 1) EXPECT_NEAR(load, 2.0 * n * (n - 1) / (n * n + k * n - 2.0 * k), 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Balance,
+                         testing::Combine(testing::Values(2, 3, 4, 8, 16), testing::Values(0, 1, 2, 3, 4, 6, 8, 20),
+                                          testing::Values(0, 1, 2, 3, 4, 8, 16)));
 
 }  // namespace
 }  // namespace jaxhetero

@@ -153,7 +153,7 @@ Registration a_registration() { return {Role::kReducer, -1, {4, 2, 65536, 8}, "1
 Members some_members() {
   Members members;
   members.job_id = 0x0102030405060708;
-  members.job = {3, 2, 65536, 8};
+  members.job = {3, 2, 0, 65536, 8};
   members.own_index = 1;
   members.worker_hosts = {"a", "", "host-c"};
   members.reducers = {{"10.0.0.1", 4000, "a", -1}, {"::1", 65535, "b", 2}};
@@ -371,7 +371,8 @@ TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(RoundSpec{Kind::kBroadcast, DType::kI8, 3, 1, 5, 0}), "broadcast of int8[5] from rank 3");
   EXPECT_EQ(describe(RoundSpec{Kind::kMax, DType::kF64, 0, 1, 7, 0}), "maximum of float64[7]");
   EXPECT_EQ(describe(RoundSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
-  EXPECT_EQ(describe(JobShape{4, 2, 65536, 8}), "4 workers, 2 reducers, chunk_bytes 65536, window_chunks 8");
+  EXPECT_EQ(describe(JobShape{4, 2, 1, 65536, 8}),
+            "4 workers, 2 reducers and 1 inside workers, chunk_bytes 65536, window_chunks 8");
 }
 
 }  // namespace
