@@ -17,10 +17,12 @@ def test_psum_equals_numpy(workers: int, reducers: int, counts: str) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_training_has_the_same_bits_for_any_number_of_reducers(workers: int) -> None:
-    """Parameters after 20 steps: equal on all workers, for 0 to 4 reducers, and to a sum in one process."""
+    """Parameters after 20 steps: equal on all workers, for 0 to 4 reducers, for a mix, and to a sum in one process."""
     digests = set()
     for reducers in (0, 1, 2, 3, 4):
         for result in run("train_bits.py", workers=workers, reducers=reducers):
             digests.add(result["distributed"])
             digests.add(result["alone"] or result["distributed"])
+    mixed = run("train_bits.py", workers=workers, reducers=1, JAXHETERO_COLOCATED_COUNT=str(workers // 2))
+    digests.update(result["distributed"] for result in mixed)
     assert len(digests) == 1
