@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -70,9 +71,11 @@ class Training:
             visible=jaxhetero.rank() == 0,
             first_step=first_step,
         )
+        batches = self.batches(first_step)
+        first = list(islice(batches, 1))
         with Interruption() as interruption, progress:
             loop = Loop(
-                self._compile(progress, first_step),
+                self._compile(progress, first),
                 self.state,
                 self.learning_rate,
                 interruption,
@@ -83,7 +86,7 @@ class Training:
                 losses=list(history["losses"]),
             )
             evaluations: list[Scores] = list(history["evaluations"])
-            self._run_stretches(loop, evaluations, checkpoints)
+            self._run_stretches(loop, chain(first, batches), evaluations, checkpoints)
         log.close()
         return Result.collect(
             loop.meter,
@@ -95,8 +98,13 @@ class Training:
             evaluations=evaluations,
         )
 
-    def _run_stretches(self, loop: Loop, evaluations: list[Scores], checkpoints: Checkpoints | None) -> None:
-        batches = self.batches(loop.step)
+    def _run_stretches(
+        self,
+        loop: Loop,
+        batches: Iterator[tuple[Any, ...]],
+        evaluations: list[Scores],
+        checkpoints: Checkpoints | None,
+    ) -> None:
         while loop.step < self.step_count and not loop.is_stopped:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
@@ -115,11 +123,12 @@ class Training:
             kept = "its checkpoint is saved" if checkpoints else "nothing is saved without --output"
             loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
 
-    def _compile(self, progress: TrainProgress, first_step: int) -> Any:
-        """Ahead of the first step, so that the first step can be timed like the others."""
+    def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Any:
+        """Ahead of the first step, so that the first step can be timed like the others; for the first batch's shapes."""
+        if not first:
+            return self.train_step  # nothing is left to do
         start = time.monotonic()
-        example = next(self.batches(min(first_step, self.step_count - 1)))
-        compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, example)).compile()
+        compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, first[0])).compile()
         plan = self.plan
         progress.print(
             f"{self.title}, {parameter_count(self.state.params):,} parameters; {plan.worker_count} x "
