@@ -124,7 +124,7 @@ class Training:
             loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
 
     def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Any:
-        """Ahead of the first step, so that the first step can be timed like the others; for the first batch's shapes."""
+        """Ahead of the first step, so that the first step can be timed like the others."""
         if not first:
             return self.train_step  # nothing is left to do
         start = time.monotonic()
