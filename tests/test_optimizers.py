@@ -361,6 +361,12 @@ def test_the_static_scale_stays() -> None:
 
 
 @pytest.mark.parametrize("wrap", [optimizers.static_loss_scale, optimizers.dynamic_loss_scale])
+def test_state_of_a_loss_scale_may_be_donated(wrap: Callable[..., optax.GradientTransformation]) -> None:
+    state = wrap(optax.sgd(0.1), 8.0).init({"w": jnp.ones(3)})
+    jax.block_until_ready(jax.jit(lambda state: state, donate_argnums=0)(state))
+
+
+@pytest.mark.parametrize("wrap", [optimizers.static_loss_scale, optimizers.dynamic_loss_scale])
 @pytest.mark.parametrize("bad", [jnp.inf, -jnp.inf, jnp.nan])
 def test_an_overflow_is_a_step_that_never_was(wrap: Any, bad: float) -> None:
     optimizer = wrap(optax.adam(0.1), 4.0)

@@ -120,8 +120,13 @@ def _loss_scaling(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> LossScaleState:
-        zero = jnp.zeros([], jnp.int32)
-        return LossScaleState(jnp.asarray(initial_scale, jnp.float32), zero, zero, inner.init(params))
+        # Memory of its own for each, or a train step could not donate the state.
+        return LossScaleState(
+            jnp.array(initial_scale, jnp.float32),
+            jnp.zeros([], jnp.int32),
+            jnp.zeros([], jnp.int32),
+            inner.init(params),
+        )
 
     def update(
         updates: optax.Updates, state: LossScaleState, params: optax.Params = None, **extra: Any
