@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from jaxhetero.collectives import replicated as replicated
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
     from jaxhetero.world import Metrics as Metrics
+    from jaxhetero.world import RoundTimes as RoundTimes
     from jaxhetero.world import initialize as initialize
     from jaxhetero.world import metrics as metrics
     from jaxhetero.world import rank as rank
     from jaxhetero.world import shutdown as shutdown
     from jaxhetero.world import size as size
+    from jaxhetero.world import timeline as timeline
 
 # Imported when first used, so that starting a reducer or the launcher never imports jax.
 _HOMES = {
@@ -50,11 +52,13 @@ _HOMES = {
     "replicated": "collectives",
     "all_reduce_gradients": "optimizers",
     "Metrics": "world",
+    "RoundTimes": "world",
     "initialize": "world",
     "metrics": "world",
     "rank": "world",
     "shutdown": "world",
     "size": "world",
+    "timeline": "world",
 }
 
 __all__ = sorted(_HOMES)

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxhetero._log import EventPump, logger
 from jaxhetero.config import Config, read_environment
@@ -32,6 +32,24 @@ class Metrics:
     """Completed rounds; one for each bucket of each collective that ran."""
     busy_us: int = 0
     """Microseconds during which at least one round was in flight."""
+
+
+class RoundTimes(NamedTuple):
+    """When one round went through its stages on this worker, in seconds of ``time.monotonic()``."""
+
+    op: str
+    """What messages call it, with the shapes of its bucket."""
+    round: int
+    bytes: int
+    """The bucket's size."""
+    requested_s: float
+    """The program had computed the operands."""
+    first_push_s: float
+    """The first chunk was given to the transport."""
+    first_result_s: float
+    """The first chunk of the total was back."""
+    end_s: float
+    """All of it was."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,12 @@ def metrics() -> Metrics:
     """What the transport of this worker has counted so far; all zero in a world of one."""
     communicator = current()._communicator
     return Metrics() if communicator is None else Metrics(**communicator.metrics())
+
+
+def timeline() -> list[RoundTimes]:
+    """The latest rounds of this worker, at most 4096, in the order in which they ended; none in a world of one."""
+    communicator = current()._communicator
+    return [] if communicator is None else [RoundTimes(*record) for record in communicator.timeline()]
 
 
 def _make_config(settings: dict[str, int | str]) -> Config:

@@ -126,6 +126,7 @@ void Communicator::on_open(Connection& connection) {
 }
 
 void Communicator::start_round(RoundRequest request) {
+  request.requested = EventLoop::Clock::now();
   {
     const std::lock_guard lock(mutex_);
     if (!failure_.has_value()) {
@@ -186,7 +187,7 @@ void Communicator::start_next(uint64_t op_id, Op& op) {
   op.waiting.pop_front();
   --waiting_round_count_;
   round.number = op.next_round++;
-  round.progress = EventLoop::Clock::now();
+  round.begin = round.progress = EventLoop::Clock::now();
   if (running_round_count_++ == 0) busy_since_ = round.progress;
 
   const RoundSpec& spec = round.request.spec;
@@ -358,6 +359,7 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   segment.in_flight_bytes -= pushed.bytes;
   segment.next_result += header.count;
   round.progress = link.last_result = EventLoop::Clock::now();
+  if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
   link.window->returned(pushed.stamp, pushed.bytes, round.progress);
   segment.done = header.last;
   if (segment.done) link.unfinished.erase(turn_of(round));
@@ -370,12 +372,27 @@ void Communicator::finish_round(uint64_t op_id, Op& op) {
   const std::unique_ptr<Round> round = std::move(op.running);
   last_completed_ = round_name(*round);
   ++round_count_;
+  record(*round);
   if (--running_round_count_ == 0) {
     busy_us_ += static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
   }
   complete(std::move(round->request), {});
   if (!op.waiting.empty()) start_next(op_id, op);
   if (phase_ == Phase::kLeaving) leave();
+}
+
+void Communicator::record(const Round& round) {
+  constexpr size_t kMostRecords = 4096;
+  const RoundRequest& request = round.request;
+  const std::lock_guard lock(mutex_);
+  if (timeline_.size() == kMostRecords) timeline_.pop_front();
+  timeline_.push_back({request.description, round.number, request.inputs.bytes(), request.requested, round.begin,
+                       round.first_result, round.progress});
+}
+
+std::vector<RoundRecord> Communicator::timeline() const {
+  const std::lock_guard lock(mutex_);
+  return {timeline_.begin(), timeline_.end()};
 }
 
 std::string Communicator::own_name() const {

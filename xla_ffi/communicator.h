@@ -49,6 +49,7 @@ struct RoundRequest {
   Leaves inputs;
   Leaves outputs;
   std::function<void(const Status&)> done;  // called once, on a thread of its own
+  EventLoop::Clock::time_point requested{};
 };
 
 struct CommunicatorMetrics {
@@ -56,6 +57,19 @@ struct CommunicatorMetrics {
   uint64_t received_bytes = 0;
   uint64_t round_count = 0;
   uint64_t busy_us = 0;  // time during which at least one round was in flight
+};
+
+// When a round that is over went through its stages.
+struct RoundRecord {
+  using Time = EventLoop::Clock::time_point;
+
+  std::string description;
+  uint64_t number = 0;
+  uint64_t bytes = 0;
+  Time requested;     // by the program
+  Time first_push;    // given to the transport
+  Time first_result;  // received
+  Time end;           // the last one received
 };
 
 class Communicator final : private ConnectionOwner {
@@ -74,6 +88,8 @@ class Communicator final : private ConnectionOwner {
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
   [[nodiscard]] CommunicatorMetrics metrics() const;
+  // The latest rounds, oldest first; a bounded number.
+  [[nodiscard]] std::vector<RoundRecord> timeline() const;
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:
@@ -97,6 +113,8 @@ class Communicator final : private ConnectionOwner {
     uint64_t number = 0;
     std::vector<Segment> segments;
     size_t open_segment_count = 0;
+    EventLoop::Clock::time_point begin;
+    EventLoop::Clock::time_point first_result;
     EventLoop::Clock::time_point progress;
     std::string late;  // whom the reducers wait for, by their last word
     int64_t next_late_report_ms = 0;
@@ -149,6 +167,7 @@ class Communicator final : private ConnectionOwner {
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void finish_round(uint64_t op_id, Op& op);
+  void record(const Round& round);
   void note_late(const FrameHeader& header, const Bytes& text);
   void complete(RoundRequest request, const Status& status);
 
@@ -188,6 +207,7 @@ class Communicator final : private ConnectionOwner {
   std::optional<Status> ready_;      // guarded by mutex_, as is all below
   std::optional<Status> failure_;    // why rounds cannot run any more
   std::vector<RoundRequest> inbox_;  // on their way to the loop's thread
+  std::deque<RoundRecord> timeline_;
 };
 
 }  // namespace jaxhetero

@@ -124,6 +124,19 @@ void bind_communicator(nb::module_& module) {
              result["busy_us"] = metrics.busy_us;
              return result;
            })
+      .def("timeline",
+           [](const Communicator& self) {
+             const auto seconds = [](RoundRecord::Time time) {
+               return std::chrono::duration<double>(time.time_since_epoch()).count();
+             };
+             nb::list result;
+             for (const RoundRecord& record : self.timeline()) {
+               result.append(nb::make_tuple(record.description, record.number, record.bytes, seconds(record.requested),
+                                            seconds(record.first_push), seconds(record.first_result),
+                                            seconds(record.end)));
+             }
+             return result;
+           })
       .def("make_current", [](const std::shared_ptr<Communicator>& self) { set_current_communicator(self); });
 }
 

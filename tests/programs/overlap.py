@@ -1,0 +1,54 @@
+"""What of the communication runs under the backward pass: prints the times of the rounds and of the pass."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+
+import jaxhetero
+
+LAYERS, WIDTH, BATCH = 8, 512, 4096
+
+marks: list[float] = []
+
+
+@jax.custom_vjp
+def mark(x: jax.Array) -> jax.Array:
+    """The identity; notes when its cotangent is there."""
+    return x
+
+
+def _mark_backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
+    jax.debug.callback(lambda _: marks.append(time.monotonic()), cotangent[0, 0])
+    return (cotangent,)
+
+
+mark.defvjp(lambda x: (x, None), _mark_backward)
+
+
+def loss_fn(params: list[jax.Array], x: jax.Array) -> jax.Array:
+    x = mark(x)
+    for weight in params:
+        # A bucket of its own for each layer.
+        x = jnp.tanh(x @ jaxhetero.replicated(weight))
+    return jnp.mean(x**2)
+
+
+def main() -> None:
+    jaxhetero.initialize()
+    keys = jax.random.split(jax.random.key(jaxhetero.rank()), LAYERS + 1)
+    params = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys[1:]]
+    x = jax.random.normal(keys[0], (BATCH, WIDTH))
+    step = jax.jit(jax.grad(loss_fn, argnums=(0, 1)))
+    for _ in range(3):
+        jaxhetero.barrier()
+        begin = time.monotonic()
+        jax.block_until_ready(step(params, x))
+    jax.effects_barrier()
+    rounds = [times for times in jaxhetero.timeline() if times.requested_s >= begin]
+    print(json.dumps({"backward_end_s": marks[-1], "rounds": [times._asdict() for times in rounds]}))
+    jaxhetero.shutdown()
+
+
+main()
