@@ -62,7 +62,10 @@ RUNS = {
         "bench.train_step --profile bert-large --size-scale 0.02 --workers 8 --engine jaxhetero,gloo "
         "--wire-dtype bfloat16"
     ),
-    "step-scaling": "bench.train_step --profile bert-large --workers 1,2,4,8 --engine jaxhetero,gloo --rounds 1 --batch 2",
+    "step-scaling": (
+        "bench.train_step --profile bert-large --size-scale 0.01 --workers 1,2,4,8 --engine jaxhetero,gloo "
+        "--rounds 1 --batch 3"
+    ),
 }
 
 Content = dict[str, Any]

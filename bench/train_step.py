@@ -207,8 +207,8 @@ def _measure_job(
         counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
         for team in teams:
             team.request("prepare_emulation", counts=counts, ready_s=ready_s, combined=team.spec.combined)
-        for number, team in itertools.product(range(options.rounds), teams):
-            _take_turn(team, samples[team.spec], options.batch if number else max(1, options.batch - 1))
+        for _, team in itertools.product(range(options.rounds), teams):
+            _take_turn(team, samples[team.spec], options.batch)
         for team in teams:
             team.stop()
     print(f"# {job.worker_count} workers done", flush=True)
