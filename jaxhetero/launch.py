@@ -215,6 +215,8 @@ class _Launcher:
         environment = write_environment(settings)
         # Python holds output back when it goes to a pipe; a job's progress should be seen as it happens.
         environment.setdefault("PYTHONUNBUFFERED", "1")
+        # A process that crashes in native code says where.
+        environment.setdefault("PYTHONFAULTHANDLER", "1")
         if name == _LIVE and self._display.err.is_terminal:
             # Lets rich, and what follows its convention, draw a progress bar though it writes to a pipe.
             environment.setdefault("TTY_COMPATIBLE", "1")

@@ -18,7 +18,7 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
 
 
 def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:
-    """Compiled once for all worlds of one shape, it finds its ops when retraced, and its world when it comes from disk."""
+    """Compiled once for all worlds of one shape; retraced, or loaded from disk, it finds its ops and its world."""
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     for attempt in range(2):
         for result in run("recompile.py", workers=2, reducers=0, **cache):

@@ -140,7 +140,7 @@ class Part {
 
 struct Shape {
   uint32_t workers = 2;
-  uint32_t reducers = 2;   // dedicated; 0: one in each worker
+  uint32_t reducers = 2;   // dedicated; 0: one in each of several workers
   uint32_t colocated = 0;  // as well, in the first ranks
   uint32_t chunk_bytes = 1024;
   uint32_t window_chunks = 3;
@@ -203,7 +203,10 @@ class Job {
   void add_reducers(uint32_t count) {
     for (uint32_t index = 0; index < count; ++index) add_reducer(reducer_config(index));
   }
-  [[nodiscard]] uint32_t colocated_count() const { return shape_.reducers == 0 ? shape_.workers : shape_.colocated; }
+  [[nodiscard]] uint32_t colocated_count() const {
+    const bool alone = shape_.reducers == 0 && shape_.workers > 1;
+    return alone ? shape_.workers : shape_.colocated;
+  }
   [[nodiscard]] uint32_t reducer_count() const { return shape_.reducers + colocated_count(); }
 
   // Everybody, in the order that is the hardest: rank 0, who listens, last.

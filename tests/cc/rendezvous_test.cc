@@ -186,7 +186,7 @@ TEST(Start, RefusesADedicatedReducerWhereNoneIsWanted) {
 TEST(Start, RefusesOneReducerTooMany) {
   Job job({.workers = 2, .reducers = 1});
   job.add_worker(0);
-  job.add_reducers(2);
+  for (int i = 0; i < 2; ++i) job.add_reducer(job.reducer_config(0));
   std::optional<Status> refusal;
   for (int i = 0; !refusal.has_value() && i < 3000; ++i) {  // either may have come first
     for (const auto& reducer : job.reducers) {
