@@ -19,8 +19,8 @@ from models.bert.model import Batch, ClassificationModel, Encoder, ModelConfig, 
 from models.bert.torch_weights import load_torch_weights, read_safetensors, to_torch_names
 from models.common.errors import CheckpointError
 
-torch = pytest.importorskip("torch", reason="parity needs torch: pip install '.[test]'")
-transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install '.[test]'")
+torch = pytest.importorskip("torch", reason="parity needs torch: pip install '.[parity]'")
+transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install '.[parity]'")
 
 SMALL = ModelConfig(
     vocabulary_size=211, hidden_size=48, layer_count=2, head_count=4, intermediate_size=96, position_count=40

@@ -43,8 +43,8 @@ LOGITS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 @pytest.mark.timeout(300)
 def test_resnet50_against_torch() -> None:
     """Logits and all gradients, normalised by running statistics: those of a batch amplify the rounding."""
-    torch = pytest.importorskip("torch", reason="parity needs torch: pip install '.[test]'")
-    transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install '.[test]'")
+    torch = pytest.importorskip("torch", reason="parity needs torch: pip install '.[parity]'")
+    transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install '.[parity]'")
     torch.manual_seed(0)
     theirs = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
     images = np.random.default_rng(0).normal(size=(4, 64, 64, 3)).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,13 +43,26 @@ def split_sentences(document: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+_ALPHABET_SIZE = 1000
+
+
 def train_vocabulary(texts: Iterable[str], size: int, path: Path) -> None:
     """Write the ``size`` most useful WordPieces of the texts, lower case, one a line."""
     tokenizer = BertWordPieceTokenizer()
+    texts = list(texts)
+    # Pieces get their numbers in an order that changes from run to run, and numbers decide between equally useful ones.
+    # So those of one character, from which the others are made, are given theirs.
+    counts = Counter(character for text in texts for character in tokenizer.normalizer.normalize_str(text))
+    common = sorted(counts, key=lambda character: (-counts[character], character))[:_ALPHABET_SIZE]
+    inner = [f"##{character}" for character in common if not character.isspace()]
     tokenizer.train_from_iterator(
-        texts, vocab_size=size, min_frequency=2, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+        texts,
+        vocab_size=size,
+        min_frequency=2,
+        limit_alphabet=_ALPHABET_SIZE,
+        special_tokens=[*SPECIAL_TOKENS, *inner],
+        show_progress=False,
     )
-    # Sorted, because the order in which they are found changes from run to run.
     pieces = [*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS))]
     path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
 
