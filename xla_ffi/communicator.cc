@@ -203,6 +203,7 @@ void Communicator::start_next(uint64_t op_id, Op& op) {
   for (Segment& segment : round.segments) {
     Link& link = links_[segment.shard.reducer];
     describe_op(op_id, op, segment.shard.reducer);
+    if (link.unfinished.empty()) link.window->restart(2 * frame_bytes(spec), round.begin);
     link.unfinished.emplace(turn_of(round), std::pair(&round, &segment));
     push_chunks(link);
   }
@@ -235,9 +236,14 @@ void Communicator::push_chunks(Link& link) {
 
 size_t Communicator::window_bytes(const Link& link, const Round& round) const {
   const RoundSpec& spec = round.request.spec;
-  const size_t frame_bytes = kHeaderBytes + chunk_count(config_.job, spec) * item_bytes(spec.dtype);
-  if (config_.job.window_chunks > 0) return config_.job.window_chunks * frame_bytes;
-  return std::clamp(link.window->bytes(), 2 * frame_bytes, most_chunks_under_way(config_.job, spec) * frame_bytes);
+  const size_t frame = frame_bytes(spec);
+  if (config_.job.window_chunks > 0) return config_.job.window_chunks * frame;
+  return std::clamp(link.window->bytes(), 2 * frame, most_chunks_under_way(config_.job, spec) * frame);
+}
+
+// Of every chunk but a shard's last one.
+size_t Communicator::frame_bytes(const RoundSpec& spec) const {
+  return kHeaderBytes + chunk_count(config_.job, spec) * item_bytes(spec.dtype);
 }
 
 // Returns the chunk's bytes, header included.
@@ -260,8 +266,7 @@ size_t Communicator::push_chunk(Link& link, const Round& round, Segment& segment
   header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
   link.connection->send(OutFrame::gather(header, round.request.inputs, header.offset * item));
   const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
-  segment.in_flight.push_back(
-      {link.connection->queued_frame_count(), bytes, link.window->stamp(EventLoop::Clock::now())});
+  segment.in_flight.push_back({link.connection->queued_frame_count(), bytes, EventLoop::Clock::now()});
   segment.in_flight_bytes += bytes;
   return bytes;
 }
@@ -360,7 +365,7 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   segment.next_result += header.count;
   round.progress = link.last_result = EventLoop::Clock::now();
   if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
-  link.window->returned(pushed.stamp, pushed.bytes, round.progress);
+  link.window->returned(pushed.at, pushed.bytes, round.progress);
   segment.done = header.last;
   if (segment.done) link.unfinished.erase(turn_of(round));
   push_chunks(link);

@@ -96,7 +96,7 @@ class Communicator final : private ConnectionOwner {
   struct Pushed {        // a chunk whose total is not back
     uint64_t frame = 0;  // its number on the connection
     uint32_t bytes = 0;
-    Window::Stamp stamp;
+    Window::Clock::time_point at;
   };
   struct Segment {  // the part of a round that goes through one reducer
     Shard shard;
@@ -161,6 +161,7 @@ class Communicator final : private ConnectionOwner {
   static Turn turn_of(const Round& round) { return {round.number, round.request.sequence, round.request.op}; }
   void push_chunks(Link& link);
   [[nodiscard]] size_t window_bytes(const Link& link, const Round& round) const;
+  [[nodiscard]] size_t frame_bytes(const RoundSpec& spec) const;
   size_t push_chunk(Link& link, const Round& round, Segment& segment);
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
