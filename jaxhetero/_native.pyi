@@ -51,6 +51,7 @@ class Communicator:
         colocated_count: int,
         chunk_bytes: int,
         window_chunks: int,
+        failover: bool,
     ) -> None: ...
     def start(self) -> Status: ...
     def wait_ready(self, timeout_ms: int) -> Status | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxhetero.errors import ConfigError
 
 ENV_PREFIX = "JAXHETERO_"
+_BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Config:
     window_chunks: int = 0
     """How many chunks may be on their way to one reducer before the first result is back; with 0, as many as the path's
     goodput and round trip need."""
+    failover: bool = True
+    """Go on when a reducer is lost, with the same results to the bit, as long as one is left. Every worker then keeps a
+    copy of what it contributed to the latest round of each op. The same on every worker of a job."""
 
     def __post_init__(self) -> None:
         if self.worker_count < 1:
@@ -144,6 +148,10 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str |
                 found[setting.name] = int(text)
             except ValueError:
                 raise ConfigError(f"{variable} is {text!r}; it must be a whole number") from None
+        elif setting.type == "bool":
+            if text.lower() not in _BOOLEANS:
+                raise ConfigError(f"{variable} is {text!r}; it must be 0 or 1")
+            found[setting.name] = _BOOLEANS[text.lower()]
         elif text:
             found[setting.name] = text
     token_file = environ.get(ENV_PREFIX + "TOKEN_FILE")

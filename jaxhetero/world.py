@@ -219,6 +219,7 @@ def _start(config: Config) -> World:
         timeout_ms=config.timeout_ms,
         chunk_bytes=config.chunk_bytes,
         window_chunks=config.window_chunks,
+        failover=config.failover,
     )
     reducer = None
     if config.rank < config.colocated_count:

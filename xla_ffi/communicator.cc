@@ -58,14 +58,27 @@ Status Communicator::start() {
   registration.job = config_.job;
   registration.version = config_.version;
   registration.host_name = config_.host_name;
-  enrolment_ = std::make_unique<Enrolment>(*context_, *address, std::move(registration), log_);
+  enrolment_ = std::make_unique<Enrolment>(*context_, *address, std::move(registration), log_, config_.timeout);
   loop_->post([this] {
     if (coordinator_) {
-      if (const Status status = coordinator_->start(config_.start_timeout); !status.ok()) return fail(status);
+      if (const Status status = coordinator_->start(config_.start_timeout, config_.timeout); !status.ok())
+        return fail(status);
     }
-    enrolment_->start(
-        config_.start_timeout, [this](const Members& members) { join(members); },
-        [this](const Status& why) { fail(why); });
+    enrolment_->start(config_.start_timeout, {
+                                                 .on_members = [this](const Members& members) { join(members); },
+                                                 .on_halt = [this](const Halt& word) { halt(word); },
+                                                 .on_leaving =
+                                                     [this] {
+                                                       asked_whether_idle_ = true;
+                                                       note_idle();
+                                                     },
+                                                 .on_goodbye =
+                                                     [this] {
+                                                       coordinator_has_left_ = true;
+                                                       if (phase_ == Phase::kLeaving) end_in_order();
+                                                     },
+                                                 .on_failure = [this](const Status& why) { fail_as_told(why); },
+                                             });
     watch_progress();
     feed_starved();
   });
@@ -88,15 +101,20 @@ void Communicator::set_ready(Status status) {
   changed_.notify_all();
 }
 
+// The coordinator's word who reduces from now on: at the start, and again after every halt().
 void Communicator::join(const Members& members) {
+  if (has_ended()) return;
   if (members.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
   job_id_ = members.job_id;
+  view_ = members.view;
+  resume_ = members.resume;
   std::vector<bool> colocated;
   for (const Members::Reducer& reducer : members.reducers) colocated.push_back(reducer.colocated_rank >= 0);
   plan_ = std::make_unique<ShardPlan>(balanced_shares(config_.job.worker_count, colocated));
   for (const Members::Reducer& reducer : members.reducers) {
     Link link;
-    link.name = "reducer " + std::to_string(links_.size()) + " (host " + reducer.host_name + ", " + reducer.address +
+    link.number = reducer.number;
+    link.name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + reducer.address +
                 ":" + std::to_string(reducer.port) + ")";
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
     if (!address.ok()) return fail({Code::kInvalidArgument, link.name + ": " + address.status().message()});
@@ -104,12 +122,8 @@ void Communicator::join(const Members& members) {
     link.window.emplace(0, kMostWindowBytes);
     links_.push_back(std::move(link));
   }
-  for (uint32_t reducer = 0; reducer < links_.size(); ++reducer) connect(reducer);
-}
-
-void Communicator::connect(uint32_t reducer) {
-  Link& link = links_[reducer];
-  link.connection = TcpConnection::connect(*context_, link.address, *this, config_.start_timeout);
+  const milliseconds patience = view_ == 0 ? config_.start_timeout : config_.timeout;
+  for (Link& link : links_) link.connection = TcpConnection::connect(*context_, link.address, *this, patience);
 }
 
 uint32_t Communicator::reducer_of(const Connection& connection) const {
@@ -119,10 +133,86 @@ uint32_t Communicator::reducer_of(const Connection& connection) const {
 
 void Communicator::on_open(Connection& connection) {
   links_[reducer_of(connection)].open = true;
-  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank})));
-  if (!std::ranges::all_of(links_, &Link::open) || phase_ != Phase::kStarting) return;
-  phase_ = Phase::kRunning;
-  set_ready({});
+  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_})));
+  if (std::ranges::all_of(links_, &Link::open)) resume();
+}
+
+// Every reducer of the view is reached: the rounds go on, first those that are over here and not everywhere.
+void Communicator::resume() {
+  halted_ = false;
+  if (phase_ == Phase::kStarting) {
+    phase_ = Phase::kRunning;
+    set_ready({});
+  } else {
+    const auto stood = duration_cast<milliseconds>(EventLoop::Clock::now() - halted_since_);
+    log_.add(Severity::kWarning, "going on with " + std::to_string(links_.size()) + " reducers after " +
+                                     std::to_string(stood.count()) + " ms");
+  }
+  for (auto& [op_id, op] : ops_) op.described.assign(links_.size(), false);
+  for (const Members::Resume& again : resume_) replay(again.op, again.round);
+  for (auto& [op_id, op] : ops_) {
+    if (!op.running && !op.waiting.empty()) start_next(op_id, op);
+  }
+  note_idle();
+  if (phase_ == Phase::kLeaving) leave();
+}
+
+void Communicator::replay(uint64_t op_id, uint64_t number) {
+  const auto found = ops_.find(op_id);
+  if (found == ops_.end() || found->second.next_round <= number) return;  // not over here either
+  Op& op = found->second;
+  if (!op.kept.holds(number)) {
+    return fail({Code::kInternal, own_name() + " is asked for " + op.replay.description + " round " +
+                                      std::to_string(number) + ", which it does not keep"});
+  }
+  auto round = std::make_unique<Round>();
+  round->number = number;
+  round->is_replay = true;
+  round->request = op.replay;
+  round->request.inputs = op.kept.leaves();
+  run(op_id, op, std::move(round));
+}
+
+// The view has changed. Nothing of the old one is to come in later, so its connections go; what runs begins anew.
+void Communicator::halt(const Halt& halt) {
+  if (has_ended()) return;
+  log_.add(Severity::kWarning, halt.why);
+  ++view_count_;
+  if (!halted_) halted_since_ = EventLoop::Clock::now();
+  halted_ = true;
+  view_ = halt.view;
+  for (const Link& link : links_) link.connection->close();
+  links_.clear();
+  if (running_round_count_ > 0) note_busy();
+  running_round_count_ = 0;
+  for (auto& [op_id, op] : ops_) {
+    if (op.running) stop_round(op);
+  }
+  enrolment_->send(OutFrame::control(FrameType::kProgress, encode(progress())));
+}
+
+void Communicator::stop_round(Op& op) {
+  Round& round = *op.running;
+  if (!round.is_replay) {
+    if (round.keeps_in != nullptr) {  // results may have taken the operands' place: only the copy is whole
+      const size_t item = item_bytes(round.request.spec.dtype);
+      for (const Segment& segment : round.segments) {
+        const uint64_t end = segment.shard.begin + segment.shard.count;
+        op.kept.copy(round.request.inputs, segment.next_push * item, (end - segment.next_push) * item);
+      }
+      round.request.inputs = op.kept.leaves();
+    }
+    op.waiting.push_front(std::move(round.request));
+    ++waiting_round_count_;
+    --op.next_round;
+  }
+  op.running.reset();
+}
+
+Progress Communicator::progress() const {
+  Progress progress{view_, {}};
+  for (const auto& [op_id, op] : ops_) progress.ops.push_back({op_id, op.next_round});
+  return progress;
 }
 
 void Communicator::start_round(RoundRequest request) {
@@ -164,6 +254,7 @@ void Communicator::refuse_inbox() {
 }
 
 void Communicator::complete(RoundRequest request, const Status& status) {
+  if (!request.done) return;  // a replay: nobody waits for it here
   completer_->run([done = std::move(request.done), status] { done(status); });
 }
 
@@ -177,16 +268,21 @@ void Communicator::enqueue(RoundRequest request) {
   op.described.resize(links_.size());
   op.waiting.push_back(std::move(request));
   ++waiting_round_count_;
-  if (!op.running) start_next(op_id, op);
+  if (!op.running && !halted_) start_next(op_id, op);
 }
 
 void Communicator::start_next(uint64_t op_id, Op& op) {
-  op.running = std::make_unique<Round>();
-  Round& round = *op.running;
-  round.request = std::move(op.waiting.front());
+  auto round = std::make_unique<Round>();
+  round->request = std::move(op.waiting.front());
   op.waiting.pop_front();
   --waiting_round_count_;
-  round.number = op.next_round++;
+  round->number = op.next_round++;
+  run(op_id, op, std::move(round));
+}
+
+void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
+  op.running = std::move(started);
+  Round& round = *op.running;
   round.begin = round.progress = EventLoop::Clock::now();
   if (running_round_count_++ == 0) busy_since_ = round.progress;
 
@@ -198,8 +294,9 @@ void Communicator::start_next(uint64_t op_id, Op& op) {
     round.segments.push_back(std::move(segment));
   }
   round.open_segment_count = round.segments.size();
-  if (spec.kind == Kind::kBroadcast && spec.root == config_.rank)
+  if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
     copy_bucket(round.request.inputs, round.request.outputs);
+  }
   for (Segment& segment : round.segments) {
     Link& link = links_[segment.shard.reducer];
     describe_op(op_id, op, segment.shard.reducer);
@@ -241,6 +338,11 @@ size_t Communicator::window_bytes(const Link& link, const Round& round) const {
   return std::clamp(link.window->bytes(), 2 * frame, most_chunks_under_way(config_.job, spec) * frame);
 }
 
+// Whether this worker has something to contribute.
+bool Communicator::has_data(const RoundSpec& spec) const {
+  return spec.kind != Kind::kBroadcast || spec.root == config_.rank;
+}
+
 // Of every chunk but a shard's last one.
 size_t Communicator::frame_bytes(const RoundSpec& spec) const {
   return kHeaderBytes + chunk_count(config_.job, spec) * item_bytes(spec.dtype);
@@ -262,8 +364,8 @@ size_t Communicator::push_chunk(Link& link, const Round& round, Segment& segment
   segment.next_push += header.count;
   segment.all_pushed = segment.next_push == end;
   header.last = segment.all_pushed;
-  const bool has_data = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
-  header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
+  header.payload_bytes = has_data(spec) ? static_cast<uint32_t>(header.count * item) : 0;
+  if (round.keeps_in != nullptr) round.keeps_in->copy(round.request.inputs, header.offset * item, header.payload_bytes);
   link.connection->send(OutFrame::gather(header, round.request.inputs, header.offset * item));
   const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
   segment.in_flight.push_back({link.connection->queued_frame_count(), bytes, EventLoop::Clock::now()});
@@ -324,19 +426,45 @@ Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, s
   const size_t item = item_bytes(spec.dtype);
   const uint64_t end = segment.shard.begin + segment.shard.count;
   const uint64_t expected = std::min(chunk_count(config_.job, spec), end - segment.next_result);
-  const bool has_data = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
+  const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.
   const bool pushed = !segment.in_flight.empty() &&
                       segment.in_flight.front().frame <= links_[reducer].connection->written_frame_count();
   if (!pushed || header.offset != segment.next_result || header.count != expected ||
       header.last != (header.offset + header.count == end) ||
-      header.payload_bytes != (has_data ? header.count * item : 0)) {
+      header.payload_bytes != (is_sent ? header.count * item : 0)) {
     return {Code::kProtocol, "it sent a result out of order"};
   }
-  if (header.payload_bytes > 0) {
-    ops_[header.op].running->request.outputs.slice(header.offset * item, header.payload_bytes, into);
+  Op& op = ops_[header.op];
+  Round& round = *op.running;
+  if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) keep(op);
+  if (round.is_replay) {  // the result is here already
+    links_[reducer].control.resize(header.payload_bytes);
+    into = as_pieces(links_[reducer].control);
+  } else {
+    round.request.outputs.slice(header.offset * item, header.payload_bytes, into);
   }
   return {};
+}
+
+// A total of the running round comes, so nobody needs the round before any more: from here on its place is taken.
+void Communicator::keep(Op& op) {
+  Round& round = *op.running;
+  if (op.kept.holds(round.number)) return;  // it began from there, after a halt
+  const RoundRequest& request = round.request;
+  const size_t item = item_bytes(request.spec.dtype);
+  const bool contributes = has_data(request.spec);
+  op.kept.begin(round.number, contributes ? request.inputs.bytes() : 0);
+  op.replay.op = request.op;
+  op.replay.sequence = request.sequence;
+  op.replay.description = request.description;
+  op.replay.spec = request.spec;
+  if (!contributes) return;
+  for (const Segment& segment : round.segments) {
+    const size_t pushed = segment.next_push - segment.shard.begin;
+    op.kept.copy(request.inputs, segment.shard.begin * item, pushed * item);
+  }
+  round.keeps_in = &op.kept;
 }
 
 Status Communicator::on_frame(Connection& connection, const FrameHeader& header) {
@@ -349,7 +477,7 @@ Status Communicator::on_frame(Connection& connection, const FrameHeader& header)
       note_late(header, links_[reducer].control);
       return {};
     default:
-      fail(decode_fault(links_[reducer].control));
+      fail_as_told(decode_fault(links_[reducer].control));
       return {};
   }
 }
@@ -375,15 +503,20 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
 
 void Communicator::finish_round(uint64_t op_id, Op& op) {
   const std::unique_ptr<Round> round = std::move(op.running);
-  last_completed_ = round_name(*round);
-  ++round_count_;
-  record(*round);
-  if (--running_round_count_ == 0) {
-    busy_us_ += static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
+  if (--running_round_count_ == 0) note_busy();
+  if (!round->is_replay) {
+    last_completed_ = round_name(*round);
+    ++round_count_;
+    record(*round);
+    complete(std::move(round->request), {});
   }
-  complete(std::move(round->request), {});
   if (!op.waiting.empty()) start_next(op_id, op);
+  note_idle();
   if (phase_ == Phase::kLeaving) leave();
+}
+
+void Communicator::note_busy() {
+  busy_us_ += static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
 }
 
 void Communicator::record(const Round& round) {
@@ -422,23 +555,49 @@ void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
 }
 
 void Communicator::watch_progress() {
+  if (has_ended()) return;
   const EventLoop::Clock::time_point now = EventLoop::Clock::now();
+  const bool is_changing = halted_ && phase_ != Phase::kStarting;
+  if (is_changing && now - halted_since_ >= 2 * config_.timeout) {
+    return fail({Code::kRoundTimeout,
+                 own_name() + ": no word how to go on for " + std::to_string(2 * config_.timeout.count()) + " ms"});
+  }
   for (const auto& [op_id, op] : ops_) {
     if (!op.running) continue;
-    const Round& round = *op.running;
+    Round& round = *op.running;
     // The first round of an op waits for the slowest compiler of the job as well.
     const milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
-    if (now - round.progress < allowed) continue;
+    if (now - round.progress < allowed || accuse_silent(round)) continue;
+    const std::string where = " for " + std::to_string(allowed.count()) + " ms in " + round_name(round) +
+                              "; last completed: " + last_completed_;
+    if (!round.late.empty()) {
+      return fail({Code::kRoundTimeout, own_name() + ": still waiting for " + round.late + ": no progress" + where});
+    }
     std::string silent;
     for (const Segment& segment : round.segments) {
       if (!segment.done) silent += (silent.empty() ? "" : ", ") + links_[segment.shard.reducer].name;
     }
-    const std::string who = round.late.empty() ? "no word from " + silent : "still waiting for " + round.late;
-    fail({Code::kRoundTimeout, own_name() + ": no progress for " + std::to_string(allowed.count()) + " ms in " +
-                                   round_name(round) + ": " + who});
-    return;
+    return fail({Code::kRoundTimeout, own_name() + ": no word from " + silent + where});
   }
-  if (!has_ended()) loop_->after(kWatchInterval, [this] { watch_progress(); });
+  loop_->after(kWatchInterval, [this] { watch_progress(); });
+}
+
+// Whether some reducers hold a round up, while others do not: then the job is better off without them. They wait for
+// nobody, or they would have said so. Once for a round.
+bool Communicator::accuse_silent(Round& round) {
+  const auto is_silent = [](const Segment& segment) { return !segment.done; };
+  const auto silent_count = static_cast<size_t>(std::ranges::count_if(round.segments, is_silent));
+  if (!config_.job.failover || round.has_accused || !round.late.empty() || silent_count == links_.size()) return false;
+  for (const Segment& segment : round.segments) {
+    if (!segment.done) report_lost(links_[segment.shard.reducer], "it has said nothing in " + round_name(round));
+  }
+  round.has_accused = true;
+  round.progress = EventLoop::Clock::now();
+  return true;
+}
+
+void Communicator::report_lost(const Link& link, const std::string& why) {
+  enrolment_->send(OutFrame::control(FrameType::kLost, encode(Lost{view_, link.number, own_name() + ": " + why})));
 }
 
 void Communicator::on_close(Connection& connection, const Status& why) {
@@ -446,16 +605,30 @@ void Communicator::on_close(Connection& connection, const Status& why) {
   const uint32_t reducer = reducer_of(connection);
   if (reducer >= links_.size()) return;
   Link& link = links_[reducer];
-  link.closed = true;
-  if (phase_ == Phase::kLeaving && running_round_count_ == 0) return end_if_all_left();
+  const bool refused = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
+  // The coordinator halts everybody and makes a new view.
+  if (config_.job.failover && !refused) return report_lost(link, why.message());
+  if (phase_ == Phase::kLeaving && is_idle()) return;
   std::string text = link.name + " was lost: " + why.message();
   if (phase_ == Phase::kStarting) text += ", in the stage connect";
+  fail({refused ? why.code() : Code::kReducerLost, text + circumstances()});
+}
+
+// By the coordinator, or by a reducer.
+void Communicator::fail_as_told(const Status& why) {
+  const bool lost = why.code() == Code::kWorkerLost || why.code() == Code::kReducerLost;
+  const bool told = why.message().find("last completed") != std::string::npos;  // by a worker who knew
+  fail({why.code(), why.message() + (lost && !told && phase_ != Phase::kStarting ? circumstances() : "")});
+}
+
+// What the loss of somebody interrupts.
+std::string Communicator::circumstances() const {
+  std::string text;
   for (const auto& [op_id, op] : ops_) {
     if (op.running) text += "; running: " + round_name(*op.running);
     if (text.size() > 1000) break;
   }
-  const bool known = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
-  fail({known ? why.code() : Code::kReducerLost, text + "; last completed: " + last_completed_});
+  return text + "; last completed: " + last_completed_;
 }
 
 Status Communicator::shutdown(milliseconds patience) {
@@ -474,17 +647,28 @@ Status Communicator::shutdown(milliseconds patience) {
   return phase_ == Phase::kLeft ? Status() : failure();
 }
 
-// Says goodbye once nothing runs any more; the reducers answer by closing.
-void Communicator::leave() {
-  if (running_round_count_ + waiting_round_count_ > 0) return;
-  for (Link& link : links_) link.connection->send(OutFrame::control(FrameType::kGoodbye, {}));
-  end_if_all_left();
+void Communicator::note_idle() {
+  if (!asked_whether_idle_ || !is_idle()) return;
+  asked_whether_idle_ = false;
+  enrolment_->send(OutFrame::control(FrameType::kIdle, {}));
 }
 
-void Communicator::end_if_all_left() {
-  if (!std::ranges::all_of(links_, &Link::closed)) return;
+// Says goodbye once nothing runs any more. The coordinator lets us go when the same holds for everybody: a reducer that
+// is lost before may make others need what we keep.
+void Communicator::leave() {
+  if (!is_idle()) return;
+  if (coordinator_has_left_) return end_in_order();
+  for (Link& link : links_) link.connection->send(OutFrame::control(FrameType::kGoodbye, {}));
+  enrolment_->send(OutFrame::control(FrameType::kGoodbye, {}));
+}
+
+void Communicator::end_in_order() {
+  if (has_ended()) return;
   phase_ = Phase::kLeft;
-  loop_->stop();
+  for (const Link& link : links_) link.connection->close();
+  enrolment_->stop();
+  if (!coordinator_) return loop_->stop();
+  coordinator_->end([this] { loop_->stop(); });
 }
 
 void Communicator::fail(const Status& why) {
@@ -509,7 +693,7 @@ void Communicator::fail(const Status& why) {
     for (RoundRequest& request : op.waiting) complete(std::move(request), why);
     op.waiting.clear();
   }
-  enrolment_->stop();
+  enrolment_->stop(word);
   // Time for that last word, and on rank 0 for the coordinator's.
   loop_->after(kFailureFlush, [this] { loop_->stop(); });
 }
@@ -522,6 +706,7 @@ CommunicatorMetrics Communicator::metrics() const {
   }
   metrics.round_count = round_count_;
   metrics.busy_us = busy_us_;
+  metrics.view_count = view_count_;
   return metrics;
 }
 

@@ -18,6 +18,7 @@
 
 #include "buffers.h"
 #include "completer.h"
+#include "contribution.h"
 #include "event_loop.h"
 #include "events.h"
 #include "rendezvous.h"
@@ -56,7 +57,8 @@ struct CommunicatorMetrics {
   uint64_t sent_bytes = 0;
   uint64_t received_bytes = 0;
   uint64_t round_count = 0;
-  uint64_t busy_us = 0;  // time during which at least one round was in flight
+  uint64_t busy_us = 0;     // time during which at least one round was in flight
+  uint64_t view_count = 0;  // after the first: how often a reducer was lost or came
 };
 
 // When a round that is over went through its stages.
@@ -118,12 +120,18 @@ class Communicator final : private ConnectionOwner {
     EventLoop::Clock::time_point progress;
     std::string late;  // whom the reducers wait for, by their last word
     int64_t next_late_report_ms = 0;
+    bool is_replay = false;            // it is over here, but not for others
+    bool is_answered = false;          // a total has begun to come
+    Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed
+    bool has_accused = false;
   };
   struct Op {
     std::unique_ptr<Round> running;
     std::deque<RoundRequest> waiting;
     uint64_t next_round = 0;
     std::vector<bool> described;  // by reducer
+    Contribution kept;
+    RoundRequest replay;  // the round that `kept` is of, for those who have not completed it
   };
   // Of several rounds that run, all workers push the chunks of the same one first: the order they got them in may
   // differ, and chunks wait at a reducer until everybody's are there.
@@ -133,10 +141,10 @@ class Communicator final : private ConnectionOwner {
     std::map<Turn, std::pair<Round*, Segment*>> unfinished;
     std::optional<Window> window;
     EventLoop::Clock::time_point last_result;
+    uint32_t number = 0;
     std::string name;  // "reducer 1 (host b, 10.0.0.2:4000)"
     TcpAddress address;
     bool open = false;
-    bool closed = false;
     Bytes control;
   };
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
@@ -147,7 +155,11 @@ class Communicator final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void join(const Members& members);
-  void connect(uint32_t reducer);
+  void resume();
+  void replay(uint64_t op_id, uint64_t number);
+  void halt(const Halt& halt);
+  void stop_round(Op& op);
+  [[nodiscard]] Progress progress() const;
   void set_ready(Status status);
 
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
@@ -157,6 +169,7 @@ class Communicator final : private ConnectionOwner {
   void refuse_inbox();
   void enqueue(RoundRequest request);
   void start_next(uint64_t op_id, Op& op);
+  void run(uint64_t op_id, Op& op, std::unique_ptr<Round> round);
   void describe_op(uint64_t op_id, Op& op, uint32_t reducer);
   static Turn turn_of(const Round& round) { return {round.number, round.request.sequence, round.request.op}; }
   void push_chunks(Link& link);
@@ -166,15 +179,25 @@ class Communicator final : private ConnectionOwner {
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
+  void keep(Op& op);
+  [[nodiscard]] bool has_data(const RoundSpec& spec) const;
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void finish_round(uint64_t op_id, Op& op);
   void record(const Round& round);
+  void note_busy();
   void note_late(const FrameHeader& header, const Bytes& text);
   void complete(RoundRequest request, const Status& status);
 
   void watch_progress();
+  bool accuse_silent(Round& round);
+  void report_lost(const Link& link, const std::string& why);
+  void fail_as_told(const Status& why);
+  [[nodiscard]] std::string circumstances() const;
+
+  [[nodiscard]] bool is_idle() const { return !halted_ && running_round_count_ + waiting_round_count_ == 0; }
+  void note_idle();
   void leave();
-  void end_if_all_left();
+  void end_in_order();
   void fail(const Status& why);
   [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
   [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
@@ -193,7 +216,13 @@ class Communicator final : private ConnectionOwner {
   // The loop's thread only.
   Phase phase_ = Phase::kStarting;
   uint64_t job_id_ = 0;
-  std::vector<Link> links_;  // by reducer
+  uint32_t view_ = 0;
+  bool halted_ = true;  // not connected to all reducers of the view
+  EventLoop::Clock::time_point halted_since_;
+  std::vector<Members::Resume> resume_;
+  bool asked_whether_idle_ = false;
+  bool coordinator_has_left_ = false;
+  std::vector<Link> links_;  // by place in the view
   std::unordered_map<uint64_t, Op> ops_;
   size_t running_round_count_ = 0;
   size_t waiting_round_count_ = 0;
@@ -201,6 +230,7 @@ class Communicator final : private ConnectionOwner {
   std::string last_completed_ = "none";
 
   std::atomic<uint64_t> round_count_ = 0;
+  std::atomic<uint64_t> view_count_ = 0;
   std::atomic<uint64_t> busy_us_ = 0;
 
   mutable std::mutex mutex_;

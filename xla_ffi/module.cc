@@ -89,10 +89,10 @@ void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, uint32_t colocated_count,
                        std::string coordinator, const nb::bytes& token, int64_t start_timeout_ms, int64_t timeout_ms,
-                       uint32_t chunk_bytes, uint32_t window_chunks) {
+                       uint32_t chunk_bytes, uint32_t window_chunks, bool failover) {
              CommunicatorConfig config;
              config.rank = rank;
-             config.job = {worker_count, reducer_count, colocated_count, chunk_bytes, window_chunks};
+             config.job = {worker_count, reducer_count, colocated_count, chunk_bytes, window_chunks, failover};
              config.coordinator = std::move(coordinator);
              config.token = to_bytes(token);
              config.host_name = host_name();
@@ -102,7 +102,7 @@ void bind_communicator(nb::module_& module) {
              return std::make_shared<Communicator>(std::move(config));
            }),
            nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "colocated_count"_a, "coordinator"_a,
-           "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a)
+           "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a, "failover"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
       .def(
@@ -122,6 +122,7 @@ void bind_communicator(nb::module_& module) {
              result["received_bytes"] = metrics.received_bytes;
              result["round_count"] = metrics.round_count;
              result["busy_us"] = metrics.busy_us;
+             result["view_count"] = metrics.view_count;
              return result;
            })
       .def("timeline",

@@ -7,7 +7,6 @@
 namespace jaxhetero {
 namespace {
 
-constexpr size_t kMaxOps = 65536;
 constexpr size_t kMaxIdleBytes = size_t{32} << 20;
 constexpr std::align_val_t kAlign{64};
 
@@ -135,6 +134,7 @@ Status Reducer::start_round(Op& op, uint32_t rank, const FrameHeader& header, in
   if (header.spec.root >= worker_count()) {
     return {Code::kProtocol, worker_name(rank) + " named rank " + std::to_string(header.spec.root) + " as the root"};
   }
+  if (std::exchange(op.fresh, false) && job_.resumed) op.round = header.round;
   op.running = true;
   op.spec = header.spec;
   op.first_rank = rank;

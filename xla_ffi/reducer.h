@@ -35,6 +35,7 @@ class Reducer {
   struct Job {
     std::vector<std::string> worker_hosts;  // by rank
     JobShape shape;
+    bool resumed = false;  // not the first view: ops begin with the round that everybody resumes from
   };
 
   explicit Reducer(Job job);
@@ -89,6 +90,7 @@ class Reducer {
   struct Op {
     std::vector<std::string> descriptions;  // by rank
     uint64_t round = 0;                     // the running one, or the next if none is running
+    bool fresh = true;                      // none has run
     bool running = false;
     RoundSpec spec;
     uint32_t first_rank = 0;             // who defined `spec`

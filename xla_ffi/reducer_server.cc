@@ -38,11 +38,15 @@ Status ReducerServer::start() {
   registration.host_name = config_.host_name;
   registration.port = listener_->port();
   registration.address = config_.host.empty() ? "" : address->host();
-  enrolment_ = std::make_unique<Enrolment>(*context_, *coordinator, std::move(registration), log_);
+  enrolment_ = std::make_unique<Enrolment>(*context_, *coordinator, std::move(registration), log_, config_.timeout);
   loop_->post([this] {
-    enrolment_->start(
-        config_.start_timeout, [this](const Members& members) { begin_job(members); },
-        [this](const Status& why) { finish(why); });
+    enrolment_->start(config_.start_timeout, {
+                                                 .on_members = [this](const Members& members) { begin_job(members); },
+                                                 .on_halt = {},
+                                                 .on_leaving = {},
+                                                 .on_goodbye = [this] { close_down({}); },
+                                                 .on_failure = [this](const Status& why) { close_down(why); },
+                                             });
   });
   thread_ = std::thread([this] {
     loop_->run();
@@ -52,25 +56,26 @@ Status ReducerServer::start() {
 }
 
 void ReducerServer::begin_job(const Members& members) {
-  job_id_ = members.job_id;
-  reducer_ = std::make_unique<Reducer>(Reducer::Job{members.worker_hosts, members.job});
+  if (reducer_) return;
+  members_ = members;
+  view_ = members.view;
+  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, view_ > 0});
   by_rank_.assign(members.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
     auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
     peers_[connection.get()].connection = connection;
   });
   if (!status.ok()) return finish(status);
-  loop_->after(config_.start_timeout, [this] { check_everybody_joined(); });
+  if (view_ == 0) loop_->after(config_.start_timeout, [this] { check_everybody_joined(); });
   watch_rounds();
-  enrolment_->send_ready();
-  log_.add(Severity::kInfo, "reducer " + std::to_string(members.own_index) + " of " +
-                                std::to_string(members.reducers.size()) + " is ready for " +
+  enrolment_->send(OutFrame::control(FrameType::kReady, {}));
+  log_.add(Severity::kInfo, "reducer " + std::to_string(members.own_index) + " is ready for " +
                                 std::to_string(members.worker_hosts.size()) + " workers on port " +
                                 std::to_string(listener_->port()));
 }
 
 void ReducerServer::check_everybody_joined() {
-  if (joined_count_ == by_rank_.size()) return;
+  if (joined_count_ == by_rank_.size() || view_ > 0 || closing_) return;
   std::string missing;
   for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
     if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
@@ -102,7 +107,7 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   switch (header.type) {
     case FrameType::kPush:
       status = reducer_->commit(*peer.rank, header, loop_->now_ms(), outgoing_);
-      round_count_ = reducer_->completed_round_count();
+      round_count_ = earlier_round_count_ + reducer_->completed_round_count();
       break;
     case FrameType::kDescribe:
       status = reducer_->describe_op(*peer.rank, header.op, decode_text(peer.control));
@@ -111,10 +116,7 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
       reducer_->fail(decode_fault(peer.control), outgoing_);
       break;
     case FrameType::kGoodbye:
-      ++left_count_;
       reducer_->leave(*peer.rank, {}, outgoing_);
-      by_rank_[*peer.rank] = nullptr;
-      connection.close_after_flush();
       break;
     default:
       status = {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
@@ -126,7 +128,9 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
 Status ReducerServer::join(Peer& peer) {
   Result<Join> join = decode_join(peer.control);
   if (!join.ok()) return join.status();
-  if (join->job_id != job_id_) return {Code::kProtocol, "it belongs to another job"};
+  if (join->job_id != members_.job_id) return {Code::kProtocol, "it belongs to another job"};
+  if (join->view < view_) return {Code::kProtocol, "it belongs to an earlier view of the job"};
+  if (join->view > view_) enter_view(join->view);
   if (peer.rank.has_value() || join->rank >= by_rank_.size() || by_rank_[join->rank] != nullptr) {
     return {Code::kProtocol, "it joined as rank " + std::to_string(join->rank) + ", which is taken or does not exist"};
   }
@@ -140,6 +144,19 @@ Status ReducerServer::join(Peer& peer) {
   return {};
 }
 
+// Somebody has heard of a new view: what the old one left undone will be pushed anew.
+void ReducerServer::enter_view(uint32_t view) {
+  view_ = view;
+  earlier_round_count_ += reducer_->completed_round_count();
+  for (TcpConnection*& connection : by_rank_) {
+    if (connection == nullptr) continue;
+    connection->close();
+    peers_.erase(std::exchange(connection, nullptr));
+  }
+  joined_count_ = 0;
+  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, true});
+}
+
 // Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out, and who is
 // still on his way here is told when he joins.
 void ReducerServer::deliver() {
@@ -149,11 +166,18 @@ void ReducerServer::deliver() {
   }
   outgoing_.clear();
   if (closing_ || reducer_->fault().ok()) return;
-  closing_ = true;
   for (const auto& [key, peer] : peers_) {
     if (peer.rank.has_value()) peer.connection->close_after_flush();
   }
-  loop_->after(kFaultFlush, [this] { finish(reducer_->fault()); });
+  close_down(reducer_->fault());
+}
+
+// The job is over. The workers know, or will hear it from the coordinator: they close their connections, and a
+// connection that ended before that would be taken for our death.
+void ReducerServer::close_down(const Status& how) {
+  if (std::exchange(closing_, true)) return;
+  end_ = how;
+  if (!how.ok()) loop_->after(kFaultFlush, [this] { finish(end_); });
   end_if_done();
 }
 
@@ -166,17 +190,16 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
     if (!why.ok()) log_.add(Severity::kInfo, "refused a connection from " + connection.peer() + ": " + why.message());
   } else if (by_rank_[*peer.rank] == peer.connection.get()) {
     by_rank_[*peer.rank] = nullptr;
-    if (!why.ok()) reducer_->leave(*peer.rank, why, outgoing_);
+    // Whether a worker lives is for the coordinator to say; but nobody else knows that it broke the protocol.
+    if (!why.ok() && why.code() != Code::kInternal) reducer_->leave(*peer.rank, why, outgoing_);
     deliver();
   }
-  end_if_done();
+  if (closing_) end_if_done();
 }
 
 void ReducerServer::end_if_done() {
-  const bool all_left = left_count_ == by_rank_.size();
   const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
-  if (joined_count_ < by_rank_.size() || (!closing_ && !all_left)) return;
-  if (std::ranges::none_of(peers_, has_joined)) finish(reducer_->fault());
+  if (std::ranges::none_of(peers_, has_joined)) finish(end_);
 }
 
 void ReducerServer::watch_rounds() {

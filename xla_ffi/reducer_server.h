@@ -67,9 +67,11 @@ class ReducerServer final : private ConnectionOwner {
 
   void begin_job(const Members& members);
   Status join(Peer& peer);
+  void enter_view(uint32_t view);
   void check_everybody_joined();
   void watch_rounds();
   void deliver();
+  void close_down(const Status& how);
   void end_if_done();
   void finish(const Status& how);
   void hang_up();
@@ -83,14 +85,16 @@ class ReducerServer final : private ConnectionOwner {
   std::thread thread_;
 
   // The loop's thread only.
-  uint64_t job_id_ = 0;
-  std::unique_ptr<Reducer> reducer_;
+  Members members_;
+  uint32_t view_ = 0;
+  std::unique_ptr<Reducer> reducer_;  // of the view
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;
   uint32_t joined_count_ = 0;
-  uint32_t left_count_ = 0;
   std::vector<Outgoing> outgoing_;
   bool closing_ = false;
+  Status end_;                        // how, once it closes down
+  uint64_t earlier_round_count_ = 0;  // of earlier views
 
   std::atomic<uint64_t> round_count_ = 0;
 

@@ -25,6 +25,12 @@ void append_list(std::string& list, const std::string& item) { list += (list.emp
 
 }  // namespace
 
+void Pulse::start(EventLoop& loop, milliseconds timeout, std::function<bool()> beat) {
+  if (!beat()) return;
+  loop.after(std::max(timeout / 10, milliseconds(1)),
+             [&loop, timeout, beat = std::move(beat)]() mutable { start(loop, timeout, std::move(beat)); });
+}
+
 Coordinator::Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log)
     : context_(context), job_(job), version_(std::move(version)), log_(log) {}
 
@@ -35,8 +41,9 @@ Status Coordinator::bind(const TcpAddress& address) {
   return {};
 }
 
-Status Coordinator::start(milliseconds patience) {
+Status Coordinator::start(milliseconds patience, milliseconds timeout) {
   patience_ = patience;
+  timeout_ = timeout;
   context_.loop.after(patience, [this] { give_up(); });
   context_.loop.after(kReportInterval, [this] { report_missing(); });
   return listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
@@ -45,11 +52,17 @@ Status Coordinator::start(milliseconds patience) {
   });
 }
 
+bool Coordinator::is_worker(const Guest& guest) const {
+  return guest.registered && guest.registration.role == Role::kWorker;
+}
+
 Status Coordinator::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
-  if (header.type != FrameType::kRegister && header.type != FrameType::kReady) {
-    return {Code::kProtocol, "the coordinator takes no frame of type " + std::to_string(int(header.type))};
-  }
   Guest& guest = guests_[&connection];
+  const bool known = header.type == FrameType::kRegister || header.type == FrameType::kFault ||
+                     header.type == FrameType::kAlive || (header.type == FrameType::kReady && !is_worker(guest)) ||
+                     (is_worker(guest) && (header.type == FrameType::kLost || header.type == FrameType::kProgress ||
+                                           header.type == FrameType::kIdle || header.type == FrameType::kGoodbye));
+  if (!known) return {Code::kProtocol, "the coordinator takes no frame of type " + std::to_string(int(header.type))};
   guest.control.resize(header.payload_bytes);
   into = as_pieces(guest.control);
   return {};
@@ -62,16 +75,209 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     if (!registration.ok()) return registration.status();
     return admit(guest, std::move(*registration));
   }
-  if (phase_ != Phase::kReducersToldMembers || guest.registration.role != Role::kReducer) {
-    return {Code::kProtocol, "nobody asked it whether it is ready"};
+  if (!guest.registered) return {Code::kProtocol, "it spoke before it registered"};
+  guest.pulse.heard();
+  switch (header.type) {
+    case FrameType::kAlive:
+      return {};
+    case FrameType::kReady:
+      return on_ready(guest);
+    case FrameType::kLost: {
+      const Result<Lost> lost = decode_lost(guest.control);
+      if (!lost.ok()) return lost.status();
+      on_lost(lost.value());
+      return {};
+    }
+    case FrameType::kProgress: {
+      const Result<Progress> progress = decode_progress(guest.control);
+      if (!progress.ok()) return progress.status();
+      return on_progress(guest, progress.value());
+    }
+    case FrameType::kIdle:
+      on_idle(guest);
+      return {};
+    case FrameType::kGoodbye:
+      on_goodbye(guest);
+      return {};
+    default:
+      refuse_all(decode_fault(guest.control));
+      return {};
   }
+}
+
+Status Coordinator::on_ready(Guest& guest) {
+  if (guest.ready) return {Code::kProtocol, "it was ready before"};
   guest.ready = true;
+  if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
+    members_.reducers.push_back(enter_reducer(guest));
+    change_view("reducer " + std::to_string(guest.number) + " (host " + guest.registration.host_name + ") has come");
+    return {};
+  }
+  if (phase_ != Phase::kReducersToldMembers) return {Code::kProtocol, "nobody asked it whether it is ready"};
   const auto is_ready = [](const auto& entry) {
     return entry.second.ready || !entry.second.registered || entry.second.registration.role == Role::kWorker;
   };
-  if (std::ranges::all_of(guests_, is_ready)) tell_workers();
+  if (std::ranges::all_of(guests_, is_ready)) tell_view();
   return {};
 }
+
+// --- Views.
+
+Members::Reducer Coordinator::enter_reducer(Guest& guest) {
+  const Registration& who = guest.registration;
+  return {guest.number, who.address, who.port, who.host_name, who.rank};
+}
+
+void Coordinator::on_lost(const Lost& lost) {
+  // Who has not heard of the new view yet may well complain of the end of the old one.
+  if (lost.view == members_.view) lose_reducer(lost.reducer, lost.why);
+}
+
+void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
+  if (phase_ != Phase::kStarted && phase_ != Phase::kChanging) return;
+  if (has_left_) return;  // there is no round any more that everybody could take part in
+  const auto lost = std::ranges::find(members_.reducers, number, &Members::Reducer::number);
+  if (lost == members_.reducers.end()) return;
+  const std::string text =
+      "reducer " + std::to_string(number) + " (host " + lost->host_name + ", " + lost->address + ") was lost: " + why;
+  members_.reducers.erase(lost);
+  if (!job_.failover) return refuse_all({Code::kReducerLost, text});
+  if (members_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
+  for (auto& [connection, guest] : guests_) {
+    if (guest.registered && !is_worker(guest) && guest.number == number) {
+      // It may live, only not for all of us.
+      refuse(*connection, {Code::kReducerLost, text + "; the job goes on without it"});
+    }
+  }
+  change_view(text);
+}
+
+// Halts the workers; when all have answered, tell_view() sets them going again.
+void Coordinator::change_view(const std::string& why) {
+  phase_ = Phase::kChanging;
+  completed_.clear();
+  const uint32_t view = ++members_.view;
+  log_.add(Severity::kInfo, "view " + std::to_string(view) + ": " + why);
+  for (auto& [connection, guest] : guests_) {
+    if (!is_worker(guest)) continue;
+    guest.halted = false;
+    connection->send(OutFrame::control(FrameType::kHalt, encode(Halt{view, why})));
+  }
+  context_.loop.after(timeout_, [this, view] {
+    if (phase_ != Phase::kChanging || members_.view != view) return;
+    std::string silent;
+    for (const auto& [connection, guest] : guests_) {
+      if (is_worker(guest) && !guest.halted) append_list(silent, named(guest.registration));
+    }
+    refuse_all({Code::kWorkerLost,
+                silent + " did not answer for " + std::to_string(timeout_.count()) + " ms when the reducers changed"});
+  });
+}
+
+Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
+  if (phase_ != Phase::kChanging || progress.view != members_.view || guest.halted) return {};
+  guest.halted = true;
+  for (const Progress::Op& op : progress.ops) {
+    Completed& completed = completed_[op.op];
+    completed.least = completed.reports == 0 ? op.completed_count : std::min(completed.least, op.completed_count);
+    completed.most = std::max(completed.most, op.completed_count);
+    ++completed.reports;
+  }
+  const auto has_answered = [this](const auto& entry) { return !is_worker(entry.second) || entry.second.halted; };
+  if (!std::ranges::all_of(guests_, has_answered)) return {};
+  members_.resume = rounds_to_resume();
+  // Goodbyes from before the halt are said again by who still has nothing to do.
+  for (auto& [connection, other] : guests_) other.leaving = false;
+  tell_view();
+  return {};
+}
+
+std::vector<Members::Resume> Coordinator::rounds_to_resume() const {
+  std::vector<Members::Resume> resume;
+  for (const auto& [op, completed] : completed_) {
+    const uint64_t least = completed.reports == job_.worker_count ? completed.least : 0;
+    if (least < completed.most) resume.push_back({op, least});
+  }
+  return resume;
+}
+
+void Coordinator::tell_view() {
+  if (phase_ != Phase::kChanging) {  // the start: from now on everybody is to be heard
+    for (auto& [connection, guest] : guests_) guest.pulse.heard();
+    Pulse::start(context_.loop, timeout_, [this] { return beat(); });
+  }
+  phase_ = Phase::kStarted;
+  for (auto& [connection, guest] : guests_) {
+    if (!is_worker(guest)) continue;
+    members_.own_index = static_cast<uint32_t>(guest.registration.rank);
+    connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
+  }
+}
+
+// Whether to go on. One loss at a time: it may change guests_.
+bool Coordinator::beat() {
+  if (phase_ == Phase::kEnded || phase_ == Phase::kFailed) return false;
+  const Guest* stopped = nullptr;
+  for (const auto& [connection, guest] : guests_) {
+    if (!guest.registered || guest.released) continue;
+    connection->send(OutFrame::control(FrameType::kAlive, {}));
+    if (guest.pulse.stopped(timeout_)) stopped = &guest;
+  }
+  if (stopped == nullptr) return true;
+  const std::string why = "no sign of life for " + std::to_string(Pulse::patience(timeout_).count()) + " ms";
+  if (is_worker(*stopped)) {
+    refuse_all({Code::kWorkerLost, named(stopped->registration) + " was lost: " + why});
+  } else {
+    lose_reducer(stopped->number, why);
+  }
+  return true;
+}
+
+// --- Leaving.
+
+void Coordinator::on_goodbye(Guest& guest) {
+  guest.leaving = true;
+  if (!is_asking_) ask_whether_idle();
+}
+
+void Coordinator::ask_whether_idle() {
+  is_asking_ = true;
+  for (auto& [connection, guest] : guests_) {
+    if (!is_worker(guest) || guest.released) continue;
+    guest.idle = false;
+    connection->send(OutFrame::control(FrameType::kLeaving, {}));
+  }
+}
+
+// Who wants to leave may when nobody has a round running: whatever has been completed anywhere then is everywhere.
+void Coordinator::on_idle(Guest& idle) {
+  idle.idle = true;
+  const auto is_busy = [this](const auto& entry) {
+    return is_worker(entry.second) && !entry.second.released && !entry.second.idle;
+  };
+  if (!is_asking_ || phase_ != Phase::kStarted || std::ranges::any_of(guests_, is_busy)) return;
+  is_asking_ = false;
+  for (auto& [connection, guest] : guests_) {
+    if (!guest.leaving || guest.released) continue;
+    has_left_ = guest.released = true;
+    connection->send(OutFrame::control(FrameType::kGoodbye, {}));
+  }
+}
+
+void Coordinator::end(std::function<void()> done) {
+  phase_ = Phase::kEnded;
+  on_empty_ = std::move(done);
+  listener_->stop();
+  std::vector<std::shared_ptr<TcpConnection>> connections;  // closing may change guests_
+  for (const auto& [connection, guest] : guests_) connections.push_back(guest.connection);
+  for (const auto& connection : connections) {
+    connection->send(OutFrame::control(FrameType::kGoodbye, {}));
+    connection->close_after_flush();
+  }
+  if (guests_.empty()) on_empty_();
+}
+
+// --- The start.
 
 Status Coordinator::admit(Guest& guest, Registration registration) {
   if (guest.registered) return {Code::kProtocol, "it registered twice"};
@@ -86,13 +292,22 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
   }
   guest.registered = true;
   guest.registration = std::move(registration);
+  if (phase_ != Phase::kGathering) {  // a reducer that comes later; it is used once it is ready
+    guest.number = next_reducer_number_++;
+    members_.own_index = guest.number;
+    guest.connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
+    return {};
+  }
   if (count(Role::kWorker) == job_.worker_count && count(Role::kReducer) == total_reducer_count(job_)) tell_reducers();
   return {};
 }
 
 Status Coordinator::check(const Registration& registration) const {
-  if (phase_ != Phase::kGathering)
+  const bool may_come_later = job_.failover && registration.role == Role::kReducer && registration.rank < 0 &&
+                              (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
+  if (phase_ != Phase::kGathering && !may_come_later) {
     return {Code::kInvalidArgument, "this job has started already, with everybody it needs"};
+  }
   if (registration.version != version_) {
     return {Code::kVersionMismatch, named(registration) + " runs jaxhetero " + registration.version + ", rank 0 runs " +
                                         version_ + "; install the same version everywhere"};
@@ -162,25 +377,16 @@ void Coordinator::tell_reducers() {
     if (who.role == Role::kWorker) {
       members_.worker_hosts[static_cast<size_t>(who.rank)] = who.host_name;
     } else {
-      guest.reducer_index = static_cast<uint32_t>(members_.reducers.size());
-      members_.reducers.push_back({who.address, who.port, who.host_name, who.rank});
+      guest.number = next_reducer_number_++;
+      members_.reducers.push_back(enter_reducer(guest));
     }
   }
   for (auto& [connection, guest] : guests_) {
     if (!guest.registered || guest.registration.role != Role::kReducer) continue;
-    members_.own_index = guest.reducer_index;
+    members_.own_index = guest.number;
     connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
   }
-  if (members_.reducers.empty()) tell_workers();
-}
-
-void Coordinator::tell_workers() {
-  phase_ = Phase::kStarted;
-  for (auto& [connection, guest] : guests_) {
-    if (!guest.registered || guest.registration.role != Role::kWorker) continue;
-    members_.own_index = static_cast<uint32_t>(guest.registration.rank);
-    connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
-  }
+  if (members_.reducers.empty()) tell_view();
 }
 
 std::string Coordinator::missing() const {
@@ -208,7 +414,7 @@ std::string Coordinator::missing() const {
 }
 
 void Coordinator::report_missing() {
-  if (phase_ == Phase::kStarted || phase_ == Phase::kFailed) return;
+  if (phase_ > Phase::kReducersToldMembers) return;
   const std::string text = "waiting for " + missing();
   for (auto& [connection, guest] : guests_) {
     if (guest.registered) connection->send(OutFrame::control(FrameType::kWaiting, encode(text)));
@@ -217,7 +423,7 @@ void Coordinator::report_missing() {
 }
 
 void Coordinator::give_up() {
-  if (phase_ == Phase::kStarted || phase_ == Phase::kFailed) return;
+  if (phase_ > Phase::kReducersToldMembers) return;
   refuse_all({Code::kStartTimeout,
               "the job did not start within " + std::to_string(patience_.count()) + " ms: missing " + missing()});
 }
@@ -227,7 +433,8 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
   if (found == guests_.end()) return;
   const Guest guest = std::move(found->second);
   guests_.erase(found);
-  if (phase_ == Phase::kStarted || phase_ == Phase::kFailed || why.ok()) return;
+  if (guests_.empty() && on_empty_) return on_empty_();
+  if (phase_ == Phase::kEnded || phase_ == Phase::kFailed || why.ok() || guest.released) return;
   if (!guest.registered) {
     // A stranger, or a process with the wrong token: its own message says more than ours can.
     log_.add(Severity::kWarning,
@@ -235,17 +442,25 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
     if (why.code() == Code::kUnauthenticated) last_refusal_ = connection.peer() + " was refused: " + why.message();
     return;
   }
+  if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
+    if (!is_worker(guest)) return lose_reducer(guest.number, why.message());
+    return refuse_all({Code::kWorkerLost, named(guest.registration) + " was lost: " + why.message()});
+  }
   const std::string text = named(guest.registration) + " left before the job started: " + why.message();
   log_.add(Severity::kWarning, text);
   if (phase_ == Phase::kReducersToldMembers) refuse_all({Code::kStartTimeout, text});
 }
 
-Enrolment::Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log)
-    : context_(context), coordinator_(coordinator), registration_(std::move(registration)), log_(log) {}
+Enrolment::Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+                     milliseconds timeout)
+    : context_(context),
+      coordinator_(coordinator),
+      registration_(std::move(registration)),
+      log_(log),
+      timeout_(timeout) {}
 
-void Enrolment::start(milliseconds patience, OnMembers on_members, OnFailure on_failure) {
-  on_members_ = std::move(on_members);
-  on_failure_ = std::move(on_failure);
+void Enrolment::start(milliseconds patience, Callbacks callbacks) {
+  callbacks_ = std::move(callbacks);
   patience_ = patience;
   next_report_ms_ = context_.loop.now_ms() + kReportInterval.count();
   deadline_ = context_.loop.after(patience_, [this] { expire(); });
@@ -270,7 +485,10 @@ Status Enrolment::on_header(Connection&, const FrameHeader& header, std::vector<
 
 Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
   if (finished_) return {};
+  pulse_.heard();
   switch (header.type) {
+    case FrameType::kAlive:
+      return {};
     case FrameType::kWaiting:
       log_.add(Severity::kWarning, decode_text(control_));
       return {};
@@ -278,13 +496,27 @@ Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
       fail(decode_fault(control_));
       return {};
     case FrameType::kMembers: {
-      Result<Members> members = decode_members(control_);
+      const Result<Members> members = decode_members(control_);
       if (!members.ok()) return members.status();
-      finished_ = true;
       context_.loop.cancel(deadline_);
-      on_members_(*members);
+      coordinator_host_ = members.value().worker_hosts[0];
+      if (!std::exchange(is_member_, true)) Pulse::start(context_.loop, timeout_, [this] { return beat(); });
+      callbacks_.on_members(members.value());
       return {};
     }
+    case FrameType::kHalt: {
+      const Result<Halt> halt = decode_halt(control_);
+      if (!halt.ok()) return halt.status();
+      if (callbacks_.on_halt) callbacks_.on_halt(halt.value());
+      return {};
+    }
+    case FrameType::kLeaving:
+      if (callbacks_.on_leaving) callbacks_.on_leaving();
+      return {};
+    case FrameType::kGoodbye:
+      finished_ = true;
+      if (callbacks_.on_goodbye) callbacks_.on_goodbye();
+      return {};
     default:
       return {Code::kProtocol, "the coordinator sent a frame of type " + std::to_string(int(header.type))};
   }
@@ -293,6 +525,10 @@ Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
 void Enrolment::on_close(Connection&, const Status& why) {
   connection_.reset();
   if (finished_) return;
+  if (is_member_) {
+    return fail({Code::kWorkerLost,
+                 "rank 0 (host " + coordinator_host_ + "), where the coordinator is, was lost: " + why.message()});
+  }
   const bool final = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
   if (final) {
     fail({why.code(), "the coordinator at " + coordinator_.text() + ": " + why.message()});
@@ -307,6 +543,16 @@ void Enrolment::on_close(Connection&, const Status& why) {
   retry_ = context_.loop.after(kRetryInterval, [this] { connect(); });
 }
 
+bool Enrolment::beat() {
+  if (finished_) return false;
+  send(OutFrame::control(FrameType::kAlive, {}));
+  if (!pulse_.stopped(timeout_)) return true;
+  fail({Code::kWorkerLost, "rank 0 (host " + coordinator_host_ +
+                               "), where the coordinator is, was lost: no sign of life for " +
+                               std::to_string(Pulse::patience(timeout_).count()) + " ms"});
+  return false;
+}
+
 void Enrolment::expire() {
   fail({Code::kStartTimeout, "the coordinator at " + coordinator_.text() + " did not answer in time" +
                                  (last_problem_.empty() ? "" : " (" + last_problem_ + ")") +
@@ -316,18 +562,23 @@ void Enrolment::expire() {
 void Enrolment::fail(const Status& why) {
   if (finished_) return;
   stop();
-  on_failure_(why);
+  if (callbacks_.on_failure) callbacks_.on_failure(why);
 }
 
-void Enrolment::send_ready() {
-  if (connection_) connection_->send(OutFrame::control(FrameType::kReady, {}));
+void Enrolment::send(OutFrame frame) {
+  if (connection_) connection_->send(std::move(frame));
 }
 
-void Enrolment::stop() {
+void Enrolment::stop(const Status& last) {
   finished_ = true;
   context_.loop.cancel(deadline_);
   context_.loop.cancel(retry_);
-  if (connection_) connection_->close();
+  if (!connection_) return;
+  if (last.ok()) {
+    connection_->close();
+  } else {
+    connection_->close_with(OutFrame::control(FrameType::kFault, encode(last)));
+  }
   connection_.reset();
 }
 

@@ -1,14 +1,21 @@
-// How the processes of a job find each other at the start.
+// How the processes of a job find each other, and agree on who is still there.
 //
 // Everybody enrols at the coordinator, which rank 0 runs. When all are there, the reducers are told who takes part;
-// when every reducer is ready for its workers, the workers are told as well, and connect to the reducers. From then on
-// the coordinator is not needed.
+// when every reducer is ready for its workers, the workers are told as well, and connect to the reducers.
+//
+// Rounds do not pass through the coordinator. But its connections tell it when a process dies. A worker's death ends
+// the job. A reducer's, where the job has failover, makes a new view: the workers are halted and say which rounds they
+// have completed; when all have, they are told who reduces from now on, and of which ops some have completed a round
+// that others have not. Only rank 0 decides, so nobody can disagree; and without rank 0 there is no job.
+//
+// A worker that has no more rounds leaves when nobody has one running, for until then others may need what it keeps.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "event_loop.h"
@@ -22,6 +29,25 @@ namespace jaxhetero {
 // How often those who wait say whom they wait for.
 inline constexpr std::chrono::milliseconds kReportInterval{3000};
 
+// Once the job has started, the coordinator and everybody else tell each other that they live: a process that is
+// stopped, or cut off, closes no connection. Who says nothing for most of the timeout is lost.
+class Pulse {
+ public:
+  using Clock = EventLoop::Clock;
+
+  // Calls `beat` a few times before anybody could take us for dead, on the loop's thread, until it returns false.
+  static void start(EventLoop& loop, std::chrono::milliseconds timeout, std::function<bool()> beat);
+  static std::chrono::milliseconds patience(std::chrono::milliseconds timeout) { return timeout * 4 / 5; }
+
+  void heard() { heard_ = Clock::now(); }
+  [[nodiscard]] bool stopped(std::chrono::milliseconds timeout) const {
+    return Clock::now() - heard_ > patience(timeout);
+  }
+
+ private:
+  Clock::time_point heard_ = Clock::now();
+};
+
 class Coordinator final : private ConnectionOwner {
  public:
   Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log);
@@ -29,8 +55,11 @@ class Coordinator final : private ConnectionOwner {
 
   // Binds; call from any thread before the loop runs.
   Status bind(const TcpAddress& address);
-  // Accepts until everybody is there or `patience` has passed; on the loop's thread.
-  Status start(std::chrono::milliseconds patience);
+  // Gives up when not everybody is there after `patience`, or when a worker does not answer for `timeout`; on the
+  // loop's thread, like end().
+  Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout);
+  // Rank 0 leaves: says goodbye to who is still here, and calls `done` when they have heard it.
+  void end(std::function<void()> done);
 
  private:
   struct Guest {
@@ -38,7 +67,12 @@ class Coordinator final : private ConnectionOwner {
     Bytes control;
     bool registered = false;
     bool ready = false;
-    uint32_t reducer_index = 0;
+    bool halted = false;   // has said how far it is, for the next view
+    bool idle = false;     // has no round running
+    bool leaving = false;  // wants to leave
+    bool released = false;
+    uint32_t number = 0;  // of a reducer
+    Pulse pulse;
     Registration registration;
   };
 
@@ -46,6 +80,20 @@ class Coordinator final : private ConnectionOwner {
   Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
   Status on_frame(Connection& connection, const FrameHeader& header) override;
   void on_close(Connection& connection, const Status& why) override;
+
+  [[nodiscard]] bool is_worker(const Guest& guest) const;
+  Status on_ready(Guest& guest);
+  void on_lost(const Lost& lost);
+  Status on_progress(Guest& guest, const Progress& progress);
+  void on_idle(Guest& guest);
+  void on_goodbye(Guest& guest);
+  void lose_reducer(uint32_t number, const std::string& why);
+  void change_view(const std::string& why);
+  void tell_view();
+  bool beat();
+  void ask_whether_idle();
+  [[nodiscard]] std::vector<Members::Resume> rounds_to_resume() const;
+  Members::Reducer enter_reducer(Guest& guest);
 
   Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;
@@ -59,7 +107,7 @@ class Coordinator final : private ConnectionOwner {
   [[nodiscard]] size_t count(Role role) const;
   [[nodiscard]] size_t dedicated_count() const;
 
-  enum class Phase : uint8_t { kGathering, kReducersToldMembers, kStarted, kFailed };
+  enum class Phase : uint8_t { kGathering, kReducersToldMembers, kStarted, kChanging, kEnded, kFailed };
 
   TcpContext& context_;
   JobShape job_;
@@ -71,23 +119,42 @@ class Coordinator final : private ConnectionOwner {
   Phase phase_ = Phase::kGathering;
   std::string last_refusal_;
   std::chrono::milliseconds patience_{0};
+  std::chrono::milliseconds timeout_{0};
+  uint32_t next_reducer_number_ = 0;
+  struct Completed {
+    uint32_t reports = 0;
+    uint64_t least = 0;
+    uint64_t most = 0;
+  };
+  std::unordered_map<uint64_t, Completed> completed_;  // by op, while the view changes
+  bool is_asking_ = false;                             // whether everybody is idle
+  bool has_left_ = false;                              // some worker
+  std::function<void()> on_empty_;
 };
 
 // The other side: one process's way to the coordinator.
 class Enrolment final : private ConnectionOwner {
  public:
-  using OnMembers = std::function<void(const Members&)>;
-  using OnFailure = std::function<void(const Status&)>;
+  // What the coordinator says, on the loop's thread. Those that are left out do not come to such a process.
+  struct Callbacks {
+    std::function<void(const Members&)> on_members;
+    std::function<void(const Halt&)> on_halt;
+    std::function<void()> on_leaving;
+    std::function<void()> on_goodbye;
+    std::function<void(const Status&)> on_failure;  // at most once, and the last
+  };
 
-  Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log);
+  // `timeout`: how long the coordinator may say nothing once the job has started.
+  Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+            std::chrono::milliseconds timeout);
   ~Enrolment() override = default;
 
-  // Tries to reach the coordinator until `patience` has passed, and then waits as long again for its word. Calls
-  // `on_failure` when that was in vain, or when refused.
-  void start(std::chrono::milliseconds patience, OnMembers on_members, OnFailure on_failure);
-  // A reducer is ready for its workers.
-  void send_ready();
-  void stop();
+  // Tries to reach the coordinator until `patience` has passed, and then waits as long again for its word. Fails when
+  // that was in vain, when refused, and when the connection is lost before the coordinator has said goodbye.
+  void start(std::chrono::milliseconds patience, Callbacks callbacks);
+  void send(OutFrame frame);
+  // Hears no more; says `last` first unless it is ok.
+  void stop(const Status& last = {});
 
  private:
   void on_open(Connection& connection) override;
@@ -97,21 +164,25 @@ class Enrolment final : private ConnectionOwner {
 
   void connect();
   void expire();
+  bool beat();
   void fail(const Status& why);
 
   TcpContext& context_;
   TcpAddress coordinator_;
   Registration registration_;
   EventLog& log_;
-  OnMembers on_members_;
-  OnFailure on_failure_;
+  Callbacks callbacks_;
   std::shared_ptr<TcpConnection> connection_;
   Bytes control_;
+  Pulse pulse_;
+  const std::chrono::milliseconds timeout_;
   std::chrono::milliseconds patience_{0};
   EventLoop::TimerId deadline_ = 0;
   EventLoop::TimerId retry_ = 0;
   int64_t next_report_ms_ = 0;
   std::string last_problem_;
+  std::string coordinator_host_;  // once we are members
+  bool is_member_ = false;
   bool finished_ = false;
 };
 

@@ -18,7 +18,7 @@ class Writer {
   explicit Writer(Bytes& bytes) : bytes_(bytes) {}
 
   template <typename T>
-    requires std::is_unsigned_v<T>
+  requires std::is_unsigned_v<T>
   void number(T value) {
     for (size_t i = 0; i < sizeof(T); ++i)
       bytes_.push_back(static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i)));
@@ -39,8 +39,7 @@ class Reader {
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   template <typename T>
-    requires std::is_unsigned_v<T>
-  T number() {
+  requires std::is_unsigned_v<T> T number() {
     if (bytes_.size() < sizeof(T)) {
       ok_ = false;
       return 0;
@@ -96,6 +95,7 @@ void write(Writer& writer, const JobShape& job) {
   writer.number(job.colocated_count);
   writer.number(job.chunk_bytes);
   writer.number(job.window_chunks);
+  writer.number(static_cast<uint8_t>(job.failover));
 }
 
 JobShape read_job(Reader& reader) {
@@ -105,6 +105,7 @@ JobShape read_job(Reader& reader) {
   job.colocated_count = reader.number<uint32_t>();
   job.chunk_bytes = reader.number<uint32_t>();
   job.window_chunks = reader.number<uint32_t>();
+  job.failover = reader.number<uint8_t>() != 0;
   return job;
 }
 
@@ -135,7 +136,7 @@ std::string describe(const RoundSpec& spec) {
 std::string describe(const JobShape& job) {
   return std::to_string(job.worker_count) + " workers, " + std::to_string(job.reducer_count) + " reducers and " +
          std::to_string(job.colocated_count) + " inside workers, chunk_bytes " + std::to_string(job.chunk_bytes) +
-         ", window_chunks " + std::to_string(job.window_chunks);
+         ", window_chunks " + std::to_string(job.window_chunks) + (job.failover ? ", failover" : ", no failover");
 }
 
 uint32_t total_reducer_count(const JobShape& job) { return job.reducer_count + job.colocated_count; }
@@ -189,7 +190,7 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   if (reader.number<uint16_t>() != kFrameMagic) return malformed("frame: it does not start like one");
   FrameHeader header;
   const auto type = reader.number<uint8_t>();
-  if (type < static_cast<uint8_t>(FrameType::kRegister) || type > static_cast<uint8_t>(FrameType::kGoodbye)) {
+  if (type < static_cast<uint8_t>(FrameType::kRegister) || type > static_cast<uint8_t>(kLastFrameType)) {
     return malformed("frame: unknown type " + std::to_string(type));
   }
   header.type = static_cast<FrameType>(type);
@@ -248,16 +249,23 @@ Bytes encode(const Members& members) {
   Bytes bytes;
   Writer writer(bytes);
   writer.number(members.job_id);
+  writer.number(members.view);
   write(writer, members.job);
   writer.number(members.own_index);
   writer.number(static_cast<uint32_t>(members.worker_hosts.size()));
   for (const std::string& host : members.worker_hosts) writer.text(host);
   writer.number(static_cast<uint32_t>(members.reducers.size()));
   for (const Members::Reducer& reducer : members.reducers) {
+    writer.number(reducer.number);
     writer.text(reducer.address);
     writer.number(reducer.port);
     writer.text(reducer.host_name);
     writer.number(static_cast<uint32_t>(reducer.colocated_rank));
+  }
+  writer.number(static_cast<uint32_t>(members.resume.size()));
+  for (const Members::Resume& resume : members.resume) {
+    writer.number(resume.op);
+    writer.number(resume.round);
   }
   return bytes;
 }
@@ -266,6 +274,7 @@ Result<Members> decode_members(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   Members members;
   members.job_id = reader.number<uint64_t>();
+  members.view = reader.number<uint32_t>();
   members.job = read_job(reader);
   members.own_index = reader.number<uint32_t>();
   const auto worker_count = reader.number<uint32_t>();
@@ -277,11 +286,18 @@ Result<Members> decode_members(std::span<const std::byte> bytes) {
   if (reducer_count > kMaxReducers) return malformed("list of members");
   for (uint32_t index = 0; index < reducer_count && reader.ok(); ++index) {
     Members::Reducer reducer;
+    reducer.number = reader.number<uint32_t>();
     reducer.address = reader.text();
     reducer.port = reader.number<uint16_t>();
     reducer.host_name = reader.text();
     reducer.colocated_rank = static_cast<int32_t>(reader.number<uint32_t>());
     members.reducers.push_back(std::move(reducer));
+  }
+  const auto resume_count = reader.number<uint32_t>();
+  if (resume_count > kMaxOps) return malformed("list of members");
+  for (uint32_t i = 0; i < resume_count && reader.ok(); ++i) {
+    const auto op = reader.number<uint64_t>();
+    members.resume.push_back({op, reader.number<uint64_t>()});
   }
   const bool sane = members.job.chunk_bytes <= kMaxChunkBytes && members.job.chunk_bytes % 64 == 0;
   if (!reader.finished() || !sane) return malformed("list of members");
@@ -293,6 +309,7 @@ Bytes encode(const Join& join) {
   Writer writer(bytes);
   writer.number(join.job_id);
   writer.number(join.rank);
+  writer.number(join.view);
   return bytes;
 }
 
@@ -301,8 +318,71 @@ Result<Join> decode_join(std::span<const std::byte> bytes) {
   Join join;
   join.job_id = reader.number<uint64_t>();
   join.rank = reader.number<uint32_t>();
+  join.view = reader.number<uint32_t>();
   if (!reader.finished()) return malformed("join");
   return join;
+}
+
+Bytes encode(const Lost& lost) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(lost.view);
+  writer.number(lost.reducer);
+  writer.text(lost.why);
+  return bytes;
+}
+
+Result<Lost> decode_lost(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Lost lost;
+  lost.view = reader.number<uint32_t>();
+  lost.reducer = reader.number<uint32_t>();
+  lost.why = reader.text();
+  if (!reader.finished()) return malformed("report of a lost reducer");
+  return lost;
+}
+
+Bytes encode(const Halt& halt) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(halt.view);
+  writer.text(halt.why);
+  return bytes;
+}
+
+Result<Halt> decode_halt(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Halt halt;
+  halt.view = reader.number<uint32_t>();
+  halt.why = reader.text();
+  if (!reader.finished()) return malformed("halt");
+  return halt;
+}
+
+Bytes encode(const Progress& progress) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(progress.view);
+  writer.number(static_cast<uint32_t>(progress.ops.size()));
+  for (const Progress::Op& op : progress.ops) {
+    writer.number(op.op);
+    writer.number(op.completed_count);
+  }
+  return bytes;
+}
+
+Result<Progress> decode_progress(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Progress progress;
+  progress.view = reader.number<uint32_t>();
+  const auto count = reader.number<uint32_t>();
+  if (count > kMaxOps) return malformed("progress");
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    const auto op = reader.number<uint64_t>();
+    progress.ops.push_back({op, reader.number<uint64_t>()});
+  }
+  if (!reader.finished()) return malformed("progress");
+  return progress;
 }
 
 Bytes encode(const Status& fault) {

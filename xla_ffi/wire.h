@@ -15,28 +15,36 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 inline constexpr size_t kHeaderBytes = 64;
-inline constexpr size_t kMaxControlBytes = size_t{1} << 20;
+inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
 // A bucket up to this size goes whole to one reducer, in one frame each way.
 inline constexpr size_t kSmallBucketBytes = size_t{32} << 10;
 inline constexpr uint32_t kMaxWorkers = 4096;
 inline constexpr uint32_t kMaxReducers = 4096;
+inline constexpr uint32_t kMaxOps = 65536;
 
 enum class FrameType : uint8_t {
-  kRegister = 1,  // worker or reducer -> coordinator: Registration
-  kWaiting = 2,   // coordinator -> all: text, who is still missing
-  kMembers = 3,   // coordinator -> all: Members
-  kReady = 4,     // reducer -> coordinator: it knows the members and accepts workers
-  kJoin = 5,      // worker -> reducer: Join
-  kDescribe = 6,  // worker -> reducer: text, what the op is, once per op
-  kPush = 7,      // worker -> reducer: one chunk of a contribution
-  kResult = 8,    // reducer -> worker: one chunk of the total
-  kLate = 9,      // reducer -> worker: text, whom the round waits for
-  kFault = 10,    // any: Fault; the job cannot go on
-  kGoodbye = 11,  // worker -> reducer: no more rounds from here
+  kRegister = 1,   // worker or reducer -> coordinator: Registration
+  kWaiting = 2,    // coordinator -> all: text, who is still missing
+  kMembers = 3,    // coordinator -> all: Members, of the job's start or of a new view
+  kReady = 4,      // reducer -> coordinator: it knows the members and accepts workers
+  kJoin = 5,       // worker -> reducer: Join
+  kDescribe = 6,   // worker -> reducer: text, what the op is, once per op
+  kPush = 7,       // worker -> reducer: one chunk of a contribution
+  kResult = 8,     // reducer -> worker: one chunk of the total
+  kLate = 9,       // reducer -> worker: text, whom the round waits for
+  kFault = 10,     // any: Fault; the job cannot go on
+  kGoodbye = 11,   // worker -> reducer, coordinator: no more rounds from here; coordinator -> all: nobody needs you
+  kLost = 12,      // worker -> coordinator: Lost, a reducer of the view
+  kHalt = 13,      // coordinator -> worker: Halt; stop pushing and say how far you are
+  kProgress = 14,  // worker -> coordinator: Progress, the answer
+  kLeaving = 15,   // coordinator -> worker: somebody wants to leave; say when you have no round running
+  kIdle = 16,      // worker -> coordinator: the answer
+  kAlive = 17,     // coordinator <-> all: nothing else to say
 };
+inline constexpr FrameType kLastFrameType = FrameType::kAlive;
 
 // What a round does with the contributions.
 enum class Kind : uint8_t {
@@ -90,6 +98,7 @@ struct JobShape {
   uint32_t colocated_count = 0;  // inside workers, the first ranks
   uint32_t chunk_bytes = 0;      // 0: by the size of the shards
   uint32_t window_chunks = 0;    // 0: as many as the path needs
+  bool failover = false;         // go on when a reducer is lost
 
   bool operator==(const JobShape&) const = default;
 };
@@ -119,23 +128,55 @@ struct Registration {
 };
 
 // Who takes part, as the coordinator tells everybody. Indices are ranks and reducer numbers.
+//
+// A view is who reduces from now on. The job starts with view 0; every reducer that is lost or comes makes another,
+// with new connections from every worker to every reducer of it, so that nothing of an earlier view can come in late.
 struct Members {
   struct Reducer {
+    uint32_t number = 0;  // its name, the same in every view
     std::string address;
     uint16_t port = 0;
     std::string host_name;
     int32_t colocated_rank = -1;
   };
+  struct Resume {
+    uint64_t op = 0;
+    uint64_t round = 0;
+  };
   uint64_t job_id = 0;
+  uint32_t view = 0;
   JobShape job;
   uint32_t own_index = 0;
   std::vector<std::string> worker_hosts;
   std::vector<Reducer> reducers;
+  std::vector<Resume> resume;  // the ops of which some workers have completed a round that others have not: that one
 };
 
 struct Join {
   uint64_t job_id = 0;
   uint32_t rank = 0;
+  uint32_t view = 0;
+};
+
+struct Lost {
+  uint32_t view = 0;
+  uint32_t reducer = 0;  // its number
+  std::string why;
+};
+
+struct Halt {
+  uint32_t view = 0;  // the next one
+  std::string why;
+};
+
+// How many rounds a worker has completed, of every op that it has begun.
+struct Progress {
+  struct Op {
+    uint64_t op = 0;
+    uint64_t completed_count = 0;
+  };
+  uint32_t view = 0;
+  std::vector<Op> ops;
 };
 
 using Bytes = std::vector<std::byte>;
@@ -143,12 +184,18 @@ using Bytes = std::vector<std::byte>;
 Bytes encode(const Registration& registration);
 Bytes encode(const Members& members);
 Bytes encode(const Join& join);
+Bytes encode(const Lost& lost);
+Bytes encode(const Halt& halt);
+Bytes encode(const Progress& progress);
 Bytes encode(const Status& fault);
 Bytes encode(std::string_view text);
 
 Result<Registration> decode_registration(std::span<const std::byte> bytes);
 Result<Members> decode_members(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
+Result<Lost> decode_lost(std::span<const std::byte> bytes);
+Result<Halt> decode_halt(std::span<const std::byte> bytes);
+Result<Progress> decode_progress(std::span<const std::byte> bytes);
 Status decode_fault(std::span<const std::byte> bytes);
 // Text from a peer, fit to be shown: cut to a sane length, control characters replaced.
 std::string decode_text(std::span<const std::byte> bytes);

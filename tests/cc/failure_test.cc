@@ -32,11 +32,14 @@ class FakeWorker final : public ConnectionOwner {
     registration.job = config_.job;
     registration.version = config_.version;
     registration.host_name = config_.host_name;
-    enrolment_ = std::make_unique<Enrolment>(context_, *resolve(config_.coordinator), registration, log_);
+    enrolment_ =
+        std::make_unique<Enrolment>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
     thread_.call([&] {
-      enrolment_->start(
-          kPatience, [this](const Members& members) { join(members); },
-          [this](const Status& why) { ADD_FAILURE() << why.message(); });
+      enrolment_->start(kPatience, {.on_members = [this](const Members& members) { join(members); },
+                                    .on_halt = {},
+                                    .on_leaving = {},
+                                    .on_goodbye = {},
+                                    .on_failure = [this](const Status& why) { note_end(why); }});
     });
   }
   ~FakeWorker() override { thread_.stop(); }
@@ -56,6 +59,7 @@ class FakeWorker final : public ConnectionOwner {
   void vanish() {
     thread_.call([&] {
       for (const auto& connection : connections_) connection->close();
+      enrolment_->stop();
     });
   }
   // The first fault that a reducer told it, or how a connection ended without one.
@@ -89,7 +93,7 @@ class FakeWorker final : public ConnectionOwner {
   void on_close(Connection&, const Status& why) override { note_end(why); }
 
   void send_join(Connection& connection) {
-    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank})));
+    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, 0})));
   }
   void note_end(const Status& why) {
     if (!std::exchange(has_ended_, true)) end_.set_value(why);
@@ -140,8 +144,13 @@ class FakeWorkerTest : public testing::Test {
   void begin(const Round& round) {
     for (uint32_t rank : {0u, 2u}) parts_.emplace_back(*job_->workers[rank], round, rank);
   }
-  void expect_failure(Code code, const std::vector<std::string>& words) {
-    for (Part& part : parts_) EXPECT_TRUE(failed_with(part.wait(), code, words));
+  // With these words for all, and those for the workers that wait in a round.
+  void expect_failure(Code code, const std::vector<std::string>& words, const std::vector<std::string>& more = {}) {
+    for (Part& part : parts_) {
+      const Status status = part.wait();
+      EXPECT_TRUE(failed_with(status, code, words));
+      EXPECT_TRUE(failed_with(status, code, more));
+    }
     for (const auto& reducer : job_->reducers) EXPECT_TRUE(failed_with(Job::wait_end(*reducer), code, words));
     for (uint32_t rank : {0u, 2u}) {
       EXPECT_TRUE(failed_with(job_->workers[rank]->shutdown(kPatience), code, words));
@@ -157,7 +166,8 @@ TEST_F(FakeWorkerTest, IsNamedToAllWhenItIsKilled) {
   ASSERT_NO_FATAL_FAILURE(start());
   begin({});
   fake_->vanish();
-  expect_failure(Code::kWorkerLost, {"rank 1 (host host-1) was lost", "last completed: none"});
+  expect_failure(Code::kWorkerLost, {"rank 1 (host host-1) was lost"},
+                 {"running: test op 1 round 0", "last completed: none"});
 }
 
 TEST_F(FakeWorkerTest, IsNamedToAllWhenItIsKilledBetweenRounds) {
@@ -245,7 +255,7 @@ INSTANTIATE_TEST_SUITE_P(All, MisdeedTest,
                                                  "it sent a frame of type 8"},
                                          Misdeed{"joins_twice",
                                                  [](const Round&) {
-                                                   return OutFrame::control(FrameType::kJoin, encode(Join{0, 2}));
+                                                   return OutFrame::control(FrameType::kJoin, encode(Join{0, 2, 0}));
                                                  },
                                                  "another job"},
                                          Misdeed{"sends_a_broken_frame",
@@ -267,7 +277,8 @@ class FakeReducer final : public ConnectionOwner {
     registration.version = config_.version;
     registration.host_name = config_.host_name;
     registration.port = listener_->port();
-    enrolment_ = std::make_unique<Enrolment>(context_, *resolve(config_.coordinator), registration, log_);
+    enrolment_ =
+        std::make_unique<Enrolment>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
     thread_.call([&] {
       const Status status =
           listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
@@ -275,8 +286,12 @@ class FakeReducer final : public ConnectionOwner {
           });
       EXPECT_TRUE(status.ok());
       enrolment_->start(
-          kPatience, [this](const Members&) { enrolment_->send_ready(); },
-          [this](const Status& why) { ADD_FAILURE() << why.message(); });
+          kPatience,
+          {.on_members = [this](const Members&) { enrolment_->send(OutFrame::control(FrameType::kReady, {})); },
+           .on_halt = {},
+           .on_leaving = {},
+           .on_goodbye = {},
+           .on_failure = {}});
     });
   }
   ~FakeReducer() override { thread_.stop(); }

@@ -16,7 +16,8 @@ namespace {
 
 constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  FrameType::kMembers, FrameType::kReady,
                                    FrameType::kJoin,     FrameType::kDescribe, FrameType::kPush,    FrameType::kResult,
-                                   FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye};
+                                   FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
+                                   FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle};
 
 auto fields(const FrameHeader& h) {
   return std::tie(h.type, h.last, h.payload_bytes, h.rank, h.count, h.op, h.round, h.offset, h.spec.kind, h.spec.dtype,
@@ -106,7 +107,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_12", [](FrameHeader& h) { h.type = static_cast<FrameType>(12); }},
+                    Spoiling{"type_18", [](FrameHeader& h) { h.type = static_cast<FrameType>(18); }},
                     Spoiling{"kind_0", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(0); }},
                     Spoiling{"kind_5", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(5); }},
                     Spoiling{"dtype_0", [](FrameHeader& h) { h.spec.dtype = static_cast<DType>(0); }},
@@ -156,7 +157,9 @@ Members some_members() {
   members.job = {3, 2, 0, 65536, 8};
   members.own_index = 1;
   members.worker_hosts = {"a", "", "host-c"};
-  members.reducers = {{"10.0.0.1", 4000, "a", -1}, {"::1", 65535, "b", 2}};
+  members.reducers = {{0, "10.0.0.1", 4000, "a", -1}, {7, "::1", 65535, "b", 2}};
+  members.view = 3;
+  members.resume = {{0x1122334455667788, 9}, {2, 0}};
   return members;
 }
 
@@ -178,7 +181,10 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"members", encode(some_members()), &again<decode_members>},
-          {"join", encode(Join{7, 3}), &again<decode_join>},
+          {"join", encode(Join{7, 3, 1}), &again<decode_join>},
+          {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
+          {"halt", encode(Halt{2, "why"}), &again<decode_halt>},
+          {"progress", encode(Progress{2, {{7, 1}, {8, 0}}}), &again<decode_progress>},
           {"fault", encode(Status(Code::kMismatch, "rank 1 differs")),
            [](std::span<const std::byte> bytes) -> Result<Bytes> { return encode(decode_fault(bytes)); }}};
 }
@@ -282,14 +288,21 @@ TEST(Members, KeepEveryField) {
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->job_id, sent.job_id);
   EXPECT_EQ(got->job, sent.job);
+  EXPECT_EQ(got->view, sent.view);
   EXPECT_EQ(got->own_index, sent.own_index);
   EXPECT_EQ(got->worker_hosts, sent.worker_hosts);
   ASSERT_EQ(got->reducers.size(), sent.reducers.size());
   for (size_t i = 0; i < sent.reducers.size(); ++i) {
+    EXPECT_EQ(got->reducers[i].number, sent.reducers[i].number);
     EXPECT_EQ(got->reducers[i].address, sent.reducers[i].address);
     EXPECT_EQ(got->reducers[i].port, sent.reducers[i].port);
     EXPECT_EQ(got->reducers[i].host_name, sent.reducers[i].host_name);
     EXPECT_EQ(got->reducers[i].colocated_rank, sent.reducers[i].colocated_rank);
+  }
+  ASSERT_EQ(got->resume.size(), sent.resume.size());
+  for (size_t i = 0; i < sent.resume.size(); ++i) {
+    EXPECT_EQ(got->resume[i].op, sent.resume[i].op);
+    EXPECT_EQ(got->resume[i].round, sent.resume[i].round);
   }
 }
 
@@ -297,7 +310,8 @@ TEST(Members, OfTheLargestJobFitInAFrame) {
   Members members = some_members();
   members.job.worker_count = kMaxWorkers;
   members.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
-  members.reducers.assign(kMaxReducers, {std::string(45, '0'), 65535, std::string(64, 'h'), 0});
+  members.resume.assign(kMaxOps, {1, 2});
+  members.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0});
   const Bytes bytes = encode(members);
   EXPECT_LE(bytes.size(), kMaxControlBytes);
   EXPECT_TRUE(decode_members(bytes).ok());
@@ -331,6 +345,7 @@ INSTANTIATE_TEST_SUITE_P(
                                 m.job.worker_count = kMaxWorkers + 1;
                                 m.worker_hosts.resize(kMaxWorkers + 1);
                               }},
+                    SpoiltJob{"too_many_rounds_to_resume", [](Members& m) { m.resume.resize(kMaxOps + 1); }},
                     SpoiltJob{"too_many_reducers", [](Members& m) { m.reducers.resize(kMaxReducers + 1); }}),
     [](const auto& info) { return info.param.name; });
 
@@ -372,7 +387,7 @@ TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(RoundSpec{Kind::kMax, DType::kF64, 0, 1, 7, 0}), "maximum of float64[7]");
   EXPECT_EQ(describe(RoundSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
   EXPECT_EQ(describe(JobShape{4, 2, 1, 65536, 8}),
-            "4 workers, 2 reducers and 1 inside workers, chunk_bytes 65536, window_chunks 8");
+            "4 workers, 2 reducers and 1 inside workers, chunk_bytes 65536, window_chunks 8, no failover");
 }
 
 }  // namespace

@@ -1,0 +1,157 @@
+// A reducer dies, or comes, and the rounds go on as if nothing had happened.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cc/job.h"
+
+namespace jaxhetero {
+namespace {
+
+Shape failover(Shape shape) {
+  shape.failover = true;
+  return shape;
+}
+
+// As when its process is killed: every socket closes at once.
+void kill(std::unique_ptr<ReducerServer>& reducer) { reducer.reset(); }
+
+TEST(Failover, FinishesTheRoundThatTheDeathInterrupts) {
+  for (const bool in_place : {false, true}) {
+    Job job(failover({.workers = 3, .reducers = 3, .window_chunks = 4}));
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    const Round round{.leaf_counts = {100000, 7}, .in_place = in_place};
+    std::vector<Part> parts;
+    for (uint32_t rank : {0u, 1u}) parts.emplace_back(*job.workers[rank], round, rank);
+    kill(job.reducers[1]);
+    parts.emplace_back(*job.workers[2], round, 2);  // before it came, nobody could be done
+    job.expect_done(round, parts);
+    job.expect_works(round);
+    for (const auto& worker : job.workers) EXPECT_EQ(worker->metrics().view_count, 1u);
+  }
+}
+
+// Nobody is in a round: nobody has anything to say again, and the next round goes to those who are left.
+TEST(Failover, GoesOnBetweenRounds) {
+  Job job(failover({.workers = 3, .reducers = 4}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  for (const size_t victim : {2u, 0u, 3u}) {
+    job.expect_works({.leaf_counts = {50000}, .seed = static_cast<uint32_t>(victim)});
+    kill(job.reducers[victim]);
+  }
+  job.expect_works({.leaf_counts = {50000}, .seed = 9});
+  job.expect_works({.op = 2, .kind = Kind::kBroadcast, .leaf_counts = {9000}, .root = 1});
+}
+
+TEST(Failover, ReachesTheLastReducerAndThenSaysSo) {
+  Job job(failover({.workers = 2, .reducers = 2}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  kill(job.reducers[0]);
+  job.expect_works({.leaf_counts = {50000}});
+  std::vector<Part> parts;
+  parts.emplace_back(*job.workers[0], Round{}, 0);
+  kill(job.reducers[1]);
+  EXPECT_TRUE(failed_with(parts[0].wait(), Code::kReducerLost,
+                          {"(host reducer-host-1", "no reducer is left", "running: test op 1 round 1"}));
+  for (const auto& worker : job.workers) EXPECT_EQ(worker->shutdown(kPatience).code(), Code::kReducerLost);
+}
+
+TEST(Failover, TakesInAReducerThatComesLater) {
+  Job job(failover({.workers = 2, .reducers = 2}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  const Round round{.leaf_counts = {50000}};
+  job.expect_works(round);
+  kill(job.reducers[0]);
+  job.expect_works(round);
+  ReducerServer& newcomer = job.add_reducer(job.reducer_config(0));
+  for (uint32_t seed = 1; newcomer.metrics().round_count == 0; ++seed) {
+    job.expect_works({.leaf_counts = {50000}, .seed = seed});
+  }
+  kill(job.reducers[1]);
+  job.expect_works(round);
+  for (const auto& worker : job.workers) EXPECT_EQ(worker->metrics().view_count, 3u);
+}
+
+// Deaths at random instants under rounds of several ops that workers begin in orders of their own, of dedicated
+// reducers and such in workers, also two at once. Every result is compared, to the bit.
+class DeathsTest : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(DeathsTest, ChangeNoBit) {
+  std::mt19937 random(GetParam());
+  const bool mixed = random() % 2 == 0;
+  Job job(failover({.workers = 3,
+                    .reducers = mixed ? 4u : 6u,
+                    .colocated = mixed ? 2u : 0u,
+                    .chunk_bytes = 4096,
+                    .window_chunks = random() % 2 == 0 ? 0u : 3u}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  std::thread killer([&, seed = random()] {
+    std::mt19937 chance(static_cast<uint32_t>(seed));
+    for (size_t victim = 0; victim < 4; ++victim) {
+      if (victim != 2) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 30000));
+      kill(job.reducers[victim]);
+    }
+  });
+  const std::vector<size_t> counts = {3, 30000, 100000, 5000};
+  for (uint32_t step = 0; step < 40; ++step) {
+    std::vector<Round> rounds;
+    for (uint64_t op = 0; op < counts.size(); ++op) {
+      rounds.push_back({.op = op,
+                        .kind = op == 3 ? Kind::kBroadcast : Kind::kSum,
+                        .leaf_counts = {counts[op], 1},
+                        .root = 1,
+                        .seed = step * 8 + static_cast<uint32_t>(op),
+                        .in_place = op == 2});
+    }
+    std::vector<std::vector<std::optional<Part>>> parts(counts.size());
+    for (auto& of_op : parts) of_op.resize(job.workers.size());
+    for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
+      std::vector<size_t> order = {0, 1, 2, 3};
+      std::ranges::shuffle(order, random);
+      for (size_t op : order) parts[op][rank].emplace(*job.workers[rank], rounds[op], rank);
+    }
+    for (size_t op = 0; op < counts.size(); ++op) {
+      const Bytes expected = rounds[op].output(3);
+      for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
+        const Status status = parts[op][rank]->wait();
+        EXPECT_TRUE(status.ok()) << "step " << step << " op " << op << " rank " << rank << ": " << status.message();
+        EXPECT_TRUE(parts[op][rank]->output() == expected) << "step " << step << " op " << op << " rank " << rank;
+      }
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+  killer.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeathsTest, testing::Range(0u, 12u));
+
+TEST(Failover, LetsAWorkerLeaveOnlyWhenNobodyNeedsWhatItKeeps) {
+  Job job(failover({.workers = 2, .reducers = 2}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works({.leaf_counts = {50000}});
+  EXPECT_TRUE(job.workers[1]->shutdown(kPatience).ok());
+  EXPECT_TRUE(job.workers[0]->shutdown(kPatience).ok());
+  for (const auto& reducer : job.reducers) EXPECT_TRUE(Job::wait_end(*reducer).ok());
+}
+
+TEST(Failover, IsNotForWorkers) {
+  Job job(failover({.workers = 3, .reducers = 2}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works();
+  std::vector<Part> parts;
+  for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], Round{}, rank);
+  job.workers[1].reset();
+  for (Part& part : parts) {
+    EXPECT_TRUE(
+        failed_with(part.wait(), Code::kWorkerLost, {"rank 1 (host host-1)", "last completed: test op 1 round 0"}));
+  }
+}
+
+}  // namespace
+}  // namespace jaxhetero

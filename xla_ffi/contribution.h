@@ -1,0 +1,59 @@
+// What a worker contributed to an op's latest round, kept until nobody can need it again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "buffers.h"
+
+namespace jaxhetero {
+
+// A copy of a bucket, made piece by piece. A worker that loses a reducer pushes from it what the others have to sum
+// again, also in a round that is over here and not yet elsewhere: XLA's own buffers are gone by then, or hold the
+// result where it takes the operands' place.
+//
+// A round's copy begins when its first total comes, which proves that every worker has finished the round before. So
+// the size of the bucket is all the memory it takes.
+class Contribution {
+ public:
+  // Forgets what it held. Takes memory when the bucket is larger than ever, so not in a steady round.
+  void begin(uint64_t round, size_t bytes) {
+    if (bytes > capacity_) {
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      capacity_ = bytes;
+    }
+    bytes_ = bytes;
+    round_ = round;
+  }
+
+  void copy(const Leaves& from, size_t offset, size_t bytes) {
+    pieces_.clear();
+    from.slice(offset, bytes, pieces_);
+    for (const iovec& piece : pieces_) {
+      std::memcpy(memory_.get() + offset, piece.iov_base, piece.iov_len);
+      offset += piece.iov_len;
+    }
+  }
+
+  [[nodiscard]] bool holds(uint64_t round) const { return round_ == round; }
+
+  // All of it, as one leaf.
+  [[nodiscard]] Leaves leaves() const {
+    Leaves leaves;
+    leaves.append(memory_.get(), bytes_);
+    return leaves;
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  size_t capacity_ = 0;
+  size_t bytes_ = 0;
+  std::optional<uint64_t> round_;
+  std::vector<iovec> pieces_;
+};
+
+}  // namespace jaxhetero
