@@ -53,6 +53,7 @@ Status ReducerServer::start() {
 
 void ReducerServer::begin_job(const Members& members) {
   job_id_ = members.job_id;
+  context_->checksums = members.job.checksums;
   reducer_ = std::make_unique<Reducer>(Reducer::Job{members.worker_hosts, members.job});
   by_rank_.assign(members.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
@@ -163,7 +164,8 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
   const Peer peer = std::move(found->second);
   peers_.erase(found);
   if (!peer.rank.has_value()) {
-    if (!why.ok()) log_.add(Severity::kInfo, "refused a connection from " + connection.peer() + ": " + why.message());
+    const std::string text = "refused a connection from " + connection.peer() + ": " + why.message();
+    if (!why.ok()) refusals_.add(log_, Severity::kInfo, text, loop_->now_ms());
   } else if (by_rank_[*peer.rank] == peer.connection.get()) {
     by_rank_[*peer.rank] = nullptr;
     if (!why.ok()) reducer_->leave(*peer.rank, why, outgoing_);
@@ -215,8 +217,16 @@ void ReducerServer::stop() {
 }
 
 ReducerMetrics ReducerServer::metrics() const {
-  return {context_ ? context_->counters->sent_bytes.load() : 0,
-          context_ ? context_->counters->received_bytes.load() : 0, round_count_};
+  ReducerMetrics metrics;
+  if (context_) {
+    metrics.sent_bytes = context_->counters->sent_bytes;
+    metrics.received_bytes = context_->counters->received_bytes;
+    metrics.refused_count = context_->counters->refused_count;
+    metrics.bad_frame_count = context_->counters->bad_frame_count;
+    metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;
+  }
+  metrics.round_count = round_count_;
+  return metrics;
 }
 
 }  // namespace jaxhetero

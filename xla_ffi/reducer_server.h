@@ -36,6 +36,9 @@ struct ReducerMetrics {
   uint64_t sent_bytes = 0;
   uint64_t received_bytes = 0;
   uint64_t round_count = 0;
+  uint64_t refused_count = 0;  // these three as in TransportCounters
+  uint64_t bad_frame_count = 0;
+  uint64_t checksum_mismatch_count = 0;
 };
 
 class ReducerServer final : private ConnectionOwner {
@@ -90,6 +93,7 @@ class ReducerServer final : private ConnectionOwner {
   uint32_t joined_count_ = 0;
   uint32_t left_count_ = 0;
   std::vector<Outgoing> outgoing_;
+  RefusalLog refusals_;
   bool closing_ = false;
 
   std::atomic<uint64_t> round_count_ = 0;

@@ -70,6 +70,7 @@ class Coordinator final : private ConnectionOwner {
   Members members_;
   Phase phase_ = Phase::kGathering;
   std::string last_refusal_;
+  RefusalLog refusals_;
   std::chrono::milliseconds patience_{0};
 };
 
