@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ["tests/cc/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in ("reducer", "reduce", "wire", "checksum"))]
+SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in ("reducer", "reduce", "wire", "checksum"))]
 OPS = 2
 CHUNK = 3
 CHUNKS = 4

@@ -124,12 +124,27 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   return status;
 }
 
+Status ReducerServer::check(const Join& join) const {
+  if (join.job_id != job_id_) return {Code::kProtocol, "it belongs to another job"};
+  if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
+    return {Code::kProtocol, "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist"};
+  }
+  return {};
+}
+
 Status ReducerServer::join(Peer& peer) {
   Result<Join> join = decode_join(peer.control);
   if (!join.ok()) return join.status();
-  if (join->job_id != job_id_) return {Code::kProtocol, "it belongs to another job"};
-  if (peer.rank.has_value() || join->rank >= by_rank_.size() || by_rank_[join->rank] != nullptr) {
-    return {Code::kProtocol, "it joined as rank " + std::to_string(join->rank) + ", which is taken or does not exist"};
+  if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
+  if (const Status refusal = check(*join); !refusal.ok()) {
+    // It learns why, and so does the log: it may have been started with the settings of another job.
+    refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
+                  loop_->now_ms());
+    const Status word(Code::kInvalidArgument, "refused by a reducer on host " + config_.host_name + ": " +
+                                                  refusal.message() + "; is it of this job, and its rank its own?");
+    peer.connection->send(OutFrame::control(FrameType::kFault, encode(word)));
+    peer.connection->close_after_flush();
+    return {};
   }
   peer.rank = join->rank;
   by_rank_[join->rank] = peer.connection.get();

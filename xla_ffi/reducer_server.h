@@ -69,6 +69,7 @@ class ReducerServer final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void begin_job(const Members& members);
+  [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   void check_everybody_joined();
   void watch_rounds();
