@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in ("reducer", "reduce", "wire", "checksum"))]
+CORE = ["checksum", "reduce", "reducer", "wire"]
+SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in CORE)]
 OPS = 2
 CHUNK = 3
 CHUNKS = 4
