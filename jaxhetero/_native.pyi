@@ -45,12 +45,14 @@ class Communicator:
         worker_count: int,
         reducer_count: int,
         coordinator: str,
+        source: str = "",
         token: bytes,
         start_timeout_ms: int,
         timeout_ms: int,
         colocated_count: int,
         chunk_bytes: int,
         window_chunks: int,
+        checksum: bool,
         failover: bool,
     ) -> None: ...
     def start(self) -> Status: ...

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from jaxhetero.config import ReducerConfig, read_environment, read_token, write_environment
+from jaxhetero.config import ReducerConfig, colour_wanted, read_environment, read_token, write_environment
 from jaxhetero.errors import ConfigError, JaxheteroError
 from jaxhetero.launch import Job, launch
 from jaxhetero.reducer import run_reducer
@@ -50,6 +50,7 @@ def commands() -> None:
     metavar="ADDRESS",
     help="The address to listen on and be reached at. [default: that of the interface that leads to the coordinator]",
 )
+@click.option("--interface", metavar="NAME", help="The network interface whose address that is.")
 @click.option("--port", type=_PORT, default=0, help="The port to listen on. [default: any free one]")
 @click.option(
     "--token-file",
@@ -67,12 +68,49 @@ def _reducer(token_file: Path | None, port: int, log_level: str, **options: str 
     Exits with 0 after that, with 1 when the job failed, with 2 for a wrong setting, and with 128 + N when stopped by
     signal N (Ctrl-C: 130, SIGTERM: 143).
     """
+    return run_reducer(_reducer_config(token_file, port, **options), log_level)
+
+
+def _reducer_config(token_file: Path | None, port: int, **options: str | int | None) -> ReducerConfig:
+    """From the options that were given, and the environment for the others."""
     given = {name: value for name, value in options.items() if value is not None}
     if token_file is not None:
         given["token"] = read_token(token_file)
     found: dict[str, Any] = dict(read_environment(write_environment(given)))
     settings = {name: value for name, value in found.items() if name in ReducerConfig.__dataclass_fields__}
-    return run_reducer(ReducerConfig(**settings, port=port), log_level)
+    return ReducerConfig(**settings, port=port)
+
+
+@commands.command("doctor")
+@click.option("--coordinator", metavar="HOST:PORT", help="Where rank 0 will listen. [default: $JAXHETERO_COORDINATOR]")
+@click.option(
+    "--processes", type=click.IntRange(min=2), required=True, help="How many take part, workers and reducers together."
+)
+@click.option("--host", metavar="ADDRESS", help="The address to be reached at. [default: by the routes]")
+@click.option("--interface", metavar="NAME", help="The network interface whose address that is.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
+)
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for everybody.")
+@click.option(
+    "--measure-ms", type=_MILLISECONDS, default=500, show_default=True, help="How long each pair sends to each other."
+)
+def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options: str | int | None) -> int:
+    """Check hosts, network and settings before a long job. Run it on every host at the same time.
+
+    Shows who came, versions, clocks, interfaces and the goodput between every pair, and says what to mend. Exits with 0
+    when there is nothing to mend, with 1 when there is, with 2 for a wrong setting.
+    """
+    from rich.console import Console
+
+    from jaxhetero.doctor import Visit, run_doctor
+
+    config = _reducer_config(token_file, 0, **options)
+    timeout_s = config.start_timeout_ms / 1000
+    visit = Visit(config.coordinator, config.token, processes, config.host, timeout_s, measure_ms / 1000)
+    return run_doctor(visit, Console(no_color=not colour_wanted()))
 
 
 # Options end at the first word of COMMAND, so that its own options stay its own even when `--` is forgotten.

@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxhetero.errors import ConfigError
 
 ENV_PREFIX = "JAXHETERO_"
-_BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
+_BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Config:
     host: str = ""
     """The address under which the others reach a reducer of this process. Default: the address of the interface that
     leads to the coordinator."""
+    interface: str = ""
+    """The network interface to use, such as ``eth1``: ``host`` is its address where not given, and connections come
+    from there. Default: what the routes of this machine say."""
     start_timeout_ms: int = 120_000
     """How long ``initialize`` waits for everybody."""
     timeout_ms: int = 30_000
@@ -48,11 +51,15 @@ class Config:
     window_chunks: int = 0
     """How many chunks may be on their way to one reducer before the first result is back; with 0, as many as the path's
     goodput and round trip need."""
+    checksum: bool = False
+    """Whether every frame carries a CRC-32C that its receiver checks, the same on every worker of a job. What comes
+    damaged is never summed: its connection is closed and counted in ``metrics()``."""
     failover: bool = True
     """Go on when a reducer is lost, with the same results to the bit, as long as one is left. Every worker then keeps a
     copy of what it contributed to the latest round of each op. The same on every worker of a job."""
 
     def __post_init__(self) -> None:
+        _take_interface(self)
         if self.worker_count < 1:
             raise ConfigError(f"worker_count is {self.worker_count}; it must be at least 1")
         if not 0 <= self.rank < self.worker_count:
@@ -95,12 +102,15 @@ class ReducerConfig:
     token: str = field(default="", repr=False)
     host: str = ""
     """The address to listen on and to be reached at. Default: that of the interface that leads to the coordinator."""
+    interface: str = ""
+    """The network interface whose address ``host`` is, where that is not given."""
     port: int = 0
     """The port to listen on; 0 takes any free one."""
     start_timeout_ms: int = Config.start_timeout_ms
     timeout_ms: int = Config.timeout_ms
 
     def __post_init__(self) -> None:
+        _take_interface(self)
         if not self.coordinator:
             raise ConfigError(
                 "no coordinator: give --coordinator HOST:PORT or set JAXHETERO_COORDINATOR to the address that rank 0 "
@@ -115,6 +125,34 @@ class ReducerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be in 0..65535")
         _check_positive(self, "start_timeout_ms", "timeout_ms")
+
+
+def _take_interface(config: Config | ReducerConfig) -> None:
+    if config.interface and not config.host:
+        object.__setattr__(config, "host", interface_address(config.interface))
+
+
+def interface_address(name: str) -> str:
+    """The address of a network interface of this machine: its first of IPv4, else of IPv6."""
+    addresses = interface_addresses()
+    if name not in addresses:
+        known = ", ".join(f"{other} ({address})" for other, address in addresses.items())
+        raise ConfigError(f"there is no interface {name!r} with an address on host {host_name()}; there are {known}")
+    return addresses[name]
+
+
+def interface_addresses() -> dict[str, str]:
+    """The network interfaces of this machine that are up and have an address, and that address."""
+    import psutil
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found: dict[str, str] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for name, addresses in psutil.net_if_addrs().items():
+            mine = [entry.address for entry in addresses if entry.family == family]
+            if name in up and mine:
+                found.setdefault(name, mine[0])
+    return found
 
 
 def _check_positive(config: Config | ReducerConfig, *names: str) -> None:
@@ -150,7 +188,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str |
                 raise ConfigError(f"{variable} is {text!r}; it must be a whole number") from None
         elif setting.type == "bool":
             if text.lower() not in _BOOLEANS:
-                raise ConfigError(f"{variable} is {text!r}; it must be 0 or 1")
+                raise ConfigError(f"{variable} is {text!r}; it must be 1 or 0, true or false")
             found[setting.name] = _BOOLEANS[text.lower()]
         elif text:
             found[setting.name] = text

@@ -17,6 +17,8 @@ from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, f
 if TYPE_CHECKING:
     from jaxhetero._native import Communicator, ReducerServer, Status
 
+# What metrics() tells of a worker and the reducer in its process together.
+_SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
 
@@ -32,6 +34,13 @@ class Metrics:
     """Completed rounds; one for each bucket of each collective that ran."""
     busy_us: int = 0
     """Microseconds during which at least one round was in flight."""
+    refused_count: int = 0
+    """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
+    include the reducer in this process."""
+    bad_frame_count: int = 0
+    """Connections that ended because the peer broke the protocol."""
+    checksum_mismatch_count: int = 0
+    """Those of them whose last frame came damaged; see ``Config.checksum``."""
 
 
 class RoundTimes(NamedTuple):
@@ -157,8 +166,15 @@ def size() -> int:
 
 def metrics() -> Metrics:
     """What the transport of this worker has counted so far; all zero in a world of one."""
-    communicator = current()._communicator
-    return Metrics() if communicator is None else Metrics(**communicator.metrics())
+    world = current()
+    if world._communicator is None:
+        return Metrics()
+    counts = world._communicator.metrics()
+    if world._reducer is not None:
+        for name, count in world._reducer.metrics().items():
+            if name in _SUMMED:
+                counts[name] += count
+    return Metrics(**counts)
 
 
 def timeline() -> list[RoundTimes]:
@@ -214,11 +230,13 @@ def _start(config: Config) -> World:
         reducer_count=config.reducer_count,
         colocated_count=config.colocated_count,
         coordinator=config.coordinator,
+        source=config.host if config.interface else "",
         token=config.token.encode(),
         start_timeout_ms=config.start_timeout_ms,
         timeout_ms=config.timeout_ms,
         chunk_bytes=config.chunk_bytes,
         window_chunks=config.window_chunks,
+        checksum=config.checksum,
         failover=config.failover,
     )
     reducer = None

@@ -38,6 +38,7 @@ def test_one_worker_needs_no_setting() -> None:
         ({"token": ""}, ["token", "JAXHETERO_TOKEN_FILE", "jaxhetero launch"]),
         ({"start_timeout_ms": 0}, ["start_timeout_ms", "0"]),
         ({"timeout_ms": -5}, ["timeout_ms", "-5"]),
+        ({"interface": "nic9"}, ["'nic9'", "lo (127.0.0.1)"]),
         ({"window_chunks": -1}, ["window_chunks", "-1"]),
         ({"chunk_bytes": 1023}, ["chunk_bytes", "1023"]),
         ({"chunk_bytes": 1024 + 32}, ["chunk_bytes", "1056", "64"]),
@@ -104,10 +105,24 @@ def test_bad_addresses(text: str) -> None:
         ({"JAXHETERO_CHUNK_BYTES": "4096", "JAXHETERO_TIMEOUT_MS": "9"}, {"chunk_bytes": 4096, "timeout_ms": 9}),
         ({"JAXHETERO_TOKEN": "t", "JAXHETERO_TOKEN_FILE": "/nowhere"}, {"token": "t"}),
         ({"JAXHETERO_TOKEN_FILE": ""}, {}),
+        ({"JAXHETERO_CHECKSUM": "1"}, {"checksum": True}),
+        ({"JAXHETERO_CHECKSUM": "False"}, {"checksum": False}),
     ],
 )
 def test_reading_the_environment(environ: dict[str, str], found: dict[str, str | int]) -> None:
     assert read_environment(environ) == found
+
+
+@pytest.mark.parametrize("text", ["", "yes", "2"])
+def test_a_bad_switch_in_the_environment_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"JAXHETERO_CHECKSUM is {text!r}; it must be 1 or 0, true or false"):
+        read_environment({"JAXHETERO_CHECKSUM": text})
+
+
+@pytest.mark.parametrize("config", [Config, ReducerConfig])
+def test_an_interface_gives_the_address(config: Any) -> None:
+    assert config(**_REDUCER, interface="lo").host == "127.0.0.1"
+    assert config(**_REDUCER, interface="lo", host="127.0.0.2").host == "127.0.0.2"
 
 
 @pytest.mark.parametrize("text", ["", "three", "3.0", "0x3"])
@@ -138,7 +153,7 @@ def test_a_bad_token_file_is_named(tmp_path: Path, content: bytes | None, words:
 
 
 def test_what_is_written_to_the_environment_is_read_back() -> None:
-    settings: dict[str, str | int] = {"rank": 2, "worker_count": 4, "coordinator": "a:1", "token": "new"}
+    settings: dict[str, str | int] = {"rank": 2, "worker_count": 4, "coordinator": "a:1", "token": "new", "checksum": 1}
     outer = {"PATH": "/bin", "JAXHETERO_RANK": "7", "JAXHETERO_TOKEN_FILE": "/nowhere", "JAXHETERO_TIMEOUT_MS": "5"}
     environ = write_environment(settings, outer)
     assert environ["PATH"] == "/bin"

@@ -162,7 +162,7 @@ def test_different_settings() -> None:
         cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_CHUNK_BYTES="4096")
         message = exception_line(cluster.wait("worker 1"))
         assert "VersionMismatch" in message
-        assert "chunk_bytes 4096" in message
+        assert "rank 0's: chunk_bytes is 4096, not 0" in message
 
 
 def test_psum_before_initialize() -> None:

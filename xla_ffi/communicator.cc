@@ -47,7 +47,12 @@ Status Communicator::start() {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
-  context_ = std::make_unique<TcpContext>(TcpContext{*loop_, config_.token});
+  context_ = std::make_unique<TcpContext>(TcpContext{*loop_, config_.token, config_.job.checksums});
+  if (!config_.source.empty()) {
+    Result<TcpAddress> source = resolve(config_.source, 0);
+    if (!source.ok()) return source.status();
+    context_->source = *source;
+  }
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
     if (Status status = coordinator_->bind(*address); !status.ok()) return status;
@@ -703,6 +708,9 @@ CommunicatorMetrics Communicator::metrics() const {
   if (context_) {
     metrics.sent_bytes = context_->counters->sent_bytes;
     metrics.received_bytes = context_->counters->received_bytes;
+    metrics.refused_count = context_->counters->refused_count;
+    metrics.bad_frame_count = context_->counters->bad_frame_count;
+    metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;
   }
   metrics.round_count = round_count_;
   metrics.busy_us = busy_us_;

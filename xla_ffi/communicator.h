@@ -34,6 +34,7 @@ struct CommunicatorConfig {
   uint32_t rank = 0;
   JobShape job;
   std::string coordinator;  // "host:port"
+  std::string source;       // the address to connect from; empty: as the routes decide
   Bytes token;
   std::string host_name;
   std::string version;
@@ -57,7 +58,10 @@ struct CommunicatorMetrics {
   uint64_t sent_bytes = 0;
   uint64_t received_bytes = 0;
   uint64_t round_count = 0;
-  uint64_t busy_us = 0;     // time during which at least one round was in flight
+  uint64_t busy_us = 0;        // time during which at least one round was in flight
+  uint64_t refused_count = 0;  // these three as in TransportCounters
+  uint64_t bad_frame_count = 0;
+  uint64_t checksum_mismatch_count = 0;
   uint64_t view_count = 0;  // after the first: how often a reducer was lost or came
 };
 

@@ -37,6 +37,7 @@ class Hash {  // FNV-1a, 64 bit
     for (char c : text) add_byte(static_cast<uint8_t>(c));
   }
   [[nodiscard]] uint64_t value() const { return value_; }
+  [[nodiscard]] uint32_t folded() const { return static_cast<uint32_t>(value_ ^ value_ >> 32); }
 
  private:
   void add_byte(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3u; }
@@ -216,7 +217,7 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
     request.inputs.append(input->untyped_data(), input->size_bytes());
     request.outputs.append((*output)->untyped_data(), (*output)->size_bytes());
   }
-  request.spec.signature = signature.value();
+  request.spec.signature = signature.folded();
   std::call_once(site.described, [&] {
     for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);
     site.description = site.label + " (" + shapes + ")";

@@ -51,6 +51,13 @@ std::string host_name() {
   return name.data();
 }
 
+template <typename Metrics>
+void add_refusals(nb::dict& result, const Metrics& metrics) {
+  result["refused_count"] = metrics.refused_count;
+  result["bad_frame_count"] = metrics.bad_frame_count;
+  result["checksum_mismatch_count"] = metrics.checksum_mismatch_count;
+}
+
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
@@ -81,6 +88,7 @@ void bind_reducer_server(nb::module_& module) {
         result["sent_bytes"] = metrics.sent_bytes;
         result["received_bytes"] = metrics.received_bytes;
         result["round_count"] = metrics.round_count;
+        add_refusals(result, metrics);
         return result;
       });
 }
@@ -88,12 +96,14 @@ void bind_reducer_server(nb::module_& module) {
 void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, uint32_t colocated_count,
-                       std::string coordinator, const nb::bytes& token, int64_t start_timeout_ms, int64_t timeout_ms,
-                       uint32_t chunk_bytes, uint32_t window_chunks, bool failover) {
+                       std::string coordinator, std::string source, const nb::bytes& token, int64_t start_timeout_ms,
+                       int64_t timeout_ms, uint32_t chunk_bytes, uint32_t window_chunks, bool checksum, bool failover) {
              CommunicatorConfig config;
              config.rank = rank;
-             config.job = {worker_count, reducer_count, colocated_count, chunk_bytes, window_chunks, failover};
+             config.job = {worker_count,  reducer_count, colocated_count, chunk_bytes,
+                           window_chunks, checksum,      failover};
              config.coordinator = std::move(coordinator);
+             config.source = std::move(source);
              config.token = to_bytes(token);
              config.host_name = host_name();
              config.version = JAXHETERO_VERSION;
@@ -102,7 +112,8 @@ void bind_communicator(nb::module_& module) {
              return std::make_shared<Communicator>(std::move(config));
            }),
            nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "colocated_count"_a, "coordinator"_a,
-           "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a, "failover"_a)
+           "source"_a = "", "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a,
+           "checksum"_a, "failover"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
       .def(
@@ -123,6 +134,7 @@ void bind_communicator(nb::module_& module) {
              result["round_count"] = metrics.round_count;
              result["busy_us"] = metrics.busy_us;
              result["view_count"] = metrics.view_count;
+             add_refusals(result, metrics);
              return result;
            })
       .def("timeline",

@@ -75,7 +75,7 @@ inline Float extreme_float(Float a, Float b) {
   const auto equal = std::bit_cast<Float>(is_max ? bits_a & bits_b : bits_a | bits_b);  // differ in a zero's sign only
   const Float chosen = (is_max ? a > b : a < b) ? a : b;
   const Float number = a == b ? equal : chosen;
-  return (a != a) | (b != b) ? std::numeric_limits<Float>::quiet_NaN() : number;
+  return ((a != a) | (b != b)) ? std::numeric_limits<Float>::quiet_NaN() : number;
 }
 
 template <Arithmetic kArithmetic, typename Wide>

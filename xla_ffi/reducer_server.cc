@@ -60,6 +60,7 @@ void ReducerServer::begin_job(const Members& members) {
   members_ = members;
   view_ = members.view;
   reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, view_ > 0});
+  context_->checksums = members.job.checksums;
   by_rank_.assign(members.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
     auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
@@ -125,14 +126,30 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   return status;
 }
 
+Status ReducerServer::check(const Join& join) const {
+  if (join.job_id != members_.job_id) return {Code::kProtocol, "it belongs to another job"};
+  if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
+    return {Code::kProtocol, "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist"};
+  }
+  return {};
+}
+
 Status ReducerServer::join(Peer& peer) {
   Result<Join> join = decode_join(peer.control);
   if (!join.ok()) return join.status();
-  if (join->job_id != members_.job_id) return {Code::kProtocol, "it belongs to another job"};
-  if (join->view < view_) return {Code::kProtocol, "it belongs to an earlier view of the job"};
-  if (join->view > view_) enter_view(join->view);
-  if (peer.rank.has_value() || join->rank >= by_rank_.size() || by_rank_[join->rank] != nullptr) {
-    return {Code::kProtocol, "it joined as rank " + std::to_string(join->rank) + ", which is taken or does not exist"};
+  if (join->job_id == members_.job_id && join->view < view_)
+    return {Code::kProtocol, "its view of the job is an earlier one"};
+  if (join->job_id == members_.job_id && join->view > view_) enter_view(join->view);
+  if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
+  if (const Status refusal = check(*join); !refusal.ok()) {
+    // It learns why, and so does the log: it may have been started with the settings of another job.
+    refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
+                  loop_->now_ms());
+    const Status word(Code::kInvalidArgument, "refused by a reducer on host " + config_.host_name + ": " +
+                                                  refusal.message() + "; is it of this job, and its rank its own?");
+    peer.connection->send(OutFrame::control(FrameType::kFault, encode(word)));
+    peer.connection->close_after_flush();
+    return {};
   }
   peer.rank = join->rank;
   by_rank_[join->rank] = peer.connection.get();
@@ -187,7 +204,8 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
   const Peer peer = std::move(found->second);
   peers_.erase(found);
   if (!peer.rank.has_value()) {
-    if (!why.ok()) log_.add(Severity::kInfo, "refused a connection from " + connection.peer() + ": " + why.message());
+    const std::string text = "refused a connection from " + connection.peer() + ": " + why.message();
+    if (!why.ok()) refusals_.add(log_, Severity::kInfo, text, loop_->now_ms());
   } else if (by_rank_[*peer.rank] == peer.connection.get()) {
     by_rank_[*peer.rank] = nullptr;
     // Whether a worker lives is for the coordinator to say; but nobody else knows that it broke the protocol.
@@ -238,8 +256,16 @@ void ReducerServer::stop() {
 }
 
 ReducerMetrics ReducerServer::metrics() const {
-  return {context_ ? context_->counters->sent_bytes.load() : 0,
-          context_ ? context_->counters->received_bytes.load() : 0, round_count_};
+  ReducerMetrics metrics;
+  if (context_) {
+    metrics.sent_bytes = context_->counters->sent_bytes;
+    metrics.received_bytes = context_->counters->received_bytes;
+    metrics.refused_count = context_->counters->refused_count;
+    metrics.bad_frame_count = context_->counters->bad_frame_count;
+    metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;
+  }
+  metrics.round_count = round_count_;
+  return metrics;
 }
 
 }  // namespace jaxhetero

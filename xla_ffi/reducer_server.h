@@ -36,6 +36,9 @@ struct ReducerMetrics {
   uint64_t sent_bytes = 0;
   uint64_t received_bytes = 0;
   uint64_t round_count = 0;
+  uint64_t refused_count = 0;  // these three as in TransportCounters
+  uint64_t bad_frame_count = 0;
+  uint64_t checksum_mismatch_count = 0;
 };
 
 class ReducerServer final : private ConnectionOwner {
@@ -66,6 +69,7 @@ class ReducerServer final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void begin_job(const Members& members);
+  [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   void enter_view(uint32_t view);
   void check_everybody_joined();
@@ -92,6 +96,7 @@ class ReducerServer final : private ConnectionOwner {
   std::vector<TcpConnection*> by_rank_;
   uint32_t joined_count_ = 0;
   std::vector<Outgoing> outgoing_;
+  RefusalLog refusals_;
   bool closing_ = false;
   Status end_;                        // how, once it closes down
   uint64_t earlier_round_count_ = 0;  // of earlier views

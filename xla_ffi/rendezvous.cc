@@ -315,8 +315,8 @@ Status Coordinator::check(const Registration& registration) const {
   const bool colocated = registration.role == Role::kReducer && registration.rank >= 0;
   if (registration.role == Role::kWorker) {
     if (registration.job != job_) {
-      return {Code::kVersionMismatch, named(registration) + " was started for " + describe(registration.job) +
-                                          "; rank 0 for " + describe(job_) + "; give all of them the same settings"};
+      return {Code::kVersionMismatch, named(registration) + " was started with settings other than rank 0's: " +
+                                          difference(registration.job, job_) + "; give all of them the same"};
     }
     if (registration.rank < 0 || static_cast<uint32_t>(registration.rank) >= job_.worker_count) {
       return {Code::kInvalidArgument, named(registration) + " is not one of " + std::to_string(job_.worker_count)};
@@ -437,8 +437,9 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed || why.ok() || guest.released) return;
   if (!guest.registered) {
     // A stranger, or a process with the wrong token: its own message says more than ours can.
-    log_.add(Severity::kWarning,
-             "the coordinator refused a connection from " + connection.peer() + ": " + why.message());
+    refusals_.add(log_, Severity::kWarning,
+                  "the coordinator refused a connection from " + connection.peer() + ": " + why.message(),
+                  context_.loop.now_ms());
     if (why.code() == Code::kUnauthenticated) last_refusal_ = connection.peer() + " was refused: " + why.message();
     return;
   }

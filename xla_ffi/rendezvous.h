@@ -118,6 +118,7 @@ class Coordinator final : private ConnectionOwner {
   Members members_;
   Phase phase_ = Phase::kGathering;
   std::string last_refusal_;
+  RefusalLog refusals_;
   std::chrono::milliseconds patience_{0};
   std::chrono::milliseconds timeout_{0};
   uint32_t next_reducer_number_ = 0;

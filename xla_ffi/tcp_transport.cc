@@ -10,16 +10,11 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <string_view>
+
+#include "checksum.h"
 
 namespace jaxhetero {
 namespace {
-
-// The handshake, before any frame. Client: kMagic, version, nonce. Server: the same and its proof. Client: its proof.
-constexpr std::string_view kMagic = "jxhetero";
-constexpr size_t kHelloBytes = kMagic.size() + sizeof(uint32_t) + sizeof(Nonce);
-constexpr size_t kServerHelloBytes = kHelloBytes + sizeof(Digest);
-constexpr size_t kProofBytes = sizeof(Digest);
 
 constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
@@ -30,49 +25,22 @@ constexpr size_t kTurnBytes = size_t{1} << 20;  // what one connection may move 
 
 std::string error_text(int error) { return std::strerror(error); }
 
-Bytes hello(const Nonce& nonce) {
-  Bytes bytes;
-  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
-  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<std::byte>(kProtocolVersion >> shift));
-  bytes.insert(bytes.end(), nonce.begin(), nonce.end());
-  return bytes;
-}
-
-// The nonce of a peer's hello, or why it is none of ours.
-Result<Nonce> read_hello(std::span<const std::byte> bytes, const std::string& peer) {
-  const auto magic = bytes.first(kMagic.size());
-  if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
-    return Status(Code::kProtocol, peer + " does not speak the protocol of jaxhetero");
-  }
-  uint32_t version = 0;
-  for (size_t i = 0; i < sizeof version; ++i) version |= std::to_integer<uint32_t>(bytes[kMagic.size() + i]) << (8 * i);
-  if (version != kProtocolVersion) {
-    return Status(Code::kVersionMismatch, peer + " speaks protocol version " + std::to_string(version) +
-                                              ", this process version " + std::to_string(kProtocolVersion) +
-                                              "; install the same version of jaxhetero everywhere");
-  }
-  Nonce nonce;
-  std::ranges::copy(bytes.subspan(kHelloBytes - nonce.size(), nonce.size()), nonce.begin());
-  return nonce;
-}
-
-Digest read_digest(std::span<const std::byte> bytes) {
-  Digest digest;
-  std::ranges::copy(bytes.first(digest.size()), digest.begin());
-  return digest;
-}
-
 size_t total_bytes(std::span<const iovec> pieces) {
   size_t total = 0;
   for (const iovec& piece : pieces) total += piece.iov_len;
   return total;
 }
 
-// Drops `bytes` from the front of `pieces[begin..]`; returns the new begin.
-size_t advance(std::vector<iovec>& pieces, size_t begin, size_t bytes) {
+std::span<const std::byte> bytes_of(const iovec& piece) {
+  return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
+}
+
+// Drops `bytes` from the front of `pieces[begin..]`; returns the new begin. `checksum`, if any, goes over them first.
+size_t advance(std::vector<iovec>& pieces, size_t begin, size_t bytes, uint32_t* checksum = nullptr) {
   while (bytes > 0) {
     iovec& piece = pieces[begin];
     const size_t part = std::min(bytes, piece.iov_len);
+    if (checksum != nullptr) *checksum = crc32c(*checksum, bytes_of(piece).first(part));
     piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
     piece.iov_len -= part;
     bytes -= part;
@@ -90,6 +58,14 @@ void append_payload(const OutFrame& frame, std::vector<iovec>& pieces) {
   }
 }
 
+void add_checksum(OutFrame& frame) {
+  std::vector<iovec> pieces;
+  append_payload(frame, pieces);
+  uint32_t checksum = start_checksum(frame.header);
+  for (const iovec& piece : pieces) checksum = crc32c(checksum, bytes_of(piece));
+  set_checksum(frame.header, checksum);
+}
+
 // Makes the frame independent of the memory that it was to be read from.
 void own_payload(OutFrame& frame) {
   std::vector<iovec> pieces;
@@ -97,8 +73,8 @@ void own_payload(OutFrame& frame) {
   auto copy = std::make_shared<Bytes>();
   copy->reserve(frame.payload_bytes);
   for (const iovec& piece : pieces) {
-    const auto* begin = static_cast<const std::byte*>(piece.iov_base);
-    copy->insert(copy->end(), begin, begin + piece.iov_len);
+    const auto bytes = bytes_of(piece);
+    copy->insert(copy->end(), bytes.begin(), bytes.end());
   }
   frame.leaves = nullptr;
   frame.payload = *copy;
@@ -108,6 +84,13 @@ void own_payload(OutFrame& frame) {
 void set_option(int fd, int level, int name) {
   const int on = 1;
   setsockopt(fd, level, name, &on, sizeof on);  // an optimisation: a socket without it still works
+}
+
+// The error number of that, or 0. The port is chosen when we connect: so many connections can share one.
+int bind_source(int fd, const TcpAddress& source) {
+  set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT);
+  const auto* address = reinterpret_cast<const sockaddr*>(&source.storage);
+  return ::bind(fd, address, source.length) == 0 ? 0 : errno;
 }
 
 }  // namespace
@@ -176,6 +159,7 @@ std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const
   self->phase_ = Phase::kConnecting;
   self->socket_ = Fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   int error = self->socket_.valid() ? 0 : errno;
+  if (error == 0 && context.source.has_value()) error = bind_source(self->socket_.get(), *context.source);
   if (error == 0 &&
       ::connect(self->socket_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 &&
       errno != EINPROGRESS) {
@@ -195,8 +179,11 @@ std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd soc
   const std::shared_ptr<TcpConnection> self(new TcpConnection(context, peer, owner));
   self->socket_ = std::move(socket);
   self->admission_ = std::move(admission);
-  self->await(Phase::kServerAwaitsHello, kHelloBytes);
   set_option(self->socket_.get(), IPPROTO_TCP, TCP_NODELAY);
+  if (const Status status = self->begin_handshake(Handshake::Side::kServer); !status.ok()) {
+    context.loop.at_end_of_turn([self, status] { self->end(status); });
+    return self;
+  }
   self->start(EPOLLIN, kHandshakePatience);
   return self;
 }
@@ -225,11 +212,12 @@ void TcpConnection::on_events(uint32_t epoll_events) {
     case Phase::kFlushing:
       discard_input();
       break;
+    case Phase::kHandshake:
+      read_handshake();
+      break;
     case Phase::kConnecting:
     case Phase::kClosed:
       break;
-    default:
-      read_handshake();
   }
 }
 
@@ -242,100 +230,40 @@ void TcpConnection::finish_connecting() {
     return;
   }
   set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY);
-  const std::optional<Nonce> nonce = fresh_nonce();
-  if (!nonce.has_value()) {
-    end({Code::kInternal, "the system gives no random numbers"});
-    return;
-  }
-  client_nonce_ = *nonce;
-  await(Phase::kClientAwaitsHello, kServerHelloBytes);
-  if (const Status status = context_.loop.change(socket_.get(), EPOLLIN); !status.ok()) {
-    end(status);
-    return;
-  }
-  queue_raw(hello(client_nonce_));
-}
-
-void TcpConnection::await(Phase phase, size_t handshake_bytes) {
-  phase_ = phase;
-  handshake_bytes_ = handshake_bytes;
-  handshake_received_ = 0;
-}
-
-void TcpConnection::read_handshake() {
-  const ssize_t got = ::recv(socket_.get(), handshake_.data() + handshake_received_,
-                             handshake_bytes_ - handshake_received_, MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) {
-    // Who hangs up on our proof does not believe it. At any other point that says nothing about the token.
-    const Code code = phase_ == Phase::kServerAwaitsProof ? Code::kUnauthenticated : Code::kInternal;
-    end({code, got == 0 ? "it closed the connection in the handshake" : error_text(errno)});
-    return;
-  }
-  context_.counters->received_bytes += static_cast<uint64_t>(got);
-  handshake_received_ += static_cast<size_t>(got);
-  if (handshake_received_ < handshake_bytes_) return;
-  Status status;
-  if (phase_ == Phase::kServerAwaitsHello) {
-    status = on_client_hello();
-  } else if (phase_ == Phase::kClientAwaitsHello) {
-    status = on_server_hello();
-  } else {
-    status = on_client_proof();
-  }
+  Status status = begin_handshake(Handshake::Side::kClient);
+  if (status.ok()) status = context_.loop.change(socket_.get(), EPOLLIN);
   if (!status.ok()) end(status);
 }
 
-Status TcpConnection::on_client_hello() {
+Status TcpConnection::begin_handshake(Handshake::Side side) {
+  phase_ = Phase::kHandshake;
   const std::optional<Nonce> nonce = fresh_nonce();
   if (!nonce.has_value()) return {Code::kInternal, "the system gives no random numbers"};
-  server_nonce_ = *nonce;
-  Result<Nonce> client = read_hello(std::span(handshake_).first(kHelloBytes), peer_);
-  if (!client.ok()) {
-    // Another version deserves an answer, so that it can name ours; anything else gets none.
-    if (client.status().code() == Code::kVersionMismatch) {
-      Bytes reply = hello(server_nonce_);
-      reply.resize(kServerHelloBytes);
-      queue_raw(reply);
-    }
-    return client.status();
-  }
-  client_nonce_ = *client;
-  Bytes reply = hello(server_nonce_);
-  const Digest proof = prove(context_.token, "server", client_nonce_, server_nonce_);
-  reply.insert(reply.end(), proof.begin(), proof.end());
-  await(Phase::kServerAwaitsProof, kProofBytes);
-  queue_raw(reply);
+  handshake_.emplace(side, context_.token, *nonce, peer_);
+  send_raw(handshake_->opening());
   return {};
 }
 
-Status TcpConnection::on_server_hello() {
-  const auto bytes = std::span(handshake_);
-  Result<Nonce> server = read_hello(bytes.first(kHelloBytes), peer_);
-  if (!server.ok()) return server.status();
-  server_nonce_ = *server;
-  const Digest expected = prove(context_.token, "server", client_nonce_, server_nonce_);
-  if (!same_digest(expected, read_digest(bytes.subspan(kHelloBytes)))) {
-    return {Code::kUnauthenticated,
-            "its job token differs from the one of this process; give all of them the same "
-            "JAXHETERO_TOKEN or JAXHETERO_TOKEN_FILE"};
+void TcpConnection::read_handshake() {
+  const std::span<std::byte> wanted = handshake_->wanted();
+  const ssize_t got = ::recv(socket_.get(), wanted.data(), wanted.size(), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    const Status why = handshake_->hung_up();
+    end(got == 0 ? why : Status(why.code(), error_text(errno)));
+    return;
   }
-  queue_raw(prove(context_.token, "client", client_nonce_, server_nonce_));
-  open();
-  return {};
-}
-
-Status TcpConnection::on_client_proof() {
-  const Digest expected = prove(context_.token, "client", client_nonce_, server_nonce_);
-  if (!same_digest(expected, read_digest(std::span(handshake_)))) {
-    return {Code::kUnauthenticated, "it could not prove that it knows the job token"};
-  }
-  open();
-  return {};
+  context_.counters->received_bytes += static_cast<uint64_t>(got);
+  Bytes reply;
+  const Status status = handshake_->take(static_cast<size_t>(got), reply);
+  send_raw(reply);
+  if (!status.ok()) return end(status);
+  if (handshake_->is_done()) open();
 }
 
 void TcpConnection::open() {
   phase_ = Phase::kOpen;
+  handshake_.reset();
   context_.loop.cancel(deadline_);
   admission_.reset();
   owner_->on_open(*this);
@@ -370,11 +298,11 @@ void TcpConnection::consume(size_t bytes) {
   if (in_payload_) {
     const size_t payload_left = total_bytes(std::span(into_).subspan(into_begin_));
     const size_t payload_part = std::min(bytes, payload_left);
-    into_begin_ = advance(into_, into_begin_, payload_part);
+    into_begin_ = advance(into_, into_begin_, payload_part, header_.has_checksum ? &checksum_ : nullptr);
     bytes -= payload_part;
     if (payload_part == payload_left) {
       in_payload_ = false;
-      status = owner_->on_frame(*this, header_);
+      status = finish_frame();
     }
   }
   header_received_ += bytes;
@@ -387,14 +315,29 @@ Status TcpConnection::begin_frame() {
   Result<FrameHeader> header = decode(header_bytes_);
   if (!header.ok()) return header.status();
   header_ = *header;
+  const bool carries_data = header_.type == FrameType::kPush || header_.type == FrameType::kResult;
+  if (context_.checksums && carries_data && !header_.has_checksum) {
+    return {Code::kProtocol, "it sends no checksums, which this job asks for"};
+  }
+  checksum_ = header_.has_checksum ? start_checksum(header_bytes_) : 0;
   into_.clear();
   into_begin_ = 0;
   if (Status status = owner_->on_header(*this, header_, into_); !status.ok()) return status;
   if (phase_ != Phase::kOpen) return {};
   if (total_bytes(into_) != header_.payload_bytes) return {Code::kInternal, "a frame has no place for its payload"};
-  if (header_.payload_bytes == 0) return owner_->on_frame(*this, header_);
+  if (header_.payload_bytes == 0) return finish_frame();
   in_payload_ = true;
   return {};
+}
+
+Status TcpConnection::finish_frame() {
+  if (header_.has_checksum && checksum_ != header_.checksum) {
+    ++context_.counters->checksum_mismatch_count;
+    return {Code::kProtocol, "a frame of type " + std::to_string(static_cast<int>(header_.type)) + " and " +
+                                 std::to_string(header_.payload_bytes) +
+                                 " bytes came damaged: its checksum is not the one that was sent"};
+  }
+  return owner_->on_frame(*this, header_);
 }
 
 void TcpConnection::discard_input() {
@@ -406,6 +349,7 @@ void TcpConnection::discard_input() {
 
 void TcpConnection::send(OutFrame frame) {
   if (phase_ != Phase::kOpen) return;
+  if (context_.checksums) add_checksum(frame);
   queue_.push_back(std::move(frame));
   ++queued_frame_count_;
   if (flush_planned_ || waits_for_room_) return;
@@ -418,7 +362,8 @@ void TcpConnection::send(OutFrame frame) {
 }
 
 // The handshake is a hundred bytes on an empty socket buffer: it always fits.
-void TcpConnection::queue_raw(std::span<const std::byte> bytes) {
+void TcpConnection::send_raw(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
   const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent > 0) context_.counters->sent_bytes += static_cast<uint64_t>(sent);
 }
@@ -503,6 +448,8 @@ void TcpConnection::finish_flushing() { ::shutdown(socket_.get(), SHUT_WR); }
 void TcpConnection::end(const Status& why) {
   if (phase_ == Phase::kClosed) return;
   const auto self = shared_from_this();  // the owner may let go of us
+  if (handshake_.has_value() && handshake_->side() == Handshake::Side::kServer) ++context_.counters->refused_count;
+  if (phase_ == Phase::kOpen && why.code() == Code::kProtocol) ++context_.counters->bad_frame_count;
   close();
   owner_->on_close(*this, why);
 }

@@ -4,16 +4,16 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "auth.h"
 #include "event_loop.h"
+#include "handshake.h"
 #include "transport.h"
 
 namespace jaxhetero {
@@ -36,6 +36,10 @@ Result<TcpAddress> resolve(const std::string& endpoint);
 struct TcpContext {
   EventLoop& loop;
   Bytes token;
+  // Send one with every frame, and take no chunk without one.
+  bool checksums = false;
+  // Where connections that we make come from: the address of one interface. Otherwise the routes decide.
+  std::optional<TcpAddress> source = std::nullopt;
   std::shared_ptr<TransportCounters> counters = std::make_shared<TransportCounters>();
 };
 
@@ -59,38 +63,28 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   [[nodiscard]] const std::string& peer_host() const override { return peer_host_; }
 
  private:
-  enum class Phase : uint8_t {
-    kConnecting,
-    kServerAwaitsHello,
-    kClientAwaitsHello,
-    kServerAwaitsProof,
-    kOpen,
-    kFlushing,
-    kClosed
-  };
+  enum class Phase : uint8_t { kConnecting, kHandshake, kOpen, kFlushing, kClosed };
 
   TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner);
   void start(uint32_t epoll_events, std::chrono::milliseconds patience);
   void on_events(uint32_t epoll_events);
   void finish_connecting();
 
-  void await(Phase phase, size_t handshake_bytes);
+  Status begin_handshake(Handshake::Side side);
   void read_handshake();
-  Status on_client_hello();
-  Status on_server_hello();
-  Status on_client_proof();
   void open();
 
   void read_frames();
   void consume(size_t bytes);
   Status begin_frame();
+  Status finish_frame();
   void discard_input();
 
   void write_queued();
   void collect_output();
   void finish_flushing();
   void end(const Status& why);
-  void queue_raw(std::span<const std::byte> bytes);
+  void send_raw(std::span<const std::byte> bytes);
 
   TcpContext& context_;
   ConnectionOwner* owner_;
@@ -101,15 +95,12 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   EventLoop::TimerId deadline_ = 0;
   std::shared_ptr<void> admission_;
 
-  Nonce client_nonce_{};
-  Nonce server_nonce_{};
-  std::array<std::byte, 128> handshake_{};
-  size_t handshake_bytes_ = 0;
-  size_t handshake_received_ = 0;
+  std::optional<Handshake> handshake_;  // until it is done
 
   EncodedHeader header_bytes_{};
   size_t header_received_ = 0;
   FrameHeader header_;       // of the frame whose payload is coming in
+  uint32_t checksum_ = 0;    // of what came of that frame
   std::vector<iovec> into_;  // what is still to be filled of that payload
   size_t into_begin_ = 0;    // first piece of into_ that is not full
   bool in_payload_ = false;

@@ -50,10 +50,13 @@ struct OutFrame {
   }
 };
 
-// Bytes as they crossed the socket, headers and handshakes included. Read from any thread.
+// Read from any thread.
 struct TransportCounters {
-  std::atomic<uint64_t> sent_bytes = 0;
+  std::atomic<uint64_t> sent_bytes = 0;  // as they crossed the socket, headers and handshakes included
   std::atomic<uint64_t> received_bytes = 0;
+  std::atomic<uint64_t> refused_count = 0;            // who connected to us and did not prove the job token
+  std::atomic<uint64_t> bad_frame_count = 0;          // connections that ended because the peer broke the protocol
+  std::atomic<uint64_t> checksum_mismatch_count = 0;  // those of them whose last frame came damaged
 };
 
 class Connection;

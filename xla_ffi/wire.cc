@@ -6,12 +6,18 @@
 #include <type_traits>
 #include <utility>
 
+#include "checksum.h"
+
 namespace jaxhetero {
 namespace {
 
 constexpr size_t kMaxTextBytes = 8192;
 constexpr size_t kMaxNameBytes = 255;
 constexpr uint16_t kFrameMagic = 0x4a48;  // "HJ" on the wire
+constexpr size_t kFlagsAt = 3;
+constexpr size_t kChecksumAt = kHeaderBytes - sizeof(uint32_t);
+constexpr uint8_t kLastFlag = 1;
+constexpr uint8_t kChecksumFlag = 2;
 
 class Writer {
  public:
@@ -95,6 +101,7 @@ void write(Writer& writer, const JobShape& job) {
   writer.number(job.colocated_count);
   writer.number(job.chunk_bytes);
   writer.number(job.window_chunks);
+  writer.number(static_cast<uint8_t>(job.checksums));
   writer.number(static_cast<uint8_t>(job.failover));
 }
 
@@ -105,6 +112,7 @@ JobShape read_job(Reader& reader) {
   job.colocated_count = reader.number<uint32_t>();
   job.chunk_bytes = reader.number<uint32_t>();
   job.window_chunks = reader.number<uint32_t>();
+  job.checksums = reader.number<uint8_t>() != 0;
   job.failover = reader.number<uint8_t>() != 0;
   return job;
 }
@@ -133,10 +141,20 @@ std::string describe(const RoundSpec& spec) {
   return text;
 }
 
-std::string describe(const JobShape& job) {
-  return std::to_string(job.worker_count) + " workers, " + std::to_string(job.reducer_count) + " reducers and " +
-         std::to_string(job.colocated_count) + " inside workers, chunk_bytes " + std::to_string(job.chunk_bytes) +
-         ", window_chunks " + std::to_string(job.window_chunks) + (job.failover ? ", failover" : ", no failover");
+std::string difference(const JobShape& job, const JobShape& from) {
+  std::string text;
+  const auto compare = [&](const char* name, uint32_t own, uint32_t other) {
+    if (own == other) return;
+    text += (text.empty() ? "" : ", ") + (name + (" is " + std::to_string(own)) + ", not " + std::to_string(other));
+  };
+  compare("worker_count", job.worker_count, from.worker_count);
+  compare("reducer_count", job.reducer_count, from.reducer_count);
+  compare("colocated_count", job.colocated_count, from.colocated_count);
+  compare("chunk_bytes", job.chunk_bytes, from.chunk_bytes);
+  compare("window_chunks", job.window_chunks, from.window_chunks);
+  compare("checksum", job.checksums ? 1 : 0, from.checksums ? 1 : 0);
+  compare("failover", job.failover ? 1 : 0, from.failover ? 1 : 0);
+  return text;
 }
 
 uint32_t total_reducer_count(const JobShape& job) { return job.reducer_count + job.colocated_count; }
@@ -169,7 +187,7 @@ EncodedHeader encode(const FrameHeader& header) {
   };
   put(kFrameMagic);
   put(static_cast<uint8_t>(header.type));
-  put(static_cast<uint8_t>(header.last));
+  put(static_cast<uint8_t>((header.last ? kLastFlag : 0) | (header.has_checksum ? kChecksumFlag : 0)));
   put(header.payload_bytes);
   put(header.rank);
   put(header.count);
@@ -182,7 +200,17 @@ EncodedHeader encode(const FrameHeader& header) {
   put(static_cast<uint16_t>(header.spec.root));
   put(static_cast<uint8_t>(header.spec.kind));
   put(static_cast<uint8_t>(header.spec.dtype));
+  put(header.checksum);
   return encoded;
+}
+
+uint32_t start_checksum(EncodedHeader& header) {
+  header[kFlagsAt] |= std::byte{kChecksumFlag};
+  return crc32c(0, std::span(header).first<kChecksumAt>());
+}
+
+void set_checksum(EncodedHeader& header, uint32_t checksum) {
+  for (size_t i = 0; i < sizeof checksum; ++i) header[kChecksumAt + i] = static_cast<std::byte>(checksum >> (8 * i));
 }
 
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
@@ -194,9 +222,10 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
     return malformed("frame: unknown type " + std::to_string(type));
   }
   header.type = static_cast<FrameType>(type);
-  const auto last = reader.number<uint8_t>();
-  if (last > 1) return malformed("frame: unknown flags");
-  header.last = last == 1;
+  const auto flags = reader.number<uint8_t>();
+  if (flags > (kLastFlag | kChecksumFlag)) return malformed("frame: unknown flags");
+  header.last = (flags & kLastFlag) != 0;
+  header.has_checksum = (flags & kChecksumFlag) != 0;
   header.payload_bytes = reader.number<uint32_t>();
   header.rank = reader.number<uint32_t>();
   header.count = reader.number<uint32_t>();
@@ -204,11 +233,12 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   header.round = reader.number<uint64_t>();
   header.offset = reader.number<uint64_t>();
   header.spec.total_count = reader.number<uint64_t>();
-  header.spec.signature = reader.number<uint64_t>();
+  header.spec.signature = reader.number<uint32_t>();
   header.spec.leaf_count = reader.number<uint32_t>();
   header.spec.root = reader.number<uint16_t>();
   header.spec.kind = static_cast<Kind>(reader.number<uint8_t>());
   header.spec.dtype = static_cast<DType>(reader.number<uint8_t>());
+  header.checksum = reader.number<uint32_t>();
   if (carries_chunk(header.type)) {
     if (Status status = check_chunk(header); !status.ok()) return status;
   } else if (header.payload_bytes > kMaxControlBytes) {

@@ -62,7 +62,7 @@ struct RoundSpec {
   uint32_t root = 0;         // of a broadcast, else 0
   uint32_t leaf_count = 0;   // leaves in the bucket
   uint64_t total_count = 0;  // elements in the bucket
-  uint64_t signature = 0;    // hash of the leaves' shapes
+  uint32_t signature = 0;    // hash of the leaves' shapes
 
   bool operator==(const RoundSpec&) const = default;
 };
@@ -80,6 +80,8 @@ struct FrameHeader {
   uint64_t round = 0;
   uint64_t offset = 0;  // first element of the chunk, counted in the bucket
   RoundSpec spec;
+  bool has_checksum = false;
+  uint32_t checksum = 0;
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
@@ -88,6 +90,11 @@ EncodedHeader encode(const FrameHeader& header);
 // Checks what can be checked without knowing the job: types, kinds, dtypes, lengths, and that the chunk lies in the
 // bucket.
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);
+
+// A frame's checksum is the CRC-32C of its header, without the checksum itself, and of its payload. start_checksum()
+// says in the header that there is one, and gives that of the header; set_checksum() writes the whole one.
+uint32_t start_checksum(EncodedHeader& header);
+void set_checksum(EncodedHeader& header, uint32_t checksum);
 
 enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
@@ -98,11 +105,13 @@ struct JobShape {
   uint32_t colocated_count = 0;  // inside workers, the first ranks
   uint32_t chunk_bytes = 0;      // 0: by the size of the shards
   uint32_t window_chunks = 0;    // 0: as many as the path needs
+  bool checksums = false;        // of every frame
   bool failover = false;         // go on when a reducer is lost
 
   bool operator==(const JobShape&) const = default;
 };
-std::string describe(const JobShape& job);
+// Where two processes' ideas of the job differ: "chunk_bytes is 4096, not 0".
+std::string difference(const JobShape& job, const JobShape& from);
 
 // Every reducer of a job: the dedicated ones and those inside workers. None for a worker alone.
 uint32_t total_reducer_count(const JobShape& job);

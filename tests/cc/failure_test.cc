@@ -55,6 +55,9 @@ class FakeWorker final : public ConnectionOwner {
       for (const auto& connection : connections_) send_join(*connection);
     });
   }
+  uint64_t job_id() {
+    return thread_.call([this] { return job_id_; });
+  }
   // As when the process is killed.
   void vanish() {
     thread_.call([&] {
@@ -205,6 +208,36 @@ TEST_F(FakeWorkerTest, IsToldWhatFailedBeforeItJoined) {
   EXPECT_TRUE(failed_with(fake_->wait_end(), Code::kWorkerLost, {"rank 2 (host host-2)"}));
 }
 
+// Who has the token but does not belong here reads why, as does who looks after the reducer; the others go on.
+class StrayWorkerTest : public FakeWorkerTest, public testing::WithParamInterface<std::pair<Join, std::string>> {};
+
+TEST_P(StrayWorkerTest, IsRefusedAndToldWhy) {
+  ASSERT_NO_FATAL_FAILURE(start({.workers = 3, .reducers = 2}, /*fake_joins=*/false));
+  Join join = GetParam().first;
+  join.job_id += fake_->job_id();
+  fake_->send(OutFrame::control(FrameType::kJoin, encode(join)));
+  EXPECT_TRUE(failed_with(fake_->wait_end(), Code::kInvalidArgument, {"refused by a reducer", GetParam().second}));
+  std::string logged;
+  const auto is_it = [&](const Event& event) { return has(logged = event.text, GetParam().second); };
+  for (const auto& reducer : job_->reducers) {
+    std::optional<Event> event;
+    while ((event = reducer->next_event(milliseconds(100))) && !is_it(*event)) {
+    }
+    if (event.has_value()) break;
+  }
+  EXPECT_TRUE(has(logged, "refused 127.0.0.1:")) << logged;
+  for (const auto& worker : job_->workers) {
+    if (worker) {
+      EXPECT_TRUE(worker->wait_ready(milliseconds(0)).value_or(Status(Code::kInternal, "?")).ok());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StrayWorkerTest,
+                         testing::Values(std::pair(Join{1, 1}, "it belongs to another job"),
+                                         std::pair(Join{0, 0}, "it joined as rank 0, which is taken"),
+                                         std::pair(Join{0, 3}, "it joined as rank 3, which is taken or does not")));
+
 // What a worker does against the protocol ends it, and its peers learn that it was the one.
 struct Misdeed {
   std::string name;
@@ -257,7 +290,7 @@ INSTANTIATE_TEST_SUITE_P(All, MisdeedTest,
                                                  [](const Round&) {
                                                    return OutFrame::control(FrameType::kJoin, encode(Join{0, 2, 0}));
                                                  },
-                                                 "another job"},
+                                                 "it joined twice"},
                                          Misdeed{"sends_a_broken_frame",
                                                  [](const Round&) {
                                                    FrameHeader header;

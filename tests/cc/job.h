@@ -144,6 +144,7 @@ struct Shape {
   uint32_t colocated = 0;  // as well, in the first ranks
   uint32_t chunk_bytes = 1024;
   uint32_t window_chunks = 3;
+  bool checksums = false;
   milliseconds start_timeout = kPatience;
   milliseconds timeout = kPatience;
   bool failover = false;
@@ -164,8 +165,8 @@ class Job {
   [[nodiscard]] CommunicatorConfig worker_config(uint32_t rank) const {
     CommunicatorConfig config;
     config.rank = rank;
-    config.job = {shape_.workers,     shape_.reducers,      colocated_count(),
-                  shape_.chunk_bytes, shape_.window_chunks, shape_.failover};
+    config.job = {shape_.workers,       shape_.reducers,  colocated_count(), shape_.chunk_bytes,
+                  shape_.window_chunks, shape_.checksums, shape_.failover};
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
     config.host_name = "host-" + std::to_string(rank);

@@ -100,6 +100,7 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
   const Round round{.dtype = DType::kF16, .leaf_counts = {50000}};
   const Shape shapes[] = {{.workers = 4, .reducers = 1},
                           {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
+                          {.workers = 4, .reducers = 1, .colocated = 2, .checksums = true},
                           {.workers = 4, .reducers = 2, .colocated = 3},
                           {.workers = 4, .reducers = 0, .window_chunks = 1},
                           {.workers = 4, .reducers = 1, .colocated = 4, .chunk_bytes = 0, .window_chunks = 0}};

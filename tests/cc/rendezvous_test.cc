@@ -87,7 +87,8 @@ struct Intruder {
   std::string name;
   std::function<void(CommunicatorConfig&)> change;
   Code code;
-  std::vector<std::string> words;
+  std::vector<std::string> words;  // that he reads
+  std::string logged = "rank 2 (host intruder-host) was refused: ";
 };
 
 class IntruderTest : public testing::TestWithParam<Intruder> {};
@@ -101,6 +102,7 @@ TEST_P(IntruderTest, IsRefusedAndTheJobStarts) {
   Communicator intruder(config);
   ASSERT_TRUE(intruder.start().ok());
   EXPECT_TRUE(failed_with(Job::wait_ready(intruder), GetParam().code, GetParam().words));
+  EXPECT_TRUE(has(next_warning(*job.workers[0]), GetParam().logged)) << "what rank 0 reads";
   job.add_worker(1);
   job.add_worker(2);
   job.add_reducers(1);
@@ -113,7 +115,13 @@ INSTANTIATE_TEST_SUITE_P(All, IntruderTest,
                          testing::Values(Intruder{"token",
                                                   [](CommunicatorConfig& c) { c.token = bytes_of("other"); },
                                                   Code::kUnauthenticated,
-                                                  {"the coordinator at 127.0.0.1:", "token"}},
+                                                  {"the coordinator at 127.0.0.1:", "token"},
+                                                  "the coordinator refused a connection from 127.0.0.1:"},
+                                         Intruder{"no_token",
+                                                  [](CommunicatorConfig& c) { c.token.clear(); },
+                                                  Code::kUnauthenticated,
+                                                  {"the coordinator at 127.0.0.1:", "token"},
+                                                  "the coordinator refused a connection from 127.0.0.1:"},
                                          Intruder{
                                              "version",
                                              [](CommunicatorConfig& c) { c.version = "2.0"; },
@@ -122,20 +130,25 @@ INSTANTIATE_TEST_SUITE_P(All, IntruderTest,
                                          Intruder{"rank_too_large",
                                                   [](CommunicatorConfig& c) { c.rank = 3; },
                                                   Code::kInvalidArgument,
-                                                  {"rank 3 (host intruder-host) is not one of 3"}},
+                                                  {"rank 3 (host intruder-host) is not one of 3"},
+                                                  "rank 3 (host intruder-host) was refused: "},
                                          Intruder{"worker_count",
                                                   [](CommunicatorConfig& c) { c.job.worker_count = 4; },
                                                   Code::kVersionMismatch,
-                                                  {"rank 2 (host intruder-host) was started for 4 workers, 1 reducers",
-                                                   "rank 0 for 3 workers"}},
+                                                  {"rank 2 (host intruder-host) was started with settings other than "
+                                                   "rank 0's: worker_count is 4, not 3; "}},
                                          Intruder{"chunk_bytes",
                                                   [](CommunicatorConfig& c) { c.job.chunk_bytes = 2048; },
                                                   Code::kVersionMismatch,
-                                                  {"chunk_bytes 2048", "chunk_bytes 1024"}},
+                                                  {": chunk_bytes is 2048, not 1024; "}},
                                          Intruder{"window",
                                                   [](CommunicatorConfig& c) { c.job.window_chunks = 8; },
                                                   Code::kVersionMismatch,
-                                                  {"window_chunks 8", "window_chunks 3"}}),
+                                                  {": window_chunks is 8, not 3; "}},
+                                         Intruder{"checksum",
+                                                  [](CommunicatorConfig& c) { c.job.checksums = true; },
+                                                  Code::kVersionMismatch,
+                                                  {": checksum is 1, not 0; "}}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Start, NamesWhoHasTheRankAlready) {
@@ -159,6 +172,16 @@ TEST(Start, TellsWhoWaitsThatSomebodyHadAnotherToken) {
   config.token = bytes_of("other");
   EXPECT_TRUE(failed_with(Job::wait_ready(job.add_worker(config)), Code::kUnauthenticated, {"token"}));
   EXPECT_TRUE(failed_with(Job::wait_ready(*job.workers[0]), Code::kStartTimeout, {"missing rank 1", "was refused"}));
+}
+
+TEST(Start, RefusesAReducerOfAnotherVersion) {
+  Job job({.workers = 2, .reducers = 1});
+  job.add_worker(0);
+  ReducerServerConfig config = job.reducer_config(0);
+  config.version = "2.0";
+  EXPECT_TRUE(failed_with(Job::wait_end(job.add_reducer(config)), Code::kVersionMismatch,
+                          {"reducer (host reducer-host-0) runs jaxhetero 2.0, rank 0 runs 1.0"}));
+  EXPECT_TRUE(has(next_warning(*job.workers[0]), "reducer (host reducer-host-0) was refused: "));
 }
 
 TEST(Start, RefusesWhoComesToAJobThatRuns) {

@@ -21,6 +21,7 @@
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
 #include "xla_ffi/auth.h"
+#include "xla_ffi/checksum.h"
 #include "xla_ffi/tcp_transport.h"
 
 namespace jaxhetero {
@@ -53,7 +54,8 @@ struct Received {
 // One process's side: an event loop, a listener or not, and an owner that remembers what happened.
 class Side : public ConnectionOwner {
  public:
-  explicit Side(const std::string& token = "secret") : context_{thread_.loop(), bytes_of(token)} {}
+  explicit Side(const std::string& token = "secret", bool checksums = false)
+      : context_{thread_.loop(), bytes_of(token), checksums} {}
   ~Side() override { thread_.stop(); }
 
   template <typename Function>
@@ -281,6 +283,33 @@ TEST_F(TransportTest, RefusesItsOwnProof) {
   EXPECT_TRUE(mirror.is_closed_within(kPatience));
 }
 
+// Who listened to a client that was let in has nothing that opens the door again: the server's nonce is another one.
+TEST_F(TransportTest, RefusesAReplayedHandshake) {
+  const TcpAddress address = server_.listen();
+  const Nonce client{std::byte{1}};
+  Bytes recorded = RawPeer::hello(kProtocolVersion, client);
+  {
+    RawPeer honest(address);
+    honest.send(recorded);
+    const Bytes answer = honest.read(76);
+    ASSERT_EQ(answer.size(), 76u);
+    Nonce server;
+    std::copy_n(answer.begin() + 12, server.size(), server.begin());
+    const Digest proof = prove(bytes_of("secret"), "client", client, server);
+    recorded.insert(recorded.end(), proof.begin(), proof.end());
+    honest.send(proof);
+    ASSERT_TRUE(server_.wait_open());
+  }
+  ASSERT_EQ(server_.wait_closed().code(), Code::kInternal);
+  RawPeer replay(address);
+  replay.send(recorded);
+  EXPECT_EQ(replay.read(1000).size(), 76u);
+  EXPECT_TRUE(server_.wait([&] { return server_.closed_.size() == 2; }));
+  EXPECT_EQ(server_.call([&] { return server_.closed_.back().code(); }), Code::kUnauthenticated);
+  EXPECT_EQ(server_.call([&] { return server_.open_count_; }), 1u);
+  EXPECT_EQ(server_.counters().refused_count, 1u);
+}
+
 TEST_F(TransportTest, TellsAClientOfAnotherVersionItsOwn) {
   RawPeer other(server_.listen());
   other.send(RawPeer::hello(kProtocolVersion + 1, {}));
@@ -377,6 +406,7 @@ TEST_P(StrangerTest, DoesNotDisturb) {
   }
   EXPECT_FALSE(server_.wait_closed().ok());
   EXPECT_EQ(server_.call([&] { return server_.open_count_; }), 1u);
+  EXPECT_EQ(server_.counters().refused_count, 1u);
   expect_works(client_);
 }
 
@@ -592,6 +622,7 @@ TEST_P(BadFrameTest, ClosesThisConnectionOnly) {
   bad.send(frame);
   EXPECT_EQ(server_.wait_closed().code(), Code::kProtocol);
   EXPECT_TRUE(bad.is_closed_within(kPatience));
+  EXPECT_EQ(server_.counters().bad_frame_count, 1u);
   expect_works(client_);
 }
 
@@ -607,6 +638,70 @@ INSTANTIATE_TEST_SUITE_P(All, BadFrameTest,
                                                         "User-Agent: curl/7.88.1\r\nAccept: */*\r\n\r\n");
                                                   }}),
                          [](const auto& info) { return info.param.name; });
+
+// --- Checksums.
+
+class ChecksumTest : public testing::Test {
+ protected:
+  Side server_{"secret", true};
+  Side client_{"secret", true};
+};
+
+TEST_F(ChecksumTest, LetFramesOfAllSizesThrough) {
+  client_.connect(server_.listen());
+  ASSERT_TRUE(client_.wait_open() && server_.wait_open());
+  Bytes memory = pattern(300000);
+  Leaves leaves;
+  for (size_t begin = 0; begin < memory.size(); begin += 1000) leaves.append(memory.data() + begin, 1000);
+  const std::vector<uint32_t> sizes = {0, 1, 8, 999, 65536, 299999};
+  for (uint32_t size : sizes) client_.send(OutFrame::gather(push_of(size, size), leaves, 1));
+  ASSERT_TRUE(server_.wait_frames(sizes.size()));
+  server_.call([&] {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      EXPECT_TRUE(server_.frames_[i].header.has_checksum);
+      EXPECT_TRUE(std::equal(server_.frames_[i].payload.begin(), server_.frames_[i].payload.end(), memory.begin() + 1));
+    }
+  });
+  EXPECT_EQ(server_.counters().checksum_mismatch_count, 0u);
+}
+
+// A frame with its checksum, as it crosses the wire.
+Bytes checked_frame_bytes(const FrameHeader& header, std::span<const std::byte> payload) {
+  EncodedHeader encoded = encode(header);
+  set_checksum(encoded, crc32c(start_checksum(encoded), payload));
+  Bytes bytes(encoded.begin(), encoded.end());
+  bytes.insert(bytes.end(), payload.begin(), payload.end());
+  return bytes;
+}
+
+TEST_F(ChecksumTest, FindEveryDamagedBit) {
+  const TcpAddress address = server_.listen();
+  const Bytes payload = pattern(100);
+  const Bytes good = checked_frame_bytes(push_of(0, 100), payload);
+  uint64_t mismatch_count = 0;
+  for (size_t at :
+       {size_t{8}, size_t{16}, kHeaderBytes - 1, kHeaderBytes, good.size() - 1}) {  // rank, op, checksum, ...
+    RawPeer peer(address);
+    peer.prove_token("secret");
+    peer.send(good);
+    Bytes bad = good;
+    bad[at] ^= std::byte{1};
+    peer.send(bad);
+    EXPECT_TRUE(peer.is_closed_within(kPatience)) << at;
+    EXPECT_EQ(server_.counters().checksum_mismatch_count, ++mismatch_count) << at;
+    EXPECT_EQ(server_.counters().bad_frame_count, mismatch_count) << at;
+    EXPECT_EQ(server_.call([&] { return server_.frames_.size(); }), mismatch_count) << "only the good ones";
+    EXPECT_NE(server_.call([&] { return server_.closed_.back().message(); }).find("came damaged"), std::string::npos);
+  }
+}
+
+TEST_F(ChecksumTest, MayNotBeLeftOut) {
+  RawPeer peer(server_.listen());
+  peer.prove_token("secret");
+  peer.send(frame_bytes(push_of(0, 100), pattern(100)));
+  EXPECT_EQ(server_.wait_closed().code(), Code::kProtocol);
+  EXPECT_NE(server_.wait_closed().message().find("no checksums"), std::string::npos);
+}
 
 // --- Owners that refuse, close, or err.
 

@@ -21,7 +21,7 @@ constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  F
 
 auto fields(const FrameHeader& h) {
   return std::tie(h.type, h.last, h.payload_bytes, h.rank, h.count, h.op, h.round, h.offset, h.spec.kind, h.spec.dtype,
-                  h.spec.root, h.spec.leaf_count, h.spec.total_count, h.spec.signature);
+                  h.spec.root, h.spec.leaf_count, h.spec.total_count, h.spec.signature, h.has_checksum, h.checksum);
 }
 
 FrameHeader a_push() {
@@ -34,7 +34,9 @@ FrameHeader a_push() {
   header.op = 0x1112131415161718;
   header.round = 0x2122232425262728;
   header.offset = 0x3132333435;
-  header.spec = {Kind::kSum, DType::kF32, 0, 0x51525354, 0x0142434445464748, 0x6162636465666768};
+  header.spec = {Kind::kSum, DType::kF32, 0, 0x51525354, 0x0142434445464748, 0x61626364};
+  header.has_checksum = true;
+  header.checksum = 0x71727374;
   return header;
 }
 
@@ -63,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryType, testing::ValuesIn(kAllTypes));
 TEST(Header, HasTheseBytes) {
   const std::vector<int> bytes = {
       0x48, 0x4a,                                      // magic
-      7,    1,                                         // type, last
+      7,    3,                                         // type, flags: last, with a checksum
       0x00, 0x10, 0x00, 0x00,                          // payload_bytes
       0x03, 0x02, 0x00, 0x00,                          // rank
       0x00, 0x04, 0x00, 0x00,                          // count
@@ -71,10 +73,11 @@ TEST(Header, HasTheseBytes) {
       0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,  // round
       0x35, 0x34, 0x33, 0x32, 0x31, 0x00, 0x00, 0x00,  // offset
       0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x01,  // total_count
-      0x68, 0x67, 0x66, 0x65, 0x64, 0x63, 0x62, 0x61,  // signature
+      0x64, 0x63, 0x62, 0x61,                          // signature
       0x54, 0x53, 0x52, 0x51,                          // leaf_count
       0x00, 0x00,                                      // root
       1,    3,                                         // kind, dtype
+      0x74, 0x73, 0x72, 0x71,                          // checksum
   };
   ASSERT_EQ(bytes.size(), kHeaderBytes);
   const EncodedHeader encoded = encode(a_push());
@@ -142,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(Header, WithAnotherMagicOrFlagsIsRefused) {
-  for (size_t at : {0, 1, 3}) {
+  for (size_t at : {0, 1, 3}) {  // where both bytes of the magic and the flags are
     EncodedHeader encoded = encode(a_push());
     encoded[at] ^= std::byte{0x10};
     EXPECT_EQ(decode(encoded).status().code(), Code::kProtocol) << at;
@@ -154,7 +157,7 @@ Registration a_registration() { return {Role::kReducer, -1, {4, 2, 65536, 8}, "1
 Members some_members() {
   Members members;
   members.job_id = 0x0102030405060708;
-  members.job = {3, 2, 0, 65536, 8};
+  members.job = {3, 2, 0, 65536, 8, true, true};
   members.own_index = 1;
   members.worker_hosts = {"a", "", "host-c"};
   members.reducers = {{0, "10.0.0.1", 4000, "a", -1}, {7, "::1", 65535, "b", 2}};
@@ -386,8 +389,16 @@ TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(RoundSpec{Kind::kBroadcast, DType::kI8, 3, 1, 5, 0}), "broadcast of int8[5] from rank 3");
   EXPECT_EQ(describe(RoundSpec{Kind::kMax, DType::kF64, 0, 1, 7, 0}), "maximum of float64[7]");
   EXPECT_EQ(describe(RoundSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
-  EXPECT_EQ(describe(JobShape{4, 2, 1, 65536, 8}),
-            "4 workers, 2 reducers and 1 inside workers, chunk_bytes 65536, window_chunks 8, no failover");
+}
+
+TEST(Difference, NamesEachFieldThatDiffers) {
+  const JobShape job{4, 2, 1, 65536, 8, false};
+  EXPECT_EQ(difference(job, job), "");
+  EXPECT_EQ(difference({4, 2, 1, 4096, 8, false}, job), "chunk_bytes is 4096, not 65536");
+  EXPECT_EQ(
+      difference({5, 3, 0, 1024, 9, true, true}, job),
+      "worker_count is 5, not 4, reducer_count is 3, not 2, colocated_count is 0, not 1, chunk_bytes is 1024, not "
+      "65536, window_chunks is 9, not 8, checksum is 1, not 0, failover is 1, not 0");
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+// Both sides of the handshake against a peer that says anything, in pieces of any size. Bytes of the input: the side,
+// how long the pieces are, and what the peer says. The nonces are always the same, so that an input can be right.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "xla_ffi/handshake.h"
+
+namespace {
+
+using namespace jaxhetero;
+
+constexpr size_t kHelloBytes = 44;
+
+// Whether what the peer said is what only somebody with the token can say.
+bool proves_it(Handshake::Side side, std::span<const std::byte> said, const Bytes& token, const Nonce& own) {
+  if (said.size() < kHelloBytes + sizeof(Digest)) return false;
+  Nonce peer;
+  std::ranges::copy(said.subspan(kHelloBytes - peer.size(), peer.size()), peer.begin());
+  const bool is_server = side == Handshake::Side::kServer;
+  const Digest proof = is_server ? prove(token, "client", peer, own) : prove(token, "server", own, peer);
+  return std::ranges::equal(said.subspan(kHelloBytes, proof.size()), proof);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 2) return 0;
+  const Handshake::Side side = data[0] % 2 == 0 ? Handshake::Side::kServer : Handshake::Side::kClient;
+  const size_t piece_bytes = data[1] + size_t{1};
+  const auto said = std::as_bytes(std::span(data + 2, size - 2));
+
+  const Bytes token(16, std::byte{'t'});
+  const Nonce own{std::byte{1}};
+  Handshake handshake(side, token, own, "10.0.0.3:4000");
+  if (handshake.opening().empty() != (side == Handshake::Side::kServer)) std::abort();
+  size_t taken = 0;
+  Bytes reply;
+  while (taken < said.size() && !handshake.is_done()) {
+    const std::span<std::byte> wanted = handshake.wanted();
+    if (wanted.empty()) std::abort();
+    const size_t count = std::min({wanted.size(), piece_bytes, said.size() - taken});
+    std::ranges::copy(said.subspan(taken, count), wanted.begin());
+    taken += count;
+    if (!handshake.take(count, reply).ok()) return 0;
+  }
+  if (handshake.hung_up().ok()) std::abort();
+  if (handshake.is_done() != proves_it(side, said.first(taken), token, own)) std::abort();
+  return 0;
+}

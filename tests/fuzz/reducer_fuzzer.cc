@@ -1,0 +1,172 @@
+// The reducer's state machine, driven as its server drives it: whatever workers push, describe and leave, in any order.
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/reducer.h"
+
+namespace {
+
+using namespace jaxhetero;
+
+constexpr uint32_t kWorkers = 3;
+constexpr uint32_t kChunkBytes = 64;
+constexpr uint32_t kWindow = 2;
+
+class Server {
+ public:
+  explicit Server(FuzzedDataProvider& input) : input_(input) {}
+
+  void act() {
+    const auto rank = input_.ConsumeIntegralInRange<uint32_t>(0, kWorkers - 1);
+    if (gone_[rank]) return;
+    now_ms_ += 10;
+    switch (input_.ConsumeIntegralInRange(0, 9)) {
+      case 0:
+        check(rank, reducer_.describe_op(rank, op(), input_.ConsumeRandomLengthString(20)));
+        break;
+      case 1:
+        leave(rank, {});
+        break;
+      case 2:
+        leave(rank, {Code::kInternal, "it closed the connection"});
+        break;
+      case 3:
+        reducer_.report_late(now_ms_, 20, outgoing_);
+        break;
+      case 4:
+        finish(rank);
+        break;
+      default:
+        // The next frame's header comes behind the payload before it.
+        finish(rank);
+        if (!gone_[rank]) begin(rank);
+    }
+    take_outgoing();
+  }
+
+ private:
+  struct Push {
+    FrameHeader header;
+    std::span<std::byte> memory;
+  };
+
+  uint64_t op() { return input_.ConsumeIntegralInRange<uint64_t>(0, 2); }
+
+  // Mostly what a worker would push next, so that rounds do end.
+  FrameHeader make_push(uint32_t rank) {
+    const bool honest = input_.ConsumeIntegralInRange(0, 7) > 0;
+    FrameHeader header = next_[rank][op()];
+    header.rank = rank;
+    header.op = honest ? header.op : op();
+    if (!honest) {
+      header.round += input_.ConsumeIntegralInRange<uint64_t>(0, 2);
+      header.spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 5));
+      header.spec.dtype = static_cast<DType>(input_.ConsumeIntegralInRange(0, 14));
+      header.spec.root = input_.ConsumeIntegralInRange<uint32_t>(0, 4);
+      header.spec.total_count = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
+      header.spec.signature = input_.ConsumeIntegralInRange<uint32_t>(0, 1);
+      header.offset = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
+      header.count = input_.ConsumeIntegralInRange<uint32_t>(0, 40);
+      header.rank = input_.ConsumeIntegralInRange<uint32_t>(0, kWorkers);
+      header.last = input_.ConsumeBool();
+    }
+    const bool pushes_data = header.spec.kind != Kind::kBroadcast || header.spec.root == rank;
+    const bool says_so = honest || input_.ConsumeBool();
+    const size_t bytes = header.count * item_bytes(header.spec.dtype);
+    header.payload_bytes = pushes_data == says_so ? static_cast<uint32_t>(bytes) : 0;
+    return header;
+  }
+
+  void begin(uint32_t rank) {
+    const FrameHeader sent = make_push(rank);
+    Result<FrameHeader> header = decode(encode(sent));
+    if (!header.ok()) return leave(rank, header.status());
+    Result<std::span<std::byte>> memory = reducer_.begin(rank, *header, now_ms_, outgoing_);
+    if (!memory.ok()) return leave(rank, memory.status());
+    if (!memory->empty() && memory->size() != header->payload_bytes) std::abort();
+    std::ranges::fill(*memory, std::byte{1});
+    pushing_[rank] = Push{*header, *memory};
+    if (memory->empty()) finish(rank);
+  }
+
+  void finish(uint32_t rank) {
+    if (!pushing_[rank].has_value()) return;
+    const Push push = *pushing_[rank];
+    pushing_[rank].reset();
+    if (reducer_.fault().ok()) std::ranges::fill(push.memory, std::byte{2});
+    const Status status = reducer_.commit(rank, push.header, now_ms_, outgoing_);
+    if (!status.ok()) return leave(rank, status);
+    if (push.header.op >= next_[rank].size()) return;
+    FrameHeader& next = next_[rank][push.header.op];
+    next = push.header;
+    next.offset += next.count;
+    if (push.header.last) {
+      next.offset = 0;
+      ++next.round;
+    }
+    next.last = next.offset + next.count >= next.spec.total_count;
+  }
+
+  void check(uint32_t rank, const Status& status) {
+    if (!status.ok()) leave(rank, status);
+  }
+
+  void leave(uint32_t rank, const Status& why) {
+    gone_[rank] = true;
+    pushing_[rank].reset();
+    reducer_.leave(rank, why, outgoing_);
+  }
+
+  // What a server would send: headers that a worker can decode, and payloads that are there.
+  void take_outgoing() {
+    for (const Outgoing& frame : outgoing_) {
+      if (frame.rank >= kWorkers || frame.payload.size() != frame.header.payload_bytes) std::abort();
+      if (!decode(encode(frame.header)).ok()) std::abort();
+      uint32_t sum = 0;
+      for (std::byte byte : frame.payload) sum += std::to_integer<uint32_t>(byte);
+      sink_ = sum;
+    }
+    outgoing_.clear();
+  }
+
+  static std::array<FrameHeader, 3> first_pushes() {
+    std::array<FrameHeader, 3> pushes;
+    for (uint64_t op = 0; op < pushes.size(); ++op) {
+      FrameHeader& push = pushes[op];
+      push.type = FrameType::kPush;
+      push.op = op;
+      push.count = 8;
+      push.spec.total_count = 24;
+      push.spec.kind = op == 1 ? Kind::kBroadcast : Kind::kSum;
+      push.spec.dtype = op == 2 ? DType::kBF16 : DType::kF32;
+    }
+    return pushes;
+  }
+
+  FuzzedDataProvider& input_;
+  Reducer reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};
+  std::array<std::array<FrameHeader, 3>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
+  std::array<std::optional<Push>, kWorkers> pushing_;
+  std::array<bool, kWorkers> gone_{};
+  std::vector<Outgoing> outgoing_;
+  int64_t now_ms_ = 0;
+  volatile uint32_t sink_ = 0;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzedDataProvider input(data, size);
+  Server server(input);
+  while (input.remaining_bytes() > 0) server.act();
+  return 0;
+}

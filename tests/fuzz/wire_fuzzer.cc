@@ -1,0 +1,63 @@
+// Every function that decodes what a peer sent. The first byte chooses one; the rest is for it.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "xla_ffi/wire.h"
+
+namespace jaxhetero {
+namespace {
+
+// What was accepted is written and read again: the second reading must be the first.
+template <typename Value>
+void expect_stable(Result<Value> value, Result<Value> (*decode_again)(std::span<const std::byte>)) {
+  if (!value.ok()) return;
+  const Bytes bytes = encode(*value);
+  Result<Value> again = decode_again(bytes);
+  if (!again.ok() || encode(*again) != bytes) std::abort();
+}
+
+void decode_header(std::span<const std::byte> bytes) {
+  EncodedHeader encoded{};
+  std::copy_n(bytes.begin(), std::min(bytes.size(), encoded.size()), encoded.begin());
+  Result<FrameHeader> header = decode(encoded);
+  if (!header.ok()) return;
+  if (encode(*header) != encoded) std::abort();
+  const size_t most =
+      header->type == FrameType::kPush || header->type == FrameType::kResult ? kMaxChunkBytes : kMaxControlBytes;
+  if (header->payload_bytes > most) std::abort();
+  if (most == kMaxChunkBytes && header->offset + header->count > header->spec.total_count) std::abort();
+}
+
+}  // namespace
+}  // namespace jaxhetero
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace jaxhetero;
+  if (size == 0) return 0;
+  const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
+  switch (data[0] % 6) {
+    case 0:
+      decode_header(bytes);
+      break;
+    case 1:
+      expect_stable(decode_registration(bytes), &decode_registration);
+      break;
+    case 2:
+      expect_stable(decode_members(bytes), &decode_members);
+      break;
+    case 3:
+      expect_stable(decode_join(bytes), &decode_join);
+      break;
+    case 4:
+      if (decode_fault(bytes).ok()) std::abort();
+      break;
+    default:
+      for (char c : decode_text(bytes)) {
+        if (c < ' ' || c > '~') std::abort();
+      }
+  }
+  return 0;
+}

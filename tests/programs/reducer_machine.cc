@@ -1,0 +1,129 @@
+// A Reducer behind a line protocol, for tests/test_reducer_model.py. One command a line on standard input; for each,
+// the frames that the reducer sends and then a line that says how it went:
+//
+//   new WORKERS CHUNK WINDOW                           a fresh reducer, for chunks of so many int64
+//   describe RANK OP
+//   begin RANK OP ROUND OFFSET COUNT TOTAL LAST        the header of a push
+//   commit RANK VALUE...                               its payload
+//   leave RANK / lose RANK                             in order, or not
+//
+//   -> result RANK OP ROUND OFFSET LAST VALUE... / fault RANK TEXT
+//   -> ok / error TEXT
+#include <algorithm>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/reducer.h"
+
+namespace jaxhetero {
+namespace {
+
+struct Push {
+  FrameHeader header;
+  std::span<std::byte> memory;
+};
+
+class Machine {
+ public:
+  Status run(const std::string& line) {
+    std::istringstream words(line);
+    std::string command;
+    uint32_t rank = 0;
+    words >> command >> rank;
+    if (command == "new") return start(rank, words);
+    if (command == "describe") return reducer_->describe_op(rank, next<uint64_t>(words), "op");
+    if (command == "begin") return begin(rank, words);
+    if (command == "commit") return commit(rank, words);
+    const bool in_order = command == "leave";
+    reducer_->leave(rank, in_order ? Status() : Status(Code::kInternal, "it closed the connection"), outgoing_);
+    return {};
+  }
+
+  void print_outgoing() {
+    for (const Outgoing& frame : outgoing_) {
+      const FrameHeader& header = frame.header;
+      if (header.type == FrameType::kFault) {
+        std::cout << "fault " << frame.rank << " " << decode_fault(frame.payload).message() << "\n";
+        continue;
+      }
+      std::cout << "result " << frame.rank << " " << header.op << " " << header.round << " " << header.offset << " "
+                << header.last;
+      for (uint32_t i = 0; i < header.count; ++i) {
+        int64_t value = 0;
+        std::memcpy(&value, frame.payload.data() + i * sizeof value, sizeof value);
+        std::cout << " " << value;
+      }
+      std::cout << "\n";
+    }
+    outgoing_.clear();
+  }
+
+ private:
+  template <typename Number>
+  static Number next(std::istringstream& words) {
+    Number number = 0;
+    words >> number;
+    return number;
+  }
+
+  Status start(uint32_t worker_count, std::istringstream& words) {
+    Reducer::Job job;
+    for (uint32_t rank = 0; rank < worker_count; ++rank) job.worker_hosts.push_back("host-" + std::to_string(rank));
+    job.shape.worker_count = worker_count;
+    job.shape.reducer_count = 1;
+    job.shape.chunk_bytes = next<uint32_t>(words) * static_cast<uint32_t>(sizeof(int64_t));
+    job.shape.window_chunks = next<uint32_t>(words);
+    reducer_ = std::make_unique<Reducer>(std::move(job));
+    pushes_.clear();
+    return {};
+  }
+
+  Status begin(uint32_t rank, std::istringstream& words) {
+    FrameHeader header;
+    header.type = FrameType::kPush;
+    header.rank = rank;
+    header.op = next<uint64_t>(words);
+    header.round = next<uint64_t>(words);
+    header.offset = next<uint64_t>(words);
+    header.count = next<uint32_t>(words);
+    header.spec = {Kind::kSum, DType::kI64, 0, 1, next<uint64_t>(words), 0};
+    header.last = next<int>(words) != 0;
+    header.payload_bytes = header.count * static_cast<uint32_t>(sizeof(int64_t));
+    Result<std::span<std::byte>> memory = reducer_->begin(rank, header, 0, outgoing_);
+    if (!memory.ok()) return memory.status();
+    pushes_[rank] = {header, *memory};
+    return {};
+  }
+
+  Status commit(uint32_t rank, std::istringstream& words) {
+    const Push push = pushes_.at(rank);
+    pushes_.erase(rank);
+    for (size_t at = 0; reducer_->fault().ok() && at < push.memory.size(); at += sizeof(int64_t)) {
+      const auto value = next<int64_t>(words);
+      std::memcpy(push.memory.data() + at, &value, sizeof value);
+    }
+    return reducer_->commit(rank, push.header, 0, outgoing_);
+  }
+
+  std::unique_ptr<Reducer> reducer_;
+  std::map<uint32_t, Push> pushes_;  // begun, by rank
+  std::vector<Outgoing> outgoing_;
+};
+
+}  // namespace
+}  // namespace jaxhetero
+
+int main() {
+  jaxhetero::Machine machine;
+  for (std::string line; std::getline(std::cin, line);) {
+    const jaxhetero::Status status = machine.run(line);
+    machine.print_outgoing();
+    std::cout << (status.ok() ? "ok" : "error " + status.message()) << std::endl;
+  }
+}

@@ -1,0 +1,118 @@
+#include "handshake.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+constexpr std::string_view kMagic = "jxhetero";
+constexpr size_t kHelloBytes = kMagic.size() + sizeof(uint32_t) + sizeof(Nonce);
+constexpr size_t kServerHelloBytes = kHelloBytes + sizeof(Digest);
+
+Bytes hello(const Nonce& nonce) {
+  Bytes bytes;
+  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
+  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<std::byte>(kProtocolVersion >> shift));
+  bytes.insert(bytes.end(), nonce.begin(), nonce.end());
+  return bytes;
+}
+
+// The nonce of a peer's hello, or why it is none of ours.
+Result<Nonce> read_hello(std::span<const std::byte> bytes, const std::string& peer) {
+  const auto magic = bytes.first(kMagic.size());
+  if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
+    return Status(Code::kProtocol, peer + " does not speak the protocol of jaxhetero");
+  }
+  uint32_t version = 0;
+  for (size_t i = 0; i < sizeof version; ++i) version |= std::to_integer<uint32_t>(bytes[kMagic.size() + i]) << (8 * i);
+  if (version != kProtocolVersion) {
+    return Status(Code::kVersionMismatch, peer + " speaks protocol version " + std::to_string(version) +
+                                              ", this process version " + std::to_string(kProtocolVersion) +
+                                              "; install the same version of jaxhetero everywhere");
+  }
+  Nonce nonce;
+  std::ranges::copy(bytes.subspan(kHelloBytes - nonce.size(), nonce.size()), nonce.begin());
+  return nonce;
+}
+
+Digest read_digest(std::span<const std::byte> bytes) {
+  Digest digest;
+  std::ranges::copy(bytes.first(digest.size()), digest.begin());
+  return digest;
+}
+
+}  // namespace
+
+Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer)
+    : side_(side), token_(token), own_nonce_(nonce), peer_(std::move(peer)) {}
+
+Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(own_nonce_) : Bytes(); }
+
+size_t Handshake::message_bytes() const {
+  if (stage_ == Stage::kDone) return 0;
+  if (stage_ == Stage::kProof) return sizeof(Digest);
+  return side_ == Side::kServer ? kHelloBytes : kServerHelloBytes;
+}
+
+Status Handshake::take(size_t bytes, Bytes& reply) {
+  reply.clear();
+  received_bytes_ += bytes;
+  if (left_bytes() > 0) return {};
+  received_bytes_ = 0;
+  if (stage_ == Stage::kProof) return take_client_proof();
+  return side_ == Side::kServer ? take_client_hello(reply) : take_server_hello(reply);
+}
+
+Status Handshake::take_client_hello(Bytes& reply) {
+  Result<Nonce> client = read_hello(std::span(message_).first(kHelloBytes), peer_);
+  if (!client.ok()) {
+    // Another version deserves an answer, so that it can name ours; anything else gets none.
+    if (client.status().code() == Code::kVersionMismatch) {
+      reply = hello(own_nonce_);
+      reply.resize(kServerHelloBytes);
+    }
+    return client.status();
+  }
+  peer_nonce_ = *client;
+  reply = hello(own_nonce_);
+  const Digest proof = prove(token_, "server", peer_nonce_, own_nonce_);
+  reply.insert(reply.end(), proof.begin(), proof.end());
+  stage_ = Stage::kProof;
+  return {};
+}
+
+Status Handshake::take_server_hello(Bytes& reply) {
+  const auto bytes = std::span(message_);
+  Result<Nonce> server = read_hello(bytes.first(kHelloBytes), peer_);
+  if (!server.ok()) return server.status();
+  peer_nonce_ = *server;
+  const Digest expected = prove(token_, "server", own_nonce_, peer_nonce_);
+  if (!same_digest(expected, read_digest(bytes.subspan(kHelloBytes)))) {
+    return {Code::kUnauthenticated,
+            "its job token differs from the one of this process; give all of them the same "
+            "JAXHETERO_TOKEN or JAXHETERO_TOKEN_FILE"};
+  }
+  const Digest proof = prove(token_, "client", own_nonce_, peer_nonce_);
+  reply.assign(proof.begin(), proof.end());
+  stage_ = Stage::kDone;
+  return {};
+}
+
+Status Handshake::take_client_proof() {
+  const Digest expected = prove(token_, "client", peer_nonce_, own_nonce_);
+  if (!same_digest(expected, read_digest(std::span(message_)))) {
+    return {Code::kUnauthenticated, "it could not prove that it knows the job token"};
+  }
+  stage_ = Stage::kDone;
+  return {};
+}
+
+Status Handshake::hung_up() const {
+  // Who hangs up on our proof does not believe it. At any other point that says nothing about the token.
+  const Code code = stage_ == Stage::kProof ? Code::kUnauthenticated : Code::kInternal;
+  return {code, "it closed the connection in the handshake"};
+}
+
+}  // namespace jaxhetero
