@@ -89,8 +89,8 @@ def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Arra
         _check_dtype(leaf, label)
         if axes := partly_reduced_axes(jax.typeof(leaf)):
             raise ConfigError(
-                f"{label}: a leaf is {describe_leaf(leaf)} that is unreduced or reduced over {', '.join(sorted(axes))}; "
-                "these types are not supported; let values vary, by jax.lax.pcast(x, axis_name, to='varying')"
+                f"{label}: a leaf is {describe_leaf(leaf)} of type unreduced or reduced over {', '.join(sorted(axes))}"
+                "; these types are not supported; make it vary, by jax.lax.pcast(x, axes, to='varying')"
             )
     return [jnp.asarray(leaf) for leaf in leaves], structure
 
