@@ -8,6 +8,7 @@ from typing import Any
 from jax._src import distributed
 from jax.interpreters import mlir
 from jax.sharding import Mesh
+from jaxlib.mlir import ir
 
 
 def distributed_coordinator() -> str:
@@ -64,3 +65,16 @@ def program_device_count(context: mlir.LoweringRuleContext) -> int:
     if isinstance(axis_context, mlir.ShardingContext):
         return axis_context.num_devices
     return math.prod(size for name, size in axis_context.mesh.shape.items() if name not in axis_context.manual_axes)
+
+
+def operation_name(name: str) -> ir.Location:
+    """For a ``with`` block: XLA calls the operations that are lowered in it ``name``, and so does a profile.
+
+    Private because jaxlib's MLIR bindings are; a ``jax.named_scope`` does not reach a profile of the CPU.
+    """
+    return ir.Location.name(name)
+
+
+def partly_reduced_axes(aval: Any) -> frozenset[str]:
+    """The axes over which a value's type is "unreduced" or "reduced"; private as those of ``varying_axes``."""
+    return frozenset(aval.mat.unreduced) | frozenset(aval.mat.reduced)

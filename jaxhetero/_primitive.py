@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxhetero import _ffi, world
-from jaxhetero._compat import program_device_count, program_mesh, varying_axes, without_varying_axis
+from jaxhetero._compat import operation_name, program_device_count, program_mesh, varying_axes, without_varying_axis
 from jaxhetero._mesh import make_lanes
 from jaxhetero.errors import ConfigError
 
@@ -87,16 +87,18 @@ def _lowering(
     ids, lanes = (
         (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
     )
-    return rule(
-        ctx,
-        *bucket,
-        label=label,
-        kind=np.int64(kind),
-        root=np.int64(root),
-        worker_count=np.int64(worker_count),
-        device_ids=ids,
-        device_lanes=lanes,
-    )
+    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
+    with operation_name(f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
+        return rule(
+            ctx,
+            *bucket,
+            label=label,
+            kind=np.int64(kind),
+            root=np.int64(root),
+            worker_count=np.int64(worker_count),
+            device_ids=ids,
+            device_lanes=lanes,
+        )
 
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:

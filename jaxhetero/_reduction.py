@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero import _gather, _primitive, world
-from jaxhetero._compat import varying_axes
+from jaxhetero._compat import partly_reduced_axes, varying_axes
 from jaxhetero._mesh import ReducedAxes
 from jaxhetero._primitive import Kind
 from jaxhetero.errors import ConfigError
@@ -87,6 +87,11 @@ def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Arra
     leaves, structure = jax.tree.flatten(x)
     for leaf in leaves:
         _check_dtype(leaf, label)
+        if axes := partly_reduced_axes(jax.typeof(leaf)):
+            raise ConfigError(
+                f"{label}: a leaf is {describe_leaf(leaf)} of type unreduced or reduced over {', '.join(sorted(axes))}"
+                "; these types are not supported; make it vary, by jax.lax.pcast(x, axes, to='varying')"
+            )
     return [jnp.asarray(leaf) for leaf in leaves], structure
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cluster import run
+from cluster import Cluster, run
 
 
 def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
@@ -14,7 +14,7 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
         for scope, size in zip(sorted(result["scopes"]), ("294912 bytes", "65536 bytes"), strict=True):
             assert "psum at hlo.py:step bucket" in scope
             assert size in scope
-            assert scope.endswith("/jaxhetero_psum")
+            assert scope.endswith(f"/jaxhetero_psum_{size.replace(' ', '_')}")
 
 
 def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:
@@ -25,3 +25,12 @@ def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:
             assert result["results"] == [6.0, 6.0, 6.0]
             assert result["compiled_in_second_world"] == 0
             assert attempt == 0 or result["hits"] > 0
+
+
+def test_a_profile_names_the_collective_and_its_bytes() -> None:
+    """In a trace of a real step, in which ``jax.debug.print`` prints what was summed."""
+    with Cluster(2) as cluster:
+        cluster.start_workers("profiled.py")
+        for outcome in cluster.wait_workers():
+            assert any(name.startswith("jaxhetero_psum_4000_bytes") for name in outcome.result)
+            assert outcome.output.count("the sum begins with 2.0") == 2

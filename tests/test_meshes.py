@@ -1,7 +1,7 @@
 """The collectives under jax.shard_map, where the mesh axis is made of the workers."""
 
 import pytest
-from cluster import free_port, run
+from cluster import ROOT, free_port, run
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,19 @@ def test_workers_of_several_devices(kind: str) -> None:
         assert 1.0 <= result["sent"] < 1.05
 
 
+def test_the_cases_of_the_tests_of_jax() -> None:
+    """docs/jax_parity.md lists every one of them: those that are here must hold, or be refused by name."""
+    document = (ROOT / "docs" / "jax_parity.md").read_text()
+    for result in run("jax_cases.py", f"127.0.0.1:{free_port()}", workers=2, reducers=1):
+        assert result["failed"] == []
+        assert [name for name in result["holds"] + result["refused"] if f"`{name}`" not in document] == []
+
+
 def test_a_train_step_with_our_pmean_ends_where_that_of_lax_ends() -> None:
-    """Plain jit, and a global mesh with and without types: the same bits of the parameters on two workers."""
+    """Plain jit, a global mesh and a mesh per process, with and without types: the same parameters to the bit."""
     digests: set[str] = set()
-    for result in run("same_step.py", f"127.0.0.1:{free_port()}", workers=2, reducers=1):
-        assert len(result) == 5
-        digests.update(result.values())
+    for arguments, count in (([f"127.0.0.1:{free_port()}"], 5), ([], 3)):
+        for result in run("same_step.py", *arguments, workers=2, reducers=1):
+            assert len(result) == count
+            digests.update(result.values())
     assert len(digests) == 1

@@ -1,4 +1,7 @@
-"""One train step, written once for any ``pmean``: in plain jit and on a global mesh, with jax.lax's and with ours."""
+"""One train step, written once for any ``pmean``: with jax.lax's on a global mesh, and with ours in every way there is.
+
+Those are plain jit and a global mesh or, where no coordinator of ``jax.distributed`` is given, a mesh in each process.
+"""
 
 import hashlib
 import json
@@ -54,16 +57,18 @@ def train(step: Callable[..., Any], place: Callable[[Any], Any] = lambda batch: 
 
 def main() -> None:
     rank, size = int(os.environ["JAXHETERO_RANK"]), int(os.environ["JAXHETERO_WORKER_COUNT"])
-    jax.distributed.initialize(sys.argv[1], size, rank)
+    is_global = len(sys.argv) > 1
+    if is_global:
+        jax.distributed.initialize(sys.argv[1], size, rank)
     jaxhetero.initialize()
-    mesh = jax.make_mesh((size,), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.P("workers"))
 
     def place(arrays: Any) -> Any:
         return [jax.make_array_from_process_local_data(rows, array) for array in arrays]
 
     digests = {"plain jit": train(make_step(jaxhetero.pmean))}
-    for library in (jax.lax, jaxhetero):
+    for library in (jax.lax, jaxhetero) if is_global else (jaxhetero,):
         for check_vma in (True, False):
 
             def varying(tree: Any, cast: bool = check_vma) -> Any:
