@@ -34,6 +34,8 @@ class Metrics:
     """Completed rounds; one for each bucket of each collective that ran."""
     busy_us: int = 0
     """Microseconds during which at least one round was in flight."""
+    view_count: int = 0
+    """How often a reducer was lost or came, and the job went on with others than before."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""

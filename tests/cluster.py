@@ -62,8 +62,14 @@ class Cluster:
         self._directory.cleanup()
 
     def start_reducers(self, count: int | None = None, **settings: str) -> None:
-        for index in range(self.reducers if count is None else count):
-            self._start(f"reducer {index}", ["-m", "jaxhetero", "reducer"], settings)
+        for _ in range(self.reducers if count is None else count):
+            self.start_reducer(**settings)
+
+    def start_reducer(self, **settings: str) -> str:
+        """One more; its name."""
+        name = f"reducer {sum(name.startswith('reducer') for name in self._processes)}"
+        self._start(name, ["-m", "jaxhetero", "reducer"], settings)
+        return name
 
     def start_worker(self, rank: int, program: str, *arguments: str, **settings: str) -> None:
         own = {"JAXHETERO_RANK": str(rank), **settings}
@@ -101,8 +107,15 @@ class Cluster:
 
     def wait_for_output(self, name: str, text: str, timeout_s: float = 60) -> None:
         """Until the process has printed ``text``."""
+        self._wait_for(name, "out", text, timeout_s)
+
+    def wait_for_error(self, name: str, text: str, timeout_s: float = 60) -> None:
+        """The same on its standard error, where the log goes."""
+        self._wait_for(name, "err", text, timeout_s)
+
+    def _wait_for(self, name: str, kind: str, text: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while text not in self._log(name, "out").read_text():
+        while text not in self._log(name, kind).read_text():
             assert time.monotonic() < deadline, f"{name} never printed {text!r}: {self._log(name, 'err').read_text()}"
             assert self.process(name).poll() is None, f"{name} ended: {self._log(name, 'err').read_text()}"
             time.sleep(0.01)

@@ -76,8 +76,8 @@ def test_worker_that_ends_early(mistake: str) -> None:
         assert "rank 1 (host " in message
 
 
-def test_reducer_that_dies() -> None:
-    with Cluster(2, 2) as cluster:
+def test_reducer_that_dies_without_failover() -> None:
+    with Cluster(2, 2, {"JAXHETERO_FAILOVER": "0"}) as cluster:
         cluster.start_reducers()
         cluster.start_workers("errors.py", "until killed", "0")
         for rank in range(2):

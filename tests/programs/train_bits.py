@@ -1,10 +1,17 @@
-"""Twenty training steps; prints a digest of the parameters, and of the same training in one process."""
+"""Training steps; prints a digest of the parameters, and of as many steps of the same training in one process.
+
+Twenty steps; or, where the first argument names a file, until rank 0 finds that file there.
+"""
 
 import functools
 import hashlib
 import itertools
 import json
 import operator
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,23 +52,41 @@ def digest(tree: Any) -> str:
     return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))).hexdigest()
 
 
-def train_distributed() -> Params:
+def step_numbers() -> Iterator[int]:
+    if len(sys.argv) < 2:
+        yield from range(STEPS)
+        return
+    end = Path(sys.argv[1])
+    count = jax.jit(lambda here: jaxhetero.psum(here, name="end"))
+    for number in itertools.count():
+        if count(jnp.int32(jaxhetero.rank() == 0 and end.exists())) > 0:
+            return
+        yield number
+
+
+def train_distributed() -> tuple[Params, list[float]]:
+    """The parameters, and for each step when it ended."""
+
     @jax.jit
     def step(params: Params, inputs: jax.Array, targets: jax.Array) -> Params:
         gradients = jax.grad(loss)(params, inputs, targets)
         return update(params, jaxhetero.psum(gradients, bucket_bytes=20_000), jaxhetero.size())
 
     params = initial_params()
-    for number in range(STEPS):
-        params = step(params, *batch(jaxhetero.rank(), number))
-    return params
+    ends = []
+    for number in step_numbers():
+        params = jax.block_until_ready(step(params, *batch(jaxhetero.rank(), number)))
+        ends.append(time.time())
+        if number == 2:
+            print("running", flush=True)
+    return params, ends
 
 
-def train_in_one_process(workers: int) -> Params:
+def train_in_one_process(workers: int, steps: int) -> Params:
     gradients_of = jax.jit(jax.grad(loss))
     apply = jax.jit(functools.partial(update, workers=workers))
     params = initial_params()
-    for number in range(STEPS):
+    for number in range(steps):
         gradients = [gradients_of(params, *batch(rank, number)) for rank in range(workers)]
         params = apply(params, functools.reduce(lambda a, b: jax.tree.map(operator.add, a, b), gradients))
     return params
@@ -69,10 +94,12 @@ def train_in_one_process(workers: int) -> Params:
 
 def main() -> None:
     jaxhetero.initialize()
-    distributed = digest(train_distributed())
-    alone = digest(train_in_one_process(jaxhetero.size())) if jaxhetero.rank() == 0 else None
+    params, ends = train_distributed()
+    views = jaxhetero.metrics().view_count
+    rank, size = jaxhetero.rank(), jaxhetero.size()
     jaxhetero.shutdown()
-    print(json.dumps({"distributed": distributed, "alone": alone}))
+    alone = digest(train_in_one_process(size, len(ends))) if rank == 0 else None
+    print(json.dumps({"distributed": digest(params), "alone": alone, "views": views, "ends": ends}))
 
 
 main()
