@@ -9,14 +9,12 @@ from typing import Annotated, Literal
 
 import tyro
 from flax import nnx
-from rich.console import Console
 
 import jaxhetero
 from models.bert.model import PreTrainingModel
 from models.bert.presets import PRESETS, Preset
 from models.bert.train import train
-from models.common.command import RunOptions, finish, named_preset, run_command, show_plan
-from models.common.errors import SettingsError
+from models.common.command import RunOptions, parse_options, run_command, run_trainer
 
 DEFAULT_PRESET = "bert-tiny"
 
@@ -39,36 +37,20 @@ class Options:
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
-def parse_options(arguments: list[str]) -> Options:
-    """The command line."""
-    name = named_preset(PRESETS, arguments, DEFAULT_PRESET)
-    return tyro.cli(
-        Options,
-        prog="python -m models.bert",
-        default=Options(settings=PRESETS[name], preset=name),
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes,),
+def run(arguments: list[str]) -> int:
+    """Train, or show the plan; the exit code."""
+    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
+    preset = options.settings
+    jaxhetero.initialize()
+    return run_trainer(
+        options,
+        preset.step_count,
+        lambda: PreTrainingModel(preset.model, rngs=nnx.Rngs(0)),
+        lambda console: train(preset, options.data, options.run, console, options.start_from),
+        "BERT pre-training",
+        "sequences",
     )
 
 
-def run(arguments: list[str]) -> int:
-    """Train, or show the plan; the exit code."""
-    options = parse_options(arguments)
-    preset, console = options.settings, Console()
-    jaxhetero.initialize()
-    if options.run.dry_run:
-        model = nnx.eval_shape(lambda: PreTrainingModel(preset.model, rngs=nnx.Rngs(0)))
-        return show_plan(nnx.state(model, nnx.Param), preset, options.run, console, "BERT pre-training", "sequences")
-    if options.data is None:
-        raise SettingsError("--data is missing: the folder with the records")
-    result = train(preset, options.data, options.run, console, options.start_from)
-    return finish(result, options.run, console, "BERT", "sequences", preset=options.preset, settings=preset)
-
-
-def main() -> int:
-    """The command; its exit code."""
-    return run_command(run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(run))

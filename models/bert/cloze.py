@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 
 from models.bert.prepare import choose_held_out
-from models.bert.text import MASK, find_texts, read_text, split_sentences
+from models.bert.text import MASK, find_documents, read_text, split_sentences
 from models.common.command import run_command
 from models.common.errors import DataError, require
 from models.common.records import new_folder
@@ -53,9 +53,9 @@ class Options:
 
 def make_cloze(options: Options) -> dict[str, int]:
     """Write both files, or nothing; how many questions each has."""
-    documents = [text for text in map(read_text, find_texts(options.text)) if text.strip()]
+    documents = find_documents(options.text)
     is_held_out = choose_held_out(len(documents), options.held_out_share, options.seed)
-    held_out = [text for text, chosen in zip(documents, is_held_out, strict=True) if chosen]
+    held_out = [read_text(path) for path, chosen in zip(documents, is_held_out, strict=True) if chosen]
     dev_count = max(1, round(len(held_out) * options.dev_share))
     parts = {TRAIN_FILE: held_out[dev_count:], DEV_FILE: held_out[:dev_count]}
     counts = {}

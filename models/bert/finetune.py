@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +22,7 @@ import jaxhetero
 from jaxhetero.optimizers import WarmupPoly
 from models.bert.model import Batch, ModelConfig, PreTrainingModel, QuestionAnsweringModel
 from models.bert.optimizer import OptimizerConfig, make_optimizer
-from models.bert.presets import LARGE, TINY
+from models.bert.presets import LARGE, SMOKE, TINY
 from models.bert.squad import (
     AnswerConfig,
     FeatureConfig,
@@ -34,12 +33,12 @@ from models.bert.squad import (
 )
 from models.bert.text import Vocabulary
 from models.bert.torch_weights import load_torch_weights, read_safetensors
-from models.bert.train import TrainState
+from models.bert.train import Loss, TrainState, make_train_step
 from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.checkpoint import Checkpoints
-from models.common.command import RunOptions, finish, named_preset, run_command
+from models.common.command import RunOptions, parse_options, run_command, run_trainer
 from models.common.errors import DataError, require
-from models.common.optimizer import init_state, scaled
+from models.common.optimizer import init_state
 from models.common.report import Result, write_whole
 from models.common.training import Scores, Training
 
@@ -100,6 +99,16 @@ PRESETS = {
         warmup_share=0.1,
         features=FeatureConfig(sequence_length=128, stride=32, question_length=60),
     ),
+    # The same path in seconds, for tests, after the pre-training preset of that name.
+    "bert-smoke": Preset(
+        SMOKE.model,
+        OptimizerConfig(algorithm="adam"),
+        peak=2e-2,
+        global_batch=4,
+        epochs=20,
+        warmup_share=0.1,
+        features=FeatureConfig(sequence_length=40, stride=8, question_length=10),
+    ),
 }
 DEFAULT_PRESET = "bert-tiny"
 
@@ -158,23 +167,31 @@ def _batch(example: Example) -> Batch:
     return Batch(example["token_ids"], example["segment_ids"], example["mask"])
 
 
-def train(options: Options, console: Console) -> Result:
-    """Train and evaluate; call it on every worker after ``jaxhetero.initialize()``."""
-    preset = options.settings
-    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
-    vocabulary = Vocabulary(options.vocabulary)
-    if len(vocabulary) != preset.model.vocabulary_size:
-        raise DataError(
-            f"{options.vocabulary} has {len(vocabulary)} tokens; vocabulary_size is {preset.model.vocabulary_size}: "
-            "it is of another model"
+class Questions:
+    """The questions to train on and those to evaluate on, and for how many steps they last."""
+
+    def __init__(self, options: Options) -> None:
+        preset = options.settings
+        vocabulary = Vocabulary(options.vocabulary)
+        if len(vocabulary) != preset.model.vocabulary_size:
+            raise DataError(
+                f"{options.vocabulary} has {len(vocabulary)} tokens; vocabulary_size is "
+                f"{preset.model.vocabulary_size}: it is of another model"
+            )
+        self.train, self.dev = (QuestionData(path, vocabulary, preset) for path in (options.train, options.dev))
+        self.steps_per_epoch = len(self.train.features) // preset.global_batch
+        require(
+            self.steps_per_epoch >= 1,
+            f"{options.train} makes {len(self.train.features)} windows, fewer than one global batch "
+            f"({preset.global_batch})",
         )
-    data, dev = (QuestionData(path, vocabulary, preset) for path in (options.train, options.dev))
-    steps_per_epoch = len(data.features) // preset.global_batch
-    require(
-        steps_per_epoch >= 1,
-        f"{options.train} makes {len(data.features)} windows, fewer than one global batch ({preset.global_batch})",
-    )
-    step_count = steps_per_epoch * preset.epochs
+        self.step_count = self.steps_per_epoch * preset.epochs
+
+
+def train(options: Options, questions: Questions, console: Console) -> Result:
+    """Train and evaluate; call it on every worker after ``jaxhetero.initialize()``."""
+    preset, steps_per_epoch, step_count = options.settings, questions.steps_per_epoch, questions.step_count
+    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
     graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
     params = jaxhetero.broadcast(params)
     schedule = preset.schedule(step_count)
@@ -189,11 +206,10 @@ def train(options: Options, console: Console) -> Result:
         evaluate_every=1,
         label=lambda step: f"epoch {step // steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=make_train_step(graphdef, optimizer, preset.seed),
-        batches=lambda step: data.train_batches(plan, step_count, step),
+        train_step=make_train_step(make_loss(graphdef), optimizer, preset.seed),
+        batches=lambda step: questions.train.train_batches(plan, step_count, step),
         learning_rate=schedule,
-        settle=lambda state: state,
-        evaluate=lambda state: evaluate(predict, state.params, dev, plan, preset, options.run),
+        evaluate=lambda state: evaluate(predict, state.params, questions.dev, plan, preset, options.run),
         identity={"trainer": "bert-finetune", "model": dataclasses.asdict(preset.model)},
         advice="lower --peak",
     ).run(options.run, console)
@@ -219,32 +235,19 @@ def make_model(preset: Preset, start_from: Path | None) -> QuestionAnsweringMode
     return model
 
 
-def make_train_step(
-    graphdef: nnx.GraphDef[QuestionAnsweringModel], optimizer: optax.GradientTransformation, seed: int
-) -> jax.stages.Wrapped:
-    """One pass over a piece of the global batch: the mean loss of first and last token."""
+def make_loss(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> Loss:
+    """The mean loss of first and last token."""
 
-    @partial(jax.jit, donate_argnums=0)
-    def train_step(
-        state: TrainState, batch: Batch, start: jax.Array, end: jax.Array, piece: jax.Array
-    ) -> tuple[TrainState, jax.Array]:
-        key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
+    def loss(params: State, rngs: nnx.Rngs, batch: Batch, start: jax.Array, end: jax.Array) -> jax.Array:
+        logits = nnx.merge(graphdef, params, copy=True)(batch, rngs=rngs)
+        losses = [
+            optax.softmax_cross_entropy_with_integer_labels(scores, place).mean()
+            for scores, place in zip(logits, (start, end), strict=True)
+        ]
+        mean: jax.Array = (losses[0] + losses[1]) / 2
+        return mean
 
-        def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
-            model = nnx.merge(graphdef, params, copy=True)
-            logits = model(batch, rngs=nnx.Rngs(dropout=key))
-            losses = [
-                optax.softmax_cross_entropy_with_integer_labels(scores, place).mean()
-                for scores, place in zip(logits, (start, end), strict=True)
-            ]
-            loss = (losses[0] + losses[1]) / 2
-            return scaled(loss, state.opt_state), loss
-
-        grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
-
-    return train_step
+    return loss
 
 
 def make_predict(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> jax.stages.Wrapped:
@@ -283,19 +286,18 @@ def evaluate(
 
 
 def run(arguments: list[str]) -> int:
-    """Train; the exit code."""
-    name = named_preset(PRESETS, arguments, DEFAULT_PRESET)
-    options = tyro.cli(
-        Options,
-        prog="python -m models.bert.finetune",
-        default=Options(settings=PRESETS[name], preset=name),
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    """Train, or show the plan; the exit code."""
+    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
     jaxhetero.initialize()
-    console = Console()
-    result = train(options, console)
-    return finish(result, options.run, console, "BERT", "windows", preset=options.preset, settings=options.settings)
+    questions = Questions(options)
+    return run_trainer(
+        options,
+        questions.step_count,
+        lambda: QuestionAnsweringModel(options.settings.model, rngs=nnx.Rngs(0)),
+        lambda console: train(options, questions, console),
+        "BERT fine-tuning",
+        "windows",
+    )
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ class ModelConfig:
     norm_epsilon: float = 1e-12
     initial_std: float = 0.02
     """Standard deviation of the first weights. Small networks learn sooner with larger ones."""
+    position_init: Literal["normal", "sinusoid"] = "normal"
+    """How the learned vectors of positions begin. With sinusoids (Vaswani et al., 2017) the step to a neighbour is the
+    same rotation at every position."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What the matrix products compute in."""
     remat: bool = False
@@ -68,6 +71,23 @@ def weight_init(config: ModelConfig) -> nnx.Initializer:
     return nnx.initializers.truncated_normal(config.initial_std)
 
 
+def sinusoids(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+    """An initializer, float32 ``[positions, size]``: sines and cosines of wavelengths from 2 pi to 20,000 pi."""
+    del key, out_sharding
+    position_count, size = shape
+    rates = 10_000.0 ** (-jnp.arange(size // 2) / (size // 2))
+    angles = jnp.arange(position_count)[:, None] * rates
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1).astype(dtype)
+
+
+def position_init(config: ModelConfig) -> nnx.Initializer:
+    """Of the same size as the other embeddings, which it is added to."""
+    if config.position_init == "normal":
+        return weight_init(config)
+    root_mean_square = 0.5**0.5
+    return lambda *arguments, **more: sinusoids(*arguments, **more) * (config.initial_std / root_mean_square)
+
+
 def linear(inputs: int, outputs: int, *, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Linear:
     return nnx.Linear(inputs, outputs, kernel_init=weight_init(config), dtype=jnp.dtype(config.dtype), rngs=rngs)
 
@@ -90,12 +110,12 @@ class Embeddings(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
 
-        def table(rows: int) -> nnx.Embed:
-            return nnx.Embed(rows, config.hidden_size, embedding_init=weight_init(config), rngs=rngs)
+        def table(rows: int, init: nnx.Initializer) -> nnx.Embed:
+            return nnx.Embed(rows, config.hidden_size, embedding_init=init, rngs=rngs)
 
-        self.token = table(config.vocabulary_size)
-        self.position = table(config.position_count)
-        self.segment = table(config.segment_count)
+        self.token = table(config.vocabulary_size, weight_init(config))
+        self.position = table(config.position_count, position_init(config))
+        self.segment = table(config.segment_count, weight_init(config))
         self.norm = layer_norm(config, rngs)
 
     def __call__(self, batch: Batch, *, rngs: nnx.Rngs | None) -> jax.Array:

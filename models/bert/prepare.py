@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 from models.bert.examples import ExampleConfig, Sentences, make_examples
-from models.bert.text import Vocabulary, find_texts, read_text, split_sentences, train_vocabulary
+from models.bert.text import Vocabulary, find_documents, read_text, split_sentences, train_vocabulary
 from models.common.command import run_command
 from models.common.errors import DataError, require
 from models.common.example import encode_example
@@ -50,10 +50,7 @@ class Options:
 
 def prepare(options: Options) -> dict[str, object]:
     """Write everything into the output folder, or nothing; what was written."""
-    paths = find_texts(options.text)
-    documents = [text for text in map(read_text, paths) if text.strip()]
-    if not documents:
-        raise DataError(f"the {len(paths)} .txt files in {options.text} are empty")
+    documents = find_documents(options.text)
     is_held_out = choose_held_out(len(documents), options.held_out_share, options.examples.seed)
     with new_folder(options.output) as folder:
         vocabulary_path = folder / VOCABULARY_FILE
@@ -61,10 +58,10 @@ def prepare(options: Options) -> dict[str, object]:
             Vocabulary(options.vocabulary)  # raises for a file that is none
             shutil.copyfile(options.vocabulary, vocabulary_path)
         else:
-            train_text = (text for text, held_out in zip(documents, is_held_out, strict=True) if not held_out)
-            train_vocabulary(train_text, options.vocabulary_size, vocabulary_path)
+            train = [path for path, held_out in zip(documents, is_held_out, strict=True) if not held_out]
+            train_vocabulary(lambda: map(read_text, train), options.vocabulary_size, vocabulary_path)
         vocabulary = Vocabulary(vocabulary_path)
-        encoded = [encode_document(document, vocabulary) for document in documents]
+        encoded = [encode_document(read_text(path), vocabulary) for path in documents]
         counts = {}
         for name, wanted in ((TRAIN, False), (HELD_OUT, True)):
             chosen = [text for text, held_out in zip(encoded, is_held_out, strict=True) if held_out == wanted and text]

@@ -49,14 +49,16 @@ class Preset:
 LARGE = ModelConfig()
 BASE = ModelConfig(hidden_size=768, layer_count=12, head_count=12, intermediate_size=3072)
 TINY = ModelConfig(
-    vocabulary_size=4096,
+    vocabulary_size=1024,
     hidden_size=128,
     layer_count=2,
-    head_count=2,
-    intermediate_size=512,
+    head_count=4,
+    intermediate_size=256,
     position_count=128,
     dropout=0.0,
     attention_dropout=0.0,
+    initial_std=0.08,
+    position_init="sinusoid",
 )
 
 _NVIDIA = OptimizerConfig(loss_scaling="dynamic")
@@ -91,6 +93,27 @@ _LONG = {"sequence_length": 512, "prediction_count": 80}
 _BASE_AWS = _phase("bert-base-aws-phase1", BASE, 32768, 64)
 _MLPERF = _phase("bert-mlperf-8k", LARGE, 8192, 16, sequence_length=512, prediction_count=76)
 
+# The path of bert-tiny in seconds, for tests.
+SMOKE = Preset(
+    replace(
+        TINY,
+        vocabulary_size=500,
+        hidden_size=32,
+        layer_count=1,
+        intermediate_size=64,
+        dropout=0.1,
+        attention_dropout=0.1,
+    ),
+    OptimizerConfig(),
+    WarmupPoly(5e-2, 2, 12, 1.0, "warmup_end"),
+    global_batch=16,
+    step_count=12,
+    sequence_length=32,
+    prediction_count=5,
+    micro_batch=4,
+    checkpoint_every=6,
+)
+
 PRESETS: dict[str, Preset] = {
     "bert-large-phase1": _phase("bert-large-phase1", LARGE, 65536, 64),
     "bert-large-phase2": _phase("bert-large-phase2", LARGE, 32768, 8, **_LONG),
@@ -102,31 +125,13 @@ PRESETS: dict[str, Preset] = {
     # The speeches of data-sources on two cores, in minutes.
     "bert-tiny": Preset(
         TINY,
-        OptimizerConfig(),
-        WarmupPoly(2e-2, 60, 2400, 1.0, "warmup_end"),
+        OptimizerConfig(algorithm="adam", b2=0.98),
+        WarmupPoly(3e-3, 100, 4000, 1.0, "warmup_end"),
         global_batch=32,
-        step_count=2400,
+        step_count=4000,
         sequence_length=64,
-        prediction_count=10,
+        prediction_count=20,
+        checkpoint_every=250,
     ),
-    # The same path in seconds, for tests.
-    "bert-smoke": Preset(
-        replace(
-            TINY,
-            vocabulary_size=500,
-            hidden_size=32,
-            layer_count=1,
-            intermediate_size=64,
-            dropout=0.1,
-            attention_dropout=0.1,
-        ),
-        OptimizerConfig(),
-        WarmupPoly(5e-2, 2, 12, 1.0, "warmup_end"),
-        global_batch=16,
-        step_count=12,
-        sequence_length=32,
-        prediction_count=5,
-        micro_batch=4,
-        checkpoint_every=6,
-    ),
+    "bert-smoke": SMOKE,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenizers import BertWordPieceTokenizer
@@ -19,14 +19,17 @@ CONTINUATION = "##"
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z0-9])")
 
 
-def find_texts(folder: Path) -> list[Path]:
-    """The ``.txt`` files below a folder, in order."""
+def find_documents(folder: Path) -> list[Path]:
+    """The ``.txt`` files below a folder that are not empty, in order."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
         raise DataError(f"there is no .txt file in {folder} or below it")
-    return paths
+    documents = [path for path in paths if read_text(path).strip()]
+    if not documents:
+        raise DataError(f"the {len(paths)} .txt files in {folder} are empty")
+    return documents
 
 
 def read_text(path: Path) -> str:
@@ -46,17 +49,16 @@ def split_sentences(document: str) -> list[str]:
 _ALPHABET_SIZE = 1000
 
 
-def train_vocabulary(texts: Iterable[str], size: int, path: Path) -> None:
-    """Write the ``size`` most useful WordPieces of the texts, lower case, one a line."""
+def train_vocabulary(texts: Callable[[], Iterable[str]], size: int, path: Path) -> None:
+    """Write the ``size`` most useful WordPieces, lower case, one a line. ``texts()`` is called for each pass."""
     tokenizer = BertWordPieceTokenizer()
-    texts = list(texts)
     # Pieces get their numbers in an order that changes from run to run, and numbers decide between equally useful ones.
     # So those of one character, from which the others are made, are given theirs.
-    counts = Counter(character for text in texts for character in tokenizer.normalizer.normalize_str(text))
+    counts = Counter(character for text in texts() for character in tokenizer.normalizer.normalize_str(text))
     common = sorted(counts, key=lambda character: (-counts[character], character))[:_ALPHABET_SIZE]
     inner = [f"##{character}" for character in common if not character.isspace()]
     tokenizer.train_from_iterator(
-        texts,
+        texts(),
         vocab_size=size,
         min_frequency=2,
         limit_alphabet=_ALPHABET_SIZE,

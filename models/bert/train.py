@@ -4,9 +4,10 @@ optimizer), and sum the right answers of an evaluation."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from models.bert.presets import Preset
 from models.common.batches import BatchPlan
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
+from models.common.errors import SettingsError
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.training import Scores, Training
@@ -37,8 +39,12 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-def train(preset: Preset, folder: Path, options: RunOptions, console: Console, start_from: Path | None) -> Result:
+def train(
+    preset: Preset, folder: Path | None, options: RunOptions, console: Console, start_from: Path | None
+) -> Result:
     """Train and evaluate as the preset says; call it on every worker after ``jaxhetero.initialize()``."""
+    if folder is None:
+        raise SettingsError("--data is missing: the folder with the records")
     plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
     data = PreTrainingData(folder, preset)
     identity = {"trainer": "bert", "model": dataclasses.asdict(preset.model)}
@@ -57,10 +63,9 @@ def train(preset: Preset, folder: Path, options: RunOptions, console: Console, s
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=make_train_step(graphdef, optimizer, preset.seed),
+        train_step=make_train_step(make_loss(graphdef), optimizer, preset.seed),
         batches=lambda step: data.train_batches(plan, step),
         learning_rate=preset.schedule,
-        settle=lambda state: state,
         evaluate=lambda state: evaluate(count, state.params, data, plan),
         identity=identity,
         advice="lower the learning rate (--peak) or give more --warmup-steps",
@@ -77,25 +82,36 @@ def make_model(preset: Preset) -> PreTrainingModel:
     return initial_model()
 
 
-def make_train_step(
-    graphdef: nnx.GraphDef[PreTrainingModel], optimizer: optax.GradientTransformation, seed: int
-) -> jax.stages.Wrapped:
+Loss: TypeAlias = Callable[..., jax.Array]
+"""``(params, rngs, *batch) -> float32[]``; ``rngs`` is for dropout."""
+
+
+def make_loss(graphdef: nnx.GraphDef[PreTrainingModel]) -> Loss:
+    """The loss of pre-training."""
+
+    def loss(params: State, rngs: nnx.Rngs, batch: Batch, targets: Targets) -> jax.Array:
+        logits = nnx.merge(graphdef, params, copy=True)(batch, targets.positions, rngs=rngs)
+        return pre_training_loss(*logits, targets)
+
+    return loss
+
+
+def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: int) -> jax.stages.Wrapped:
     """One pass over a piece of the global batch. It is an ordinary jitted step: the optimizer all-reduces."""
 
     @partial(jax.jit, donate_argnums=0)
-    def train_step(state: TrainState, batch: Batch, targets: Targets, piece: jax.Array) -> tuple[TrainState, jax.Array]:
+    def train_step(state: TrainState, *batch_and_piece: Any) -> tuple[TrainState, jax.Array]:
+        *batch, piece = batch_and_piece
         # The piece's own number, so that dropout does not depend on which worker has it.
         key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
 
         def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
-            model = nnx.merge(graphdef, params, copy=True)
-            logits = model(batch, targets.positions, rngs=nnx.Rngs(dropout=key))
-            loss = pre_training_loss(*logits, targets)
-            return scaled(loss, state.opt_state), loss
+            value = loss(params, nnx.Rngs(dropout=key), *batch)
+            return scaled(value, state.opt_state), value
 
-        grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
+        grads, value = jax.grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
+        return TrainState(optax.apply_updates(state.params, updates), opt_state), value
 
     return train_step
 

@@ -74,19 +74,24 @@ class Checkpoints:
 
         def read() -> Any:
             step = self._choose(wanted)
-            where = f"checkpoint {step} in {self._folder}"
-            ocp = _orbax()
-            with _manager(self._folder) as manager:
-                try:
-                    saved = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
-                except (OSError, ValueError, KeyError) as error:
-                    raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
             prefix = ".params"
+            saved = self.read_arrays(step)
             flat = {name.removeprefix(prefix): leaf for name, leaf in saved.items() if name.startswith(prefix)}
-            _check_shapes(_shapes(flat), _shapes(_flatten(template)), where)
+            _check_shapes(_shapes(flat), _shapes(_flatten(template)), f"checkpoint {step} in {self._folder}")
             return _unflatten(template, flat)
 
         return jaxhetero.broadcast(_on_rank_0(read, otherwise=template))
+
+    def read_arrays(self, step: int) -> dict[str, Any]:
+        """All that a checkpoint has, by the names of the leaves. It reads on the worker that calls it."""
+        ocp = _orbax()
+        with _manager(self._folder) as manager:
+            try:
+                found = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
+            except (OSError, ValueError, KeyError) as error:
+                where = f"checkpoint {step} in {self._folder}"
+                raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
+        return dict(found)
 
     def _choose(self, wanted: str) -> int:
         steps = self.steps()

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
+import tyro
+from flax import nnx
 from rich.console import Console
 
 import jaxhetero
@@ -52,18 +54,37 @@ class RunOptions:
         return self.output / name if self.output and jaxhetero.rank() == 0 else None
 
 
-def named_preset(presets: Mapping[str, Any], arguments: list[str], default: str) -> str:
-    """The value of --preset, which is read first because it decides every other default."""
+class Planned(Protocol):
+    """What the presets of all trainers have."""
+
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+
+
+class Options(Protocol):
+    """What the command lines of all trainers have."""
+
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def preset(self) -> str: ...
+    @property
+    def run(self) -> RunOptions: ...
+
+
+T = TypeVar("T", bound=Options)
+
+
+def parse_options(kind: Callable[..., T], presets: Mapping[str, Any], default: str, arguments: list[str]) -> T:
+    """The command line. --preset is read first, because it decides every other default."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", default=default)
     name: str = parser.parse_known_args(arguments)[0].preset
     require(name in presets, f"there is no preset {name!r}; there are {', '.join(sorted(presets))}")
-    return name
-
-
-def reducer_count() -> int:
-    """Dedicated reducers of this job."""
-    return int(os.environ.get("JAXHETERO_REDUCER_COUNT") or 0)
+    filled = kind(settings=presets[name], preset=name)
+    return tyro.cli(type(filled), default=filled, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
 
 
 def run_command(run: Callable[[list[str]], int]) -> int:
@@ -79,39 +100,45 @@ def run_command(run: Callable[[list[str]], int]) -> int:
         return INTERRUPTED
 
 
-class Planned(Protocol):
-    """What the presets of all trainers have."""
+def run_trainer(
+    options: Options,
+    step_count: int,
+    make_model: Callable[[], nnx.Module],
+    train: Callable[[Console], Result],
+    title: str,
+    unit: str,
+) -> int:
+    """Train, or with ``--dry-run`` show the plan; the exit code. Call it after ``jaxhetero.initialize()``."""
+    console = Console()
+    if options.run.dry_run:
+        params = nnx.state(nnx.eval_shape(make_model), nnx.Param)
+        show_plan(params, options.settings, step_count, options.run, console, title, unit)
+        return 0
+    return finish(train(console), options, console, title, unit)
 
-    @property
-    def global_batch(self) -> int: ...
-    @property
-    def micro_batch(self) -> int: ...
-    @property
-    def step_count(self) -> int: ...
 
-
-def show_plan(params: Any, preset: Planned, options: RunOptions, console: Console, title: str, unit: str) -> int:
-    """``--dry-run``: print the plan on rank 0 and end the job; the exit code."""
+def show_plan(
+    params: Any, preset: Planned, step_count: int, options: RunOptions, console: Console, title: str, unit: str
+) -> None:
+    """Print the plan on rank 0 and end the job."""
     rank, worker_count = jaxhetero.rank(), jaxhetero.size()
     batches = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=rank, worker_count=worker_count)
-    plan = RunPlan(params, batches, preset.step_count, reducer_count(), options.network_gbps, unit)
+    reducer_count = int(os.environ.get("JAXHETERO_REDUCER_COUNT") or 0)
+    plan = RunPlan(params, batches, step_count, reducer_count, options.network_gbps, unit)
     if rank == 0:
         console.print(plan.to_table(title))
     jaxhetero.shutdown()
-    return 0
 
 
-def finish(
-    result: Result, options: RunOptions, console: Console, title: str, unit: str, *, preset: str, settings: Any
-) -> int:
+def finish(result: Result, options: Options, console: Console, title: str, unit: str) -> int:
     """Report on rank 0 and end the job: the exit code, 1 when the workers ended with different weights."""
     if jaxhetero.rank() == 0:
         console.print(result.to_table(title, unit))
-        for path in (options.json, options.file("result.json")):
+        for path in (options.run.json, options.run.file("result.json")):
             if path:
-                result.write_json(path, preset=preset, settings=dataclasses.asdict(settings))
-        if plot := options.file("loss.png"):
-            plot_losses(plot, result.losses, f"{title}, preset {preset}")
+                result.write_json(path, preset=options.preset, settings=dataclasses.asdict(options.settings))
+        if plot := options.run.file("loss.png"):
+            plot_losses(plot, result.losses, f"{title}, preset {options.preset}")
     jaxhetero.shutdown()
     if result.differing_worker_count:
         return 1

@@ -8,7 +8,13 @@ import jax
 import optax
 
 import jaxhetero
-from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, error_feedback, static_loss_scale
+from jaxhetero.optimizers import (
+    ErrorFeedbackState,
+    accumulate_gradients,
+    dynamic_loss_scale,
+    error_feedback,
+    static_loss_scale,
+)
 
 LossScaling = Literal["none", "static", "dynamic"]
 
@@ -58,3 +64,16 @@ def scaled(loss: jax.Array, opt_state: optax.OptState) -> jax.Array:
 def init_state(optimizer: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
     """The optimizer's first state, with memory of its own for every leaf, so that a train step may donate it."""
     return jax.jit(optimizer.init)(params)
+
+
+def share_residuals(opt_state: optax.OptState) -> optax.OptState:
+    """Give every worker the mean of what error feedback has kept back; the workers' states are the same then.
+
+    Nothing is lost: the next gradients are averaged as well, and their mean is that with each worker's own residual.
+    So the state of one worker is a checkpoint of all, for any number of them.
+    """
+
+    def share(node: Any) -> Any:
+        return jaxhetero.pmean(node) if isinstance(node, ErrorFeedbackState) else node
+
+    return jax.tree.map(share, opt_state, is_leaf=lambda node: isinstance(node, ErrorFeedbackState))

@@ -45,12 +45,12 @@ class Training:
     batches: Callable[[int], Iterator[tuple[Any, ...]]]
     """This worker's batches, endlessly or to the end of the run, from a step on."""
     learning_rate: Callable[[Any], Any]
-    settle: Callable[[Any], Any]
-    """Makes what differs between the workers' states the same, before an evaluation or a checkpoint."""
     evaluate: Callable[[Any], Scores]
     identity: dict[str, Any]
     """What a checkpoint must share to be continued."""
     advice: str
+    settle: Callable[[Any], Any] = lambda state: state
+    """Makes what differs between the workers' states the same, before an evaluation or a checkpoint."""
 
     def run(self, options: RunOptions, console: Console) -> Result:
         """Train, from a checkpoint if the options say so, and say how it went."""

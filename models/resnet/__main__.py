@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 import tyro
 from flax import nnx
-from rich.console import Console
 
 import jaxhetero
-from models.common.command import RunOptions, finish, named_preset, run_command, show_plan
+from models.common.command import RunOptions, parse_options, run_command, run_trainer
 from models.resnet.model import ResNet
 from models.resnet.presets import PRESETS, Preset
 from models.resnet.train import train
@@ -35,34 +34,20 @@ class Options:
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
-def parse_options(arguments: list[str]) -> Options:
-    """The command line."""
-    name = named_preset(PRESETS, arguments, DEFAULT_PRESET)
-    return tyro.cli(
-        Options,
-        prog="python -m models.resnet",
-        default=Options(settings=PRESETS[name], preset=name),
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes,),
+def run(arguments: list[str]) -> int:
+    """Train, or show the plan; the exit code."""
+    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
+    preset = options.settings
+    jaxhetero.initialize()
+    return run_trainer(
+        options,
+        preset.step_count,
+        lambda: ResNet(preset.model, rngs=nnx.Rngs(0)),
+        lambda console: train(preset, options.data, options.run, console),
+        "ResNet",
+        "images",
     )
 
 
-def run(arguments: list[str]) -> int:
-    """Train, or show the plan; the exit code."""
-    options = parse_options(arguments)
-    preset, console = options.settings, Console()
-    jaxhetero.initialize()
-    if options.run.dry_run:
-        model = nnx.eval_shape(lambda: ResNet(preset.model, rngs=nnx.Rngs(0)))
-        return show_plan(nnx.state(model, nnx.Param), preset, options.run, console, "ResNet", "images")
-    result = train(preset, options.data, options.run, console)
-    return finish(result, options.run, console, "ResNet", "images", preset=options.preset, settings=preset)
-
-
-def main() -> int:
-    """The command; its exit code."""
-    return run_command(run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(run))

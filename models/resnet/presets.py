@@ -125,6 +125,19 @@ _CIFAR = replace(
     epochs=10,
 )
 
+# For models.resnet.scaling, which changes the batch: a cheap network, because it is trained eight times, and pieces of
+# one size, so that batch normalisation is the same with every batch.
+_SCALING = replace(
+    _MNIST,
+    model=replace(_MNIST.model, stem_kernel=5, stem_stride=4),
+    dataset="idx",
+    global_batch=256,
+    micro_batch=64,
+    train_image_count=24_576,
+    epochs=8,
+    evaluate_every=8,
+)
+
 _IMAGENET = Preset(
     model=ModelConfig(dtype="float16"),
     # AWS deep-learning-models, MXNet: 64 GPUs with 256 images each.
@@ -145,6 +158,11 @@ PRESETS: dict[str, Preset] = {
     "mnist-smoke": replace(_MNIST, train_image_count=800, epochs=3, evaluate_every=1),
     "fashion-mnist": _FASHION,
     "cifar10": _CIFAR,
+    "scaling-sgd": _SCALING,
+    "scaling-lars": replace(
+        _SCALING,
+        optimizer=replace(_SCALING.optimizer, algorithm="lars"),
+    ),
     "resnet50-aws-mxnet": _IMAGENET,
     "resnet50-aws-tf": replace(
         _IMAGENET,

@@ -17,7 +17,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchPlan
 from models.common.command import RunOptions
-from models.common.optimizer import init_state, scaled
+from models.common.optimizer import init_state, scaled, share_residuals
 from models.common.report import Result
 from models.common.training import Scores, Training
 from models.resnet.data import Data, open_data
@@ -59,11 +59,17 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         train_step=make_train_step(graphdef, optimizer, preset),
         batches=lambda step: data.train_batches(plan, step),
         learning_rate=schedule,
-        settle=lambda state: state._replace(batch_stats=jaxhetero.pmean(state.batch_stats)),
+        settle=settle,
         evaluate=lambda state: evaluate(count_correct, state, data, plan),
         identity={"trainer": "resnet", "model": dataclasses.asdict(preset.model)},
         advice="lower base_learning_rate or raise warmup_epochs",
     ).run(options, console)
+
+
+def settle(state: TrainState) -> TrainState:
+    """The same state on every worker: statistics and residuals are each worker's own while it trains."""
+    batch_stats = jaxhetero.pmean(state.batch_stats)
+    return state._replace(batch_stats=batch_stats, opt_state=share_residuals(state.opt_state))
 
 
 def make_model(preset: Preset) -> ResNet:
