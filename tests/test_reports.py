@@ -12,11 +12,14 @@ import pytest
 from rich.console import Console
 
 import jaxhetero
+from models.common import compare
 from models.common.command import finish, parse_options
+from models.common.errors import DataError
 from models.common.progress import TrainProgress
 from models.common.report import Result
 from models.resnet import __main__ as command
-from models.resnet.presets import PRESETS
+from models.resnet import scaling
+from models.resnet.presets import PRESETS, Preset
 
 
 @pytest.fixture
@@ -95,3 +98,36 @@ def test_exit_code_and_json_say_how_it_went(changes: dict[str, Any], exit_code: 
     assert written["preset"] == "mnist"
     assert written["settings"]["model"]["architecture"] == "tiny"
     assert written["sent_bytes_ratio"] == pytest.approx(1.01)
+
+
+@pytest.mark.parametrize(("last", "exit_code"), [(1.0005, 0), (1.002, 1)])
+def test_loss_curves_are_compared(
+    last: float, exit_code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "one.json", tmp_path / "four.json"]
+    result_of(worker_count=1, losses=[2.0, 1.0]).write_json(paths[0])
+    result_of(losses=[2.0, last]).write_json(paths[1])
+    assert compare.run([*map(str, paths), "--tolerance", "1e-3"]) == exit_code
+    assert f"relative difference at most {last - 1:.2e}" in capsys.readouterr().out
+    result_of(losses=[2.0]).write_json(paths[1])
+    with pytest.raises(DataError, match=r"four.json has 1 losses and .*one.json 2; they are of other runs"):
+        compare.run([*map(str, paths)])
+
+
+def test_scaling_keeps_what_is_done_and_plots_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a trainer that only says which batch it was given."""
+    seen: list[int] = []
+
+    def train(preset: Preset, *arguments: Any) -> Result:
+        seen.append(preset.global_batch)
+        return result_of(evaluations=[{"step": 10.0, "test_accuracy": 1 / preset.global_batch}])
+
+    monkeypatch.setattr(scaling, "train", train)
+    arguments = ["--data", str(tmp_path), "--output", str(tmp_path), "--recipes", "scaling-lars"]
+    assert scaling.run([*arguments, "--batches", "64"]) == 0
+    assert scaling.run([*arguments, "--batches", "64", "512"]) == 0
+    assert seen == [64, 512]
+    points = json.loads((tmp_path / "scaling.json").read_text())["scaling-lars"]
+    assert points["64"] == {"test_accuracy": 1 / 64, "steps": 10, "peak_learning_rate": 0.25}
+    assert points["512"]["peak_learning_rate"] == 2.0
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")

@@ -21,7 +21,6 @@ from models.common.errors import SettingsError
 from models.resnet import __main__ as command
 from models.resnet.presets import PRESETS
 
-
 pytestmark = pytest.mark.timeout(2 * trainers.RUN_TIMEOUT_S)
 
 

@@ -24,12 +24,14 @@ class Targets(NamedTuple):
     """int32 ``[batch]``: 1 if the second text is not what followed the first."""
 
 
-def pre_training_loss(token_logits: jax.Array, next_logits: jax.Array, targets: Targets) -> jax.Array:
-    """float32[]: the mean over the masked tokens plus the mean over the pairs."""
+def pre_training_loss(
+    token_logits: jax.Array, next_logits: jax.Array, targets: Targets, next_sentence_weight: float = 1.0
+) -> jax.Array:
+    """float32[]: the mean over the masked tokens plus the mean over the pairs times ``next_sentence_weight``."""
     token_losses = optax.softmax_cross_entropy_with_integer_labels(token_logits, targets.token_ids)
     masked_mean = jnp.sum(token_losses * targets.weights) / jnp.maximum(jnp.sum(targets.weights), 1)
     next_losses = optax.softmax_cross_entropy_with_integer_labels(next_logits, targets.is_random)
-    return masked_mean + jnp.mean(next_losses)
+    return masked_mean + next_sentence_weight * jnp.mean(next_losses)
 
 
 class PredictionCounts(NamedTuple):

@@ -63,7 +63,7 @@ def train(
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=make_train_step(make_loss(graphdef), optimizer, preset.seed),
+        train_step=make_train_step(make_loss(graphdef, preset.next_sentence_weight), optimizer, preset.seed),
         batches=lambda step: data.train_batches(plan, step),
         learning_rate=preset.schedule,
         evaluate=lambda state: evaluate(count, state.params, data, plan),
@@ -86,12 +86,12 @@ Loss: TypeAlias = Callable[..., jax.Array]
 """``(params, rngs, *batch) -> float32[]``; ``rngs`` is for dropout."""
 
 
-def make_loss(graphdef: nnx.GraphDef[PreTrainingModel]) -> Loss:
+def make_loss(graphdef: nnx.GraphDef[PreTrainingModel], next_sentence_weight: float) -> Loss:
     """The loss of pre-training."""
 
     def loss(params: State, rngs: nnx.Rngs, batch: Batch, targets: Targets) -> jax.Array:
         logits = nnx.merge(graphdef, params, copy=True)(batch, targets.positions, rngs=rngs)
-        return pre_training_loss(*logits, targets)
+        return pre_training_loss(*logits, targets, next_sentence_weight)
 
     return loss
 
