@@ -13,6 +13,7 @@ import trainers
 from flax import nnx
 from safetensors.numpy import save_file
 
+import jaxhetero
 from models.bert import __main__ as pre_training
 from models.bert import finetune
 from models.bert.torch_weights import to_torch_names
@@ -116,6 +117,15 @@ CONTEXTS = {
 }
 
 
+def pre_trained(folder: Path) -> Any:
+    """The weights that a run ended with."""
+    jaxhetero.initialize()
+    weights = nnx.state(make_model(trainers.SMOKE), nnx.Param)
+    weights = Checkpoints(folder / "checkpoints", {}).restore_params("latest", weights)
+    jaxhetero.shutdown()
+    return weights
+
+
 def write_squad(path: Path) -> Path:
     """Version 2.0: half of the questions have no answer."""
     paragraphs = [
@@ -158,9 +168,7 @@ def test_questions_with_and_without_an_answer_are_learnt(
     scores = result["evaluations"][-1]
     assert scores["exact_match"] == scores["f1"] == 100
 
-    weights = nnx.state(make_model(trainers.SMOKE), nnx.Param)
-    weights = Checkpoints(alone[0] / "checkpoints", {}).restore_params("latest", weights)
-    save_file(to_torch_names(weights), tmp_path / "model.safetensors")
+    save_file(to_torch_names(pre_trained(alone[0])), tmp_path / "model.safetensors")
     again = answer_questions(vocabulary, tmp_path / "model.safetensors", tmp_path / "again", "--epochs", "1")
     assert again["losses"][0] == result["losses"][0]
 

@@ -105,7 +105,7 @@ PRESETS = {
         OptimizerConfig(algorithm="adam"),
         peak=2e-2,
         global_batch=4,
-        epochs=20,
+        epochs=15,
         warmup_share=0.1,
         features=FeatureConfig(sequence_length=40, stride=8, question_length=10),
     ),
