@@ -30,7 +30,7 @@ def start(folder: Path, module: str, *arguments: str, workers: int = 1, reducers
     program = [sys.executable, "-m", module, "--output", str(folder), *arguments]
     if workers > 1:
         counts = ["--workers", str(workers), "--reducers", str(reducers)]
-        logs = ["--log-dir", str(folder.with_suffix(".logs"))]
+        logs = ["--log-dir", str(folder.with_suffix(".logs")), "--start-timeout-ms", str(1000 * RUN_TIMEOUT_S)]
         program = [sys.executable, "-m", "jaxhetero", "launch", *counts, *logs, "--", *program]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAXHETERO_")}
     environment["PYTHONWARNINGS"] = "error"

@@ -85,13 +85,13 @@ def load_torch_weights(model: nnx.Module, weights: Mapping[str, Any], *, missing
 
 
 def to_torch_names(state: nnx.State[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Parameters or gradients in torch's names and layout."""
-    return {
-        torch_name(path): np.asarray(jax.tree.leaves(leaf)[0]).T
-        if path[-1] == "kernel"
-        else np.asarray(jax.tree.leaves(leaf)[0])
-        for path, leaf in nnx.to_flat_state(state)
-    }
+    """Parameters or gradients in torch's names and layout, each in memory of its own: safetensors ignores strides."""
+
+    def to_torch(path: tuple[Any, ...], leaf: Any) -> np.ndarray[Any, Any]:
+        value = np.asarray(jax.tree.leaves(leaf)[0])
+        return np.ascontiguousarray(value.T if path[-1] == "kernel" else value)
+
+    return {torch_name(path): to_torch(path, leaf) for path, leaf in nnx.to_flat_state(state)}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
