@@ -72,31 +72,65 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
     return results if axis_name is None else [without_varying_axis(aval, axis_name) for aval in results]
 
 
-def _lowering(
-    ctx: Any, *bucket: Any, label: str, kind: Kind, root: int, worker_count: int, axis_name: str | None
-) -> Any:
+def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    """One call, which returns a future: on this host."""
+    if world.current().config.cuda_stand_in:
+        return _staged_lowering(ctx, *bucket, **params)
+    # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
+    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
+    return rule(ctx, *bucket, **_attributes(ctx, **params))
+
+
+def _staged_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    """Two calls, with room for compute between them: on a GPU.
+
+    Both in place. So XLA keeps the bucket's memory for the round from the first call to the second, which finds the
+    round by it, and a program without another use for the operands needs no more memory than they take.
+    """
+    in_place = {index: index for index in range(len(bucket))}
+    start = jax.ffi.ffi_lowering(_ffi.START, has_side_effect=True, operand_output_aliases=in_place)
+    done = jax.ffi.ffi_lowering(_ffi.DONE, has_side_effect=True, operand_output_aliases=in_place)
+    under_way = start(ctx.replace(avals_out=ctx.avals_in), *bucket, **_attributes(ctx, **params))
+    return done(ctx, *under_way, label=params["label"])
+
+
+def _cuda_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    """As on this host, but XLA calls a GPU by its number on the host."""
+    return _staged_lowering(ctx, *bucket, by_number_on_host=True, **params)
+
+
+def _attributes(
+    ctx: Any,
+    *,
+    label: str,
+    kind: Kind,
+    root: int,
+    worker_count: int,
+    axis_name: str | None,
+    by_number_on_host: bool = False,
+) -> dict[str, Any]:
     devices = program_device_count(ctx)
     if devices > 1:
         raise ConfigError(
             f"{label}: this program runs on {devices} devices, and XLA would gather the whole array on each of them "
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
-    # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
-    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
     mesh = program_mesh(ctx)
     ids, lanes = (
         (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
     )
-    return rule(
-        ctx,
-        *bucket,
-        label=label,
-        kind=np.int64(kind),
-        root=np.int64(root),
-        worker_count=np.int64(worker_count),
-        device_ids=ids,
-        device_lanes=lanes,
-    )
+    if by_number_on_host and mesh is not None:
+        numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
+        own = np.isin(ids, list(numbers))
+        ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
+    return {
+        "label": label,
+        "kind": np.int64(kind),
+        "root": np.int64(root),
+        "worker_count": np.int64(worker_count),
+        "device_ids": ids,
+        "device_lanes": lanes,
+    }
 
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
@@ -168,6 +202,7 @@ for _kind, _primitive in _PRIMITIVES.items():
     _primitive.def_impl(_run_eagerly)
     _primitive.def_abstract_eval(_abstract_eval)
     mlir.register_lowering(_primitive, _lowering)
+    mlir.register_lowering(_primitive, _cuda_lowering, platform="cuda")
     batching.primitive_batchers[_primitive] = _batch
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):

@@ -47,6 +47,12 @@ class Config:
     window_chunks: int = 0
     """How many chunks may be on their way to one reducer before the first result is back; with 0, as many as the path's
     goodput and round trip need."""
+    pinned_bytes: int = 1 << 30
+    """Pinned host memory for each GPU, taken in its first round: more than what a program reduces in a step."""
+    cuda_driver: str = "libcuda.so.1"
+    """The library of the CUDA driver, opened in the first round on a GPU."""
+    cuda_stand_in: str = ""
+    """For tests: a library that stands in for the driver. Arrays of the CPU then go the way of a GPU's."""
 
     def __post_init__(self) -> None:
         if self.worker_count < 1:
@@ -75,6 +81,8 @@ class Config:
         if self.coordinator:
             parse_address("coordinator", self.coordinator)
         _check_positive(self, "start_timeout_ms", "timeout_ms")
+        if self.pinned_bytes < 1 << 16:
+            raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
         if self.window_chunks < 0:
             raise ConfigError(f"window_chunks is {self.window_chunks}; it must be 0 or more")
         if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):

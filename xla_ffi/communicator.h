@@ -98,6 +98,8 @@ class Communicator final : private ConnectionOwner {
   Status shutdown(std::chrono::milliseconds patience);
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
+  // Why rounds cannot run any more, once something has failed.
+  [[nodiscard]] Status failure() const;
   [[nodiscard]] CommunicatorMetrics metrics() const;
   // The latest rounds, oldest first; a bounded number.
   [[nodiscard]] std::vector<RoundRecord> timeline() const;
@@ -162,7 +164,6 @@ class Communicator final : private ConnectionOwner {
   void set_ready(Status status);
 
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
-  [[nodiscard]] Status failure() const;
 
   void take_inbox();
   void refuse_inbox();

@@ -36,6 +36,7 @@ Result<std::shared_ptr<const CudaDriver>> CudaDriver::open(const std::string& pa
   Symbols symbols(library);
   symbols.find("cuInit", driver->init);
   symbols.find("cuGetErrorString", driver->get_error_string);
+  symbols.find("cuDevicePrimaryCtxRetain", driver->primary_context);
   symbols.find("cuCtxPushCurrent_v2", driver->context_push);
   symbols.find("cuCtxPopCurrent_v2", driver->context_pop);
   symbols.find("cuCtxGetStreamPriorityRange", driver->priority_range);

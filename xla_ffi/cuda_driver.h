@@ -39,6 +39,7 @@ struct CudaDriver {
 
   CudaResult (*init)(unsigned flags);
   CudaResult (*get_error_string)(CudaResult result, const char** text);
+  CudaResult (*primary_context)(CudaContext* context, int device);
   CudaResult (*context_push)(CudaContext context);
   CudaResult (*context_pop)(CudaContext* context);
   CudaResult (*priority_range)(int* least, int* greatest);  // of the streams of the current context

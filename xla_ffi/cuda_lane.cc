@@ -16,6 +16,7 @@ constexpr microseconds kLeastNap{10};
 constexpr microseconds kMostNap{200};
 constexpr milliseconds kIdle{100};
 constexpr milliseconds kWatchInterval{100};
+constexpr milliseconds kSettling{500};
 constexpr unsigned char kPoison = 0xff;  // bytes that make a NaN of any float type, and -1 of any integer
 
 // Counters run over; the GPU compares them like this as well.
@@ -499,7 +500,18 @@ void CudaLane::give_up(const Status& why) {
   driver_failed_ = true;
   fail(why);
   communicator_->abort(why);
+  settle();
   release_all();
+}
+
+// A moment for the copies that are under way: once the flags are set, their memory is the program's again.
+void CudaLane::settle() {
+  const steady_clock::time_point deadline = steady_clock::now() + kSettling;
+  for (const CudaStream stream : {out_, back_}) {
+    while (driver_->stream_query(stream) == kCudaNotReady && steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kMostNap);
+    }
+  }
 }
 
 // Nothing may wait for a flag any more.

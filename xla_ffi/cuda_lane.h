@@ -94,6 +94,7 @@ class CudaLane {
   void check_driver(CudaResult result, const char* what);
   void fail(const Status& why);
   void give_up(const Status& why);
+  void settle();
   void release_all();
 
   const std::shared_ptr<const CudaDriver> driver_;

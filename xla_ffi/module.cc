@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "communicator.h"
+#include "cuda_handlers.h"
 #include "handlers.h"
 #include "reducer_server.h"
 
@@ -43,6 +44,24 @@ std::optional<NativeEvent> to_python(const std::optional<Event>& event) {
 Bytes to_bytes(const nb::bytes& bytes) {
   const auto* begin = reinterpret_cast<const std::byte*>(bytes.c_str());
   return {begin, begin + bytes.size()};
+}
+
+// What jax.ffi.register_ffi_target() and, under the name of the type, register_ffi_type() take.
+nb::dict to_python(const FfiTarget& target, const char* type_name) {
+  nb::dict stages;
+  if (target.instantiate != nullptr) stages["instantiate"] = nb::capsule(target.instantiate);
+  stages["execute"] = nb::capsule(target.execute);
+  nb::dict types;
+  if (target.state_type_id != nullptr) {
+    nb::dict type;
+    type["type_id"] = nb::capsule(target.state_type_id);
+    type["type_info"] = nb::capsule(target.state_type_info);
+    types[type_name] = type;
+  }
+  nb::dict result;
+  result["stages"] = stages;
+  result["types"] = types;
+  return result;
 }
 
 std::string host_name() {
@@ -114,6 +133,7 @@ void bind_communicator(nb::module_& module) {
       .def(
           "next_event", [](Communicator& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
+      .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
       .def("metrics",
            [](const Communicator& self) {
              const CommunicatorMetrics metrics = self.metrics();
@@ -148,23 +168,33 @@ NB_MODULE(_native, module) {
   module.attr("version") = JAXHETERO_VERSION;
   bind_reducer_server(module);
   bind_communicator(module);
-  module.def("clear_current", [] { set_current_communicator(nullptr); });
-  module.def("ffi_targets", [] {
-    const FfiTarget target = all_reduce_target();
-    nb::dict stages;
-    stages["instantiate"] = nb::capsule(target.instantiate);
-    stages["execute"] = nb::capsule(target.execute);
+  module.def(
+      "clear_current",
+      [] {
+        set_current_communicator(nullptr);
+        clear_cuda_lanes();
+      },
+      Unlocked());
+  module.def(
+      "set_cuda_options",
+      [](std::string driver_path, uint32_t rank, size_t pinned_bytes, int64_t timeout_ms) {
+        set_cuda_options({std::move(driver_path), rank, pinned_bytes, milliseconds(timeout_ms)});
+      },
+      nb::kw_only(), "driver_path"_a, "rank"_a, "pinned_bytes"_a, "timeout_ms"_a);
+  module.def("cuda_failure", [] { return to_python(cuda_failure()); });
+  module.def(
+      "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());
+  module.def("host_targets", [] {
     nb::dict targets;
-    targets["jaxhetero_all_reduce"] = stages;
+    targets["jaxhetero_all_reduce"] = to_python(all_reduce_target(), "jaxhetero_call_site");
     return targets;
   });
-  module.def("ffi_types", [] {
-    const FfiTarget target = all_reduce_target();
-    nb::dict type;
-    type["type_id"] = nb::capsule(target.state_type_id);
-    type["type_info"] = nb::capsule(target.state_type_info);
-    nb::dict types;
-    types["jaxhetero_call_site"] = type;
-    return types;
-  });
+  const auto staged_targets = [](const FfiTarget& start, const FfiTarget& done) {
+    nb::dict targets;
+    targets["jaxhetero_start"] = to_python(start, "jaxhetero_cuda_call_site");
+    targets["jaxhetero_done"] = to_python(done, "");
+    return targets;
+  };
+  module.def("cuda_targets", [=] { return staged_targets(cuda_start_target(), cuda_done_target()); });
+  module.def("stand_in_targets", [=] { return staged_targets(stand_in_start_target(), stand_in_done_target()); });
 }

@@ -304,6 +304,12 @@ FAKE_CUDA_EXPORT int cuGetErrorString(int, const char** text) {
   return kSuccess;
 }
 
+FAKE_CUDA_EXPORT int cuDevicePrimaryCtxRetain(void** context, int) {
+  const std::lock_guard lock(driver().mutex);
+  *context = kContext;
+  return enter("cuDevicePrimaryCtxRetain", false);
+}
+
 FAKE_CUDA_EXPORT int cuCtxPushCurrent_v2(void* context) {
   const std::lock_guard lock(driver().mutex);
   ++driver().calls["cuCtxPushCurrent_v2"];

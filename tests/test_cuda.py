@@ -1,0 +1,74 @@
+"""Arrays of a GPU, as far as that goes without one: a stand-in for the driver, and arrays of the CPU in their place.
+
+``JAXHETERO_CUDA_STAND_IN=libfake_cuda.so pytest`` runs the other tests this way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, run
+
+from tests.fake_cuda import build
+
+BUCKETS = 6
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def results(stand_in: Path) -> list[dict[str, Any]]:
+    return run("cuda.py", workers=2, reducers=2, JAXHETERO_CUDA_STAND_IN=str(stand_in))
+
+
+def test_sums_are_right_and_memory_is_used_in_order(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["wrong"] == 0
+        assert result["violations"] == []
+
+
+def test_copy_engines_alone_do_the_work(results: list[dict[str, Any]]) -> None:
+    """Pinned memory is taken once, for data and for flags; a fill, the one thing with a kernel, marks failures only."""
+    for result in results:
+        counts = result["counts"]
+        assert counts["cuMemHostAlloc"] == 2
+        assert counts["cuMemsetD8Async"] == 0
+        assert counts["cuStreamWaitValue32_v2"] == BUCKETS * STEPS + 1
+        assert counts["cuMemcpyDtoHAsync_v2"] >= BUCKETS * STEPS
+
+
+def test_a_program_for_a_gpu_has_two_calls_for_each_bucket(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["cuda_text"] == {
+            "jaxhetero_start": BUCKETS,
+            "jaxhetero_done": BUCKETS,
+            "jaxhetero_all_reduce": 0,
+        }
+
+
+def test_every_dtype_and_size(stand_in: Path) -> None:
+    settings = {"JAXHETERO_CUDA_STAND_IN": str(stand_in), "JAXHETERO_PINNED_BYTES": str(1 << 25)}
+    assert run("psum_table.py", "0,1,1023,300000", workers=2, reducers=1, **settings) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"JAXHETERO_CUDA_STAND_IN": "/nowhere/libcuda.so.1"}, "cannot open the CUDA driver /nowhere/libcuda.so.1"),
+        ({"JAXHETERO_CUDA_STAND_IN": "libc.so.6"}, "has no cuInit"),
+        ({"JAXHETERO_PINNED_BYTES": "1"}, "pinned_bytes is 1; it must be at least 65536"),
+    ],
+)
+def test_what_is_missing_is_named(settings: dict[str, str], message: str) -> None:
+    with Cluster(workers=1, reducers=1, settings=settings) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("errors.py", "none", "0")
+        (outcome,) = cluster.wait_workers()
+        assert outcome.code != 0
+        assert message in outcome.errors
