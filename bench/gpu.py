@@ -15,7 +15,7 @@ What it does, in this order: builds the native module if there is none; checks s
 
 Workers that share one GPU take turns on it, and share its one link: copies and steps are slower than with a GPU each.
 All comparisons are with figures of the same workers under the same conditions. No kernel is launched for communication,
-so there is none to be timed: what it takes from compute is what "beside" shows. Figures of a stand-in mean nothing; they
+so there is none to be timed: what it takes from compute is what "beside" shows. Figures of a stand-in mean nothing and
 are marked as such.
 """
 

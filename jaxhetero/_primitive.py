@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compute_on import compute_on
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -73,30 +75,36 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
 
 
 def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    """One call, which returns a future: on this host."""
-    if world.current().config.cuda_stand_in:
-        return _staged_lowering(ctx, *bucket, **params)
     # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
     return rule(ctx, *bucket, **_attributes(ctx, **params))
 
 
-def _staged_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    """Two calls, with room for compute between them: on a GPU.
+# How many rounds a GPU may have under way at once. Each stands on a stream that waits, and the hardware has few queues.
+_CUDA_STREAMS = 4
+_next_cuda_stream = itertools.cycle(range(1, _CUDA_STREAMS + 1))
 
-    Both in place. So XLA keeps the bucket's memory for the round from the first call to the second, which finds the
-    round by it, and a program without another use for the operands needs no more memory than they take.
+# The call itself on a GPU. What is lowered for a GPU puts it on another stream than that of the program's computations.
+_on_stream = Primitive("jaxhetero_on_stream")
+
+
+def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
+    """XLA begins such a call as early, and waits for it as late, as the program's data allow.
+
+    An ordinary call, or two, one to begin and one to end, it puts right before the first use of the result, and that as
+    soon as it can: the GPU would stand still for every bucket (seen in what jaxlib 0.10.2 compiles for an H100).
     """
-    in_place = {index: index for index in range(len(bucket))}
-    start = jax.ffi.ffi_lowering(_ffi.START, has_side_effect=True, operand_output_aliases=in_place)
-    done = jax.ffi.ffi_lowering(_ffi.DONE, has_side_effect=True, operand_output_aliases=in_place)
-    under_way = start(ctx.replace(avals_out=ctx.avals_in), *bucket, **_attributes(ctx, **params))
-    return done(ctx, *under_way, label=params["label"])
+
+    def call(*bucket: jax.Array) -> list[jax.Array]:
+        return list(_on_stream.bind(*bucket, **params))
+
+    results: list[jax.Array] = compute_on(f"gpu_stream:{next(_next_cuda_stream)}")(jax.jit(call))(*bucket)
+    return results
 
 
-def _cuda_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    """As on this host, but XLA calls a GPU by its number on the host."""
-    return _staged_lowering(ctx, *bucket, by_number_on_host=True, **params)
+def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
+    return rule(ctx, *bucket, **_attributes(ctx, by_number_on_host=True, **params))
 
 
 def _attributes(
@@ -197,12 +205,16 @@ def map_nonzero(
     return results
 
 
+_on_stream.multiple_results = True
+_on_stream.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
+
 for _kind, _primitive in _PRIMITIVES.items():
     _primitive.multiple_results = True
     _primitive.def_impl(_run_eagerly)
     _primitive.def_abstract_eval(_abstract_eval)
     mlir.register_lowering(_primitive, _lowering)
-    mlir.register_lowering(_primitive, _cuda_lowering, platform="cuda")
+    mlir.register_lowering(_primitive, mlir.lower_fun(_run_on_stream, multiple_results=True), platform="cuda")
     batching.primitive_batchers[_primitive] = _batch
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):

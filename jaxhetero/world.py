@@ -225,9 +225,7 @@ def _free_port(host: str) -> int:
 def _start(config: Config) -> World:
     from jaxhetero import _ffi, _native
 
-    _ffi.register()
-    if config.cuda_stand_in:
-        _ffi.register_stand_in()
+    _ffi.register(bool(config.cuda_stand_in))
     _native.set_cuda_options(
         driver_path=config.cuda_stand_in or config.cuda_driver,
         rank=config.rank,

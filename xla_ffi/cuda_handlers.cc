@@ -68,62 +68,25 @@ Result<Lane> lane_of(int32_t device, CudaStream stream, const std::shared_ptr<Co
   return lane;
 }
 
-Lane existing_lane(int32_t device) {
-  const std::lock_guard lock(lanes().mutex);
-  const auto entry = lanes().by_device.find(device);
-  return entry == lanes().by_device.end() ? nullptr : entry->second;
-}
-
-bool same_memory(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
-  for (size_t i = 0; i < args.size(); ++i) {
-    auto result = rets.get<ffi::AnyBuffer>(i);
-    if (!result.has_value() || args.get<ffi::AnyBuffer>(i)->untyped_data() != (*result)->untyped_data()) return false;
-  }
-  return true;
-}
-
-Result<Leaves> bucket_of(std::string_view label, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
-  if (!same_memory(args, rets)) {
-    return Status(Code::kInternal, std::string(label) + ": XLA has not reduced in place, though it was told to");
-  }
-  Leaves bucket;
-  for (size_t i = 0; i < args.size(); ++i) {
-    const auto leaf = args.get<ffi::AnyBuffer>(i);
-    bucket.append(leaf->untyped_data(), leaf->size_bytes());
-  }
-  return bucket;
-}
-
-Status start(CudaCallSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
-             const ffi::RemainingRets& rets) {
+Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
+                    const ffi::RemainingRets& rets) {
   const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site, run);
   if (!communicator.ok()) return communicator.status();
-  const Result<Leaves> bucket = bucket_of(site.label, args, rets);
-  if (!bucket.ok()) return bucket.status();
   Result<RoundRequest> request = make_request(site, device, args, rets);
   if (!request.ok()) return request.status();
-  request->inputs = request->outputs = Leaves();
+  const Leaves operands = std::exchange(request->inputs, Leaves());
+  const Leaves results = std::exchange(request->outputs, Leaves());
   Result<Lane> lane = lane_of(device, stream, communicator.value());
   if (!lane.ok()) return lane.status();
-  return (*lane)->start(stream, std::move(*request), bucket.value());
+  if (Status status = (*lane)->reduce(stream, std::move(*request), operands, results); !status.ok()) return status;
+  return lane;
 }
 
-// --- On a GPU. XLA waits for a handler here, and the stream waits for the rest.
-
-ffi::Error start_on_gpu(CudaCallSite* site, ffi::RunId run, int32_t device, CudaStream stream, ffi::Dictionary,
-                        ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const Status status = start(*site, run.run_id, device, stream, args, rets);
-  return status.ok() ? ffi::Error::Success() : to_error(status);
-}
-
-ffi::Error done_on_gpu(int32_t device, CudaStream stream, std::string_view label, ffi::RemainingArgs args,
-                       ffi::RemainingRets rets) {
-  const Result<Leaves> bucket = bucket_of(label, args, rets);
-  if (!bucket.ok()) return to_error(bucket.status());
-  const Lane lane = existing_lane(device);
-  if (lane == nullptr) return to_error({Code::kNotInitialized, std::string(label) + " ended after shutdown()"});
-  const Status status = lane->done(stream, bucket.value(), std::string(label));
-  return status.ok() ? ffi::Error::Success() : to_error(status);
+// XLA waits for this call to return, and XLA's stream for the results.
+ffi::Error execute_on_gpu(CudaCallSite* site, ffi::RunId run, int32_t device, CudaStream stream, ffi::Dictionary,
+                          ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Result<Lane> lane = reduce(*site, run.run_id, device, stream, args, rets);
+  return lane.ok() ? ffi::Error::Success() : to_error(lane.status());
 }
 
 // --- On this host, through the stand-in. XLA's CPU client runs a program's calls in any order, which one stream would
@@ -131,32 +94,23 @@ ffi::Error done_on_gpu(int32_t device, CudaStream stream, std::string_view label
 
 class StandInStreams {
  public:
-  // A stream for the round on this memory.
-  Result<CudaStream> take(const void* memory) {
+  Result<CudaStream> take() {
     const std::lock_guard lock(mutex_);
     CudaStream stream = nullptr;
     if (!idle_.empty()) {
       stream = idle_.back();
       idle_.pop_back();
-    } else {
-      const Result<Driver> opened = driver();
-      if (!opened.ok()) return opened.status();
-      CudaContext context = nullptr;
-      Status status = (*opened.value()).check(opened.value()->primary_context(&context, 0), "taking a context");
-      if (!status.ok()) return status;
-      const CudaContextScope scope(*opened.value(), context);
-      status = (*opened.value()).check(opened.value()->stream_create(&stream, kCudaStreamNonBlocking, 0), "a stream");
-      if (!status.ok()) return status;
+      return stream;
     }
-    if (memory != nullptr) in_use_[memory] = stream;
-    return stream;
-  }
-  CudaStream of(const void* memory) {
-    const std::lock_guard lock(mutex_);
-    const auto entry = in_use_.find(memory);
-    if (entry == in_use_.end()) return nullptr;
-    const CudaStream stream = entry->second;
-    in_use_.erase(entry);
+    const Result<Driver> opened = driver();
+    if (!opened.ok()) return opened.status();
+    const CudaDriver& driver = *opened.value();
+    CudaContext context = nullptr;
+    Status status = driver.check(driver.primary_context(&context, 0), "taking a context");
+    if (!status.ok()) return status;
+    const CudaContextScope scope(driver, context);
+    status = driver.check(driver.stream_create(&stream, kCudaStreamNonBlocking, 0), "creating a stream");
+    if (!status.ok()) return status;
     return stream;
   }
   void give_back(CudaStream stream) {
@@ -166,31 +120,12 @@ class StandInStreams {
 
  private:
   std::mutex mutex_;
-  std::vector<CudaStream> idle_;  // guarded by mutex_, as is all below
-  std::unordered_map<const void*, CudaStream> in_use_;
+  std::vector<CudaStream> idle_;  // guarded by mutex_
 };
 
 StandInStreams& stand_in_streams() {
   static auto& instance = *new StandInStreams;  // the driver's threads may outlive the process's other statics
   return instance;
-}
-
-const void* first_memory(const ffi::RemainingArgs& args) {
-  for (size_t i = 0; i < args.size(); ++i) {
-    const auto leaf = args.get<ffi::AnyBuffer>(i);
-    if (leaf.has_value() && leaf->size_bytes() > 0) return leaf->untyped_data();
-  }
-  return nullptr;
-}
-
-ffi::Error start_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
-                             ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const void* memory = first_memory(args);
-  const Result<CudaStream> stream = stand_in_streams().take(memory);
-  if (!stream.ok()) return to_error(stream.status());
-  const Status status = start(*site, run.run_id, device, stream.value(), args, rets);
-  if (memory == nullptr) stand_in_streams().give_back(stream.value());
-  return status.ok() ? ffi::Error::Success() : to_error(status);
 }
 
 // What the stand-in's stream does once it is past the flag.
@@ -211,29 +146,23 @@ struct Continuation {
   }
 };
 
-ffi::Future done_on_stand_in(int32_t device, std::string_view label, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const Result<Leaves> bucket = bucket_of(label, args, rets);
-  if (!bucket.ok()) return failed(bucket.status());
-  Lane lane = existing_lane(device);
-  if (lane == nullptr) return failed({Code::kNotInitialized, std::string(label) + " ended after shutdown()"});
+ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
+                                ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Result<CudaStream> stream = stand_in_streams().take();
+  if (!stream.ok()) return failed(stream.status());
+  Result<Lane> lane = reduce(*site, run.run_id, device, stream.value(), args, rets);
+  if (!lane.ok()) {
+    stand_in_streams().give_back(stream.value());
+    return failed(lane.status());
+  }
   ffi::Promise promise;
   ffi::Future future(promise);
-  const CudaStream stream = stand_in_streams().of(first_memory(args));
-  const Status status = lane->done(stream, bucket.value(), std::string(label));
-  if (stream == nullptr || !status.ok()) {
-    if (status.ok()) {
-      promise.SetAvailable();
-    } else {
-      promise.SetError(to_error(status));
-    }
-    return future;
-  }
-  auto continuation = std::make_unique<Continuation>(Continuation{std::move(promise), std::move(lane), stream});
+  auto continuation = std::make_unique<Continuation>(Continuation{std::move(promise), *lane, stream.value()});
   const Driver opened = driver().value();
   CudaContext context = nullptr;
-  opened->stream_context(stream, &context);
+  opened->stream_context(stream.value(), &context);
   const CudaContextScope scope(*opened, context);
-  if (opened->launch_host_function(stream, &Continuation::run, continuation.get()) == kCudaSuccess) {
+  if (opened->launch_host_function(stream.value(), &Continuation::run, continuation.get()) == kCudaSuccess) {
     static_cast<void>(continuation.release());
   } else {
     Continuation::run(continuation.release());
@@ -242,7 +171,7 @@ ffi::Future done_on_stand_in(int32_t device, std::string_view label, ffi::Remain
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiateForCuda, instantiate<CudaCallSite>, bind_instantiate());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kStartOnGpu, start_on_gpu,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnGpu, execute_on_gpu,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::State<CudaCallSite>>()
                                   .Ctx<ffi::RunId>()
@@ -251,14 +180,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kStartOnGpu, start_on_gpu,
                                   .Attrs()
                                   .RemainingArgs()
                                   .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kDoneOnGpu, done_on_gpu,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .Ctx<ffi::PlatformStream<CudaStream>>()
-                                  .Attr<std::string_view>("label")
-                                  .RemainingArgs()
-                                  .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kStartOnStandIn, start_on_stand_in,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnStandIn, execute_on_stand_in,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::State<CudaCallSite>>()
                                   .Ctx<ffi::RunId>()
@@ -266,18 +188,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kStartOnStandIn, start_on_stand_in,
                                   .Attrs()
                                   .RemainingArgs()
                                   .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    kDoneOnStandIn, done_on_stand_in,
-    ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Attr<std::string_view>("label").RemainingArgs().RemainingRets());
 
-FfiTarget start_target(XLA_FFI_Handler* execute) {
+FfiTarget target(XLA_FFI_Handler* execute) {
   static XLA_FFI_TypeInfo type_info = ffi::MakeTypeInfo<CudaCallSite>();
   return {reinterpret_cast<void*>(&kInstantiateForCuda), reinterpret_cast<void*>(execute), &CudaCallSite::id,
           &type_info};
-}
-
-FfiTarget done_target(XLA_FFI_Handler* execute) {
-  return {nullptr, reinterpret_cast<void*>(execute), nullptr, nullptr};
 }
 
 std::vector<Lane> all_lanes() {
@@ -291,10 +206,8 @@ std::vector<Lane> all_lanes() {
 
 }  // namespace
 
-FfiTarget cuda_start_target() { return start_target(&kStartOnGpu); }
-FfiTarget cuda_done_target() { return done_target(&kDoneOnGpu); }
-FfiTarget stand_in_start_target() { return start_target(&kStartOnStandIn); }
-FfiTarget stand_in_done_target() { return done_target(&kDoneOnStandIn); }
+FfiTarget cuda_all_reduce_target() { return target(&kExecuteOnGpu); }
+FfiTarget stand_in_all_reduce_target() { return target(&kExecuteOnStandIn); }
 
 void set_cuda_options(const CudaOptions& options) {
   const std::lock_guard lock(lanes().mutex);

@@ -1,5 +1,5 @@
-// The custom calls for arrays of a GPU: a round begins with "jaxhetero_start", which XLA can let compute follow, and
-// ends for the program with "jaxhetero_done".
+// The custom call for arrays of a GPU. XLA is told to run it on a stream of its own (see jaxhetero/_primitive.py), so
+// that the stream which computes goes on while this one waits.
 #pragma once
 
 #include <chrono>
@@ -19,12 +19,11 @@ struct CudaOptions {
   std::chrono::milliseconds timeout{0};
 };
 
-FfiTarget cuda_start_target();
-FfiTarget cuda_done_target();
-// The same two for the memory of this host, which then goes through the lanes as if it were a GPU's: for tests, with a
-// stand-in for the driver.
-FfiTarget stand_in_start_target();
-FfiTarget stand_in_done_target();
+// "jaxhetero_all_reduce", for the memory of GPUs.
+FfiTarget cuda_all_reduce_target();
+// For the memory of this host, which then goes through the lanes as if it were a GPU's: for tests, with a stand-in for
+// the driver.
+FfiTarget stand_in_all_reduce_target();
 
 // For the lanes to come; a GPU gets its lane, and the process its driver, in the first round.
 void set_cuda_options(const CudaOptions& options);

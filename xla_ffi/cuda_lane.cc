@@ -30,28 +30,16 @@ std::vector<iovec> pieces_of(const Leaves& bucket, size_t begin, size_t bytes) {
   return pieces;
 }
 
-// What tells one bucket from all others of the moment; null for an empty one.
-const void* key_of(const Leaves& bucket) {
-  const std::vector<iovec> pieces = pieces_of(bucket, 0, bucket.bytes());
-  return pieces.empty() ? nullptr : pieces.front().iov_base;
-}
-
-bool same_memory(const Leaves& a, const Leaves& b) {
-  return std::ranges::equal(pieces_of(a, 0, a.bytes()), pieces_of(b, 0, b.bytes()), [](const iovec& x, const iovec& y) {
-    return x.iov_base == y.iov_base && x.iov_len == y.iov_len;
-  });
-}
-
 }  // namespace
 
 struct CudaLane::Flight {
   RoundRequest request;  // until the round begins
-  Leaves bucket;
+  Leaves operands;
+  Leaves results;
   CudaEvent operands_written = nullptr;
   Flag flag;             // set to `round_count` when the round is over
   bool sends = true;     // this worker's operands matter
-  bool receives = true;  // and so does the result to this worker
-  bool awaited = false;  // by done(); guarded by the lane's mutex_
+  bool receives = true;  // what it does not have already
 
   std::shared_ptr<std::byte> inputs;
   std::shared_ptr<std::byte> outputs;
@@ -164,13 +152,14 @@ Result<CudaLane::Flag> CudaLane::next_flag(uint64_t op) {
   return entry->second;
 }
 
-Status CudaLane::start(CudaStream stream, RoundRequest request, const Leaves& bucket) {
+Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results) {
   auto flight = std::make_shared<Flight>();
-  flight->bucket = bucket;
+  flight->operands = operands;
+  flight->results = results;
   const RoundSpec& spec = request.spec;
   flight->sends = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
   flight->receives = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
-  const size_t needed_bytes = PinnedPool::rounded(bucket.bytes()) * (flight->sends + flight->receives);
+  const size_t needed_bytes = PinnedPool::rounded(operands.bytes()) * (flight->sends + flight->receives);
   if (needed_bytes > pool_->capacity_bytes()) {
     return {Code::kInvalidArgument, request.description + " needs " + std::to_string(needed_bytes) +
                                         " bytes of pinned memory at once, and this GPU has " +
@@ -190,45 +179,31 @@ Status CudaLane::start(CudaStream stream, RoundRequest request, const Leaves& bu
       idle_events_.pop_back();
     }
   }
-  // Without the lock: where a stream's queue is full, this waits for the GPU, which may be waiting for the lane.
+  const Status status = enqueue(stream, event, flight);
+  if (!status.ok()) {
+    // The others would wait for this round; and a driver that failed once will not do what the next rounds need.
+    fail(status);
+    communicator_->abort(status);
+  }
+  return status;
+}
+
+// Without the lock: where a stream's queue is full, this waits for the GPU, which may be waiting for the lane.
+Status CudaLane::enqueue(CudaStream stream, CudaEvent event, const FlightPtr& flight) {
   const CudaContextScope scope(*driver_, context_);
   Status status;
   if (event == nullptr) status = driver_->check(driver_->event_create(&event, kCudaEventDisableTiming), "an event");
   if (status.ok()) status = driver_->check(driver_->event_record(event, stream), "recording an event");
+  if (!status.ok()) return status;
   flight->operands_written = event;
-  const std::lock_guard lock(mutex_);
-  if (!status.ok()) {
-    // The others would wait for this round; and the driver that failed once will not do what the next ones need.
-    if (!failure_.has_value()) failure_ = status;
-    communicator_->abort(status);
-    return status;
-  }
-  all_.push_back(flight);
-  if (const void* key = key_of(bucket); key != nullptr) open_.insert_or_assign(key, flight);
-  inbox_->add({flight, std::nullopt, std::nullopt});
-  return {};
-}
-
-Status CudaLane::done(CudaStream stream, const Leaves& bucket, const std::string& label) {
-  const void* key = key_of(bucket);
-  if (key == nullptr) return failure();
-  FlightPtr flight;
+  const auto [slot, round] = flight->flag;
   {
     const std::lock_guard lock(mutex_);
-    const auto entry = open_.find(key);
-    if (entry == open_.end() || !same_memory(entry->second->bucket, bucket)) {
-      return {Code::kInternal, label + ": XLA gave the end of a round other memory than its beginning"};
-    }
-    flight = std::move(entry->second);
-    open_.erase(entry);
-    flight->awaited = true;
+    all_.push_back(flight);
   }
-  const CudaContextScope scope(*driver_, context_);
-  // Also after a failure: what the program does next with this memory comes after what we do with it.
-  Status status = driver_->check(driver_->stream_wait_value(stream, slot_on_device(flight->flag.slot),
-                                                            flight->flag.round_count, kCudaWaitValueGreaterEqual),
-                                 "waiting for a flag");
-  return status.ok() ? failure() : status;
+  inbox_->add({flight, std::nullopt, std::nullopt});
+  const CudaResult result = driver_->stream_wait_value(stream, slot_on_device(slot), round, kCudaWaitValueGreaterEqual);
+  return driver_->check(result, "waiting for a flag");
 }
 
 Status CudaLane::failure() const {
@@ -281,7 +256,9 @@ bool CudaLane::take_inbox() {
   }
   for (Inbox::Message& message : messages) {
     if (message.slice.has_value()) {
-      copy_back(*message.flight, *message.slice);
+      Flight& flight = *message.flight;
+      const size_t begin = *message.slice * config_.slice_bytes;
+      copy_back(flight, begin, std::min(config_.slice_bytes, flight.results.bytes() - begin));
     } else if (message.outcome.has_value()) {
       message.flight->outcome = std::move(message.outcome);
       ended_flights_.push_back(std::move(message.flight));
@@ -298,7 +275,7 @@ bool CudaLane::issue_copies_out() {
   while (!queue_.empty() && !driver_failed_) {
     Flight& flight = *queue_.front();
     if (failure().ok()) {
-      const size_t bytes = flight.bucket.bytes();
+      const size_t bytes = flight.operands.bytes();
       if (flight.sends && flight.inputs == nullptr) flight.inputs = pool_->allocate(bytes);
       if (flight.receives && flight.outputs == nullptr) flight.outputs = pool_->allocate(bytes);
       if ((flight.sends && flight.inputs == nullptr) || (flight.receives && flight.outputs == nullptr)) return moved;
@@ -333,8 +310,8 @@ Status CudaLane::issue_copies_out(Flight& flight) {
   for (size_t slice = 0; slice < flight.slices_out; ++slice) {
     const size_t begin = slice * config_.slice_bytes;
     std::byte* to = flight.inputs.get() + begin;
-    const size_t bytes = std::min(config_.slice_bytes, flight.bucket.bytes() - begin);
-    for (const iovec& piece : pieces_of(flight.bucket, begin, bytes)) {
+    const size_t bytes = std::min(config_.slice_bytes, flight.operands.bytes() - begin);
+    for (const iovec& piece : pieces_of(flight.operands, begin, bytes)) {
       if (!status.ok()) return status;
       const CudaResult result = driver_->copy_to_host(to, device_pointer(piece), piece.iov_len, out_);
       status = driver_->check(result, "copying to the host");
@@ -355,7 +332,7 @@ bool CudaLane::watch_copies_out() {
       moved = true;
     }
     const size_t slices = std::min<size_t>(counter - flight->begin_count, flight->slices_out);
-    const size_t bytes = std::min(slices * config_.slice_bytes, flight->bucket.bytes());
+    const size_t bytes = std::min(slices * config_.slice_bytes, flight->operands.bytes());
     if (bytes > flight->ready_bytes.load(std::memory_order_relaxed)) {
       flight->ready_bytes.store(bytes, std::memory_order_release);
       communicator_->feed();
@@ -377,7 +354,7 @@ void CudaLane::begin_round(const FlightPtr& flight) {
     return;
   }
   RoundRequest request = std::move(flight->request);
-  const size_t bytes = flight->bucket.bytes();
+  const size_t bytes = flight->operands.bytes();
   if (flight->sends) request.inputs.append(flight->inputs.get(), bytes);
   if (flight->receives) {
     request.outputs.append(flight->outputs.get(), bytes);
@@ -401,12 +378,10 @@ void CudaLane::begin_round(const FlightPtr& flight) {
   communicator_->start_round(std::move(request));
 }
 
-void CudaLane::copy_back(Flight& flight, size_t slice) {
+void CudaLane::copy_back(Flight& flight, size_t begin, size_t bytes) {
   if (driver_failed_) return;
-  const size_t begin = slice * config_.slice_bytes;
-  const std::byte* from = flight.outputs.get() + begin;
-  const size_t bytes = std::min(config_.slice_bytes, flight.bucket.bytes() - begin);
-  for (const iovec& piece : pieces_of(flight.bucket, begin, bytes)) {
+  const std::byte* from = (flight.receives ? flight.outputs : flight.inputs).get() + begin;
+  for (const iovec& piece : pieces_of(flight.results, begin, bytes)) {
     check_driver(driver_->copy_to_device(device_pointer(piece), from, piece.iov_len, back_), "copying to the GPU");
     from += piece.iov_len;
   }
@@ -432,19 +407,14 @@ bool CudaLane::finish_flights() {
 }
 
 void CudaLane::finish(Flight& flight) {
+  const size_t bytes = flight.results.bytes();
   if (!flight.outcome->ok()) {
     fail(*flight.outcome);
-    bool awaited = false;
-    {
-      const std::lock_guard lock(mutex_);
-      awaited = flight.awaited;
+    for (const iovec& piece : pieces_of(flight.results, 0, bytes)) {
+      check_driver(driver_->fill(device_pointer(piece), kPoison, piece.iov_len, back_), "marking failed results");
     }
-    // If done() has not been called it will return the error, and until then this memory may be anybody's.
-    if (awaited) {
-      for (const iovec& piece : pieces_of(flight.bucket, 0, flight.bucket.bytes())) {
-        check_driver(driver_->fill(device_pointer(piece), kPoison, piece.iov_len, back_), "marking failed results");
-      }
-    }
+  } else if (!flight.receives) {
+    copy_back(flight, 0, bytes);
   }
   const CudaResult result = driver_->stream_write_value(back_, slot_on_device(flight.flag.slot),
                                                         flight.flag.round_count, kCudaWriteValueDefault);

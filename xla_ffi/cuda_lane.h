@@ -1,15 +1,12 @@
 // One GPU's way to the reducers: its buckets are copied to pinned host memory and back by the GPU's copy engines, and
-// the program's own stream waits on a flag in memory. No kernel runs and no thread that launches a program waits.
+// the stream that asked for it waits on a flag in memory. No kernel runs and no thread that launches a program waits.
 //
-//   program's stream   ... backward, event ............ backward ............ wait until flag >= round, optimizer ...
-//                                 |  start()                                    done()       ^
-//   out stream                    +-> copy slice, count, copy slice, count ...               |
-//   lane's thread                         | a slice is here: the communicator may push it    |
-//   communicator                          +-> push ... result                                |
-//   back stream                                          +-> copy slice ... copy slice, flag +
-//
-// A bucket is reduced in place: the program gives the same memory to start() and to done(), and leaves it alone in
-// between. So its address also says which rounds belong together.
+//   the caller's stream   ... operands, event, wait until flag >= round .................... results ...
+//                                         |                                    ^
+//   out stream                            +-> copy slice, count, copy slice .. |
+//   lane's thread                                | a slice is here: the communicator may push it
+//   communicator                                 +-> push ... result           |
+//   back stream                                               +-> copy slice ... copy slice, flag
 #pragma once
 
 #include <atomic>
@@ -49,13 +46,10 @@ class CudaLane {
   CudaLane(const CudaLane&) = delete;
   CudaLane& operator=(const CudaLane&) = delete;
 
-  // From any thread; they enqueue and return. `bucket` are addresses on the device.
-  //
-  // What `stream` has been given so far writes the operands of `request`, whose memory and callbacks are filled in
-  // here.
-  Status start(CudaStream stream, RoundRequest request, const Leaves& bucket);
-  // What `stream` is given from now on sees the results. After an error they are NaN, or -1 in an integer.
-  Status done(CudaStream stream, const Leaves& bucket, const std::string& label);
+  // From any thread; enqueues and returns. What `stream` has been given so far writes `operands`, what it is given from
+  // now on sees `results`; both are addresses on the device. The request's memory and callbacks are filled in here.
+  // After a failure the results are NaN, or -1 in an integer.
+  Status reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results);
 
   // Why rounds cannot run any more, once something has failed.
   [[nodiscard]] Status failure() const;
@@ -76,6 +70,7 @@ class CudaLane {
            const CudaLaneConfig& config);
   Status prepare();
   Result<Flag> next_flag(uint64_t op);
+  Status enqueue(CudaStream stream, CudaEvent event, const FlightPtr& flight);
   [[nodiscard]] std::atomic_ref<uint32_t> slot(size_t index) { return std::atomic_ref(slots_[index]); }
   [[nodiscard]] DevicePointer slot_on_device(size_t index) const { return slots_on_device_ + index * sizeof(uint32_t); }
 
@@ -86,7 +81,7 @@ class CudaLane {
   Status issue_copies_out(Flight& flight);
   bool watch_copies_out();
   void begin_round(const FlightPtr& flight);
-  void copy_back(Flight& flight, size_t slice);
+  void copy_back(Flight& flight, size_t begin, size_t bytes);
   bool finish_flights();
   void finish(Flight& flight);
   bool watch_flags();
@@ -122,10 +117,9 @@ class CudaLane {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<Status> failure_;                    // guarded by mutex_, as is all below
-  std::unordered_map<uint64_t, Flag> flags_;         // by op
-  std::unordered_map<const void*, FlightPtr> open_;  // started and not done, by the address of the bucket
-  std::vector<FlightPtr> all_;                       // that have not ended
+  std::optional<Status> failure_;             // guarded by mutex_, as is all below
+  std::unordered_map<uint64_t, Flag> flags_;  // by op
+  std::vector<FlightPtr> all_;                // that have not ended
   std::vector<CudaEvent> idle_events_;
   std::thread thread_;
 };

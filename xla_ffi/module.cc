@@ -46,21 +46,17 @@ Bytes to_bytes(const nb::bytes& bytes) {
   return {begin, begin + bytes.size()};
 }
 
-// What jax.ffi.register_ffi_target() and, under the name of the type, register_ffi_type() take.
-nb::dict to_python(const FfiTarget& target, const char* type_name) {
+// What jax.ffi.register_ffi_target() and register_ffi_type() take.
+nb::dict to_python(const FfiTarget& target) {
   nb::dict stages;
-  if (target.instantiate != nullptr) stages["instantiate"] = nb::capsule(target.instantiate);
+  stages["instantiate"] = nb::capsule(target.instantiate);
   stages["execute"] = nb::capsule(target.execute);
-  nb::dict types;
-  if (target.state_type_id != nullptr) {
-    nb::dict type;
-    type["type_id"] = nb::capsule(target.state_type_id);
-    type["type_info"] = nb::capsule(target.state_type_info);
-    types[type_name] = type;
-  }
+  nb::dict type;
+  type["type_id"] = nb::capsule(target.state_type_id);
+  type["type_info"] = nb::capsule(target.state_type_info);
   nb::dict result;
   result["stages"] = stages;
-  result["types"] = types;
+  result["type"] = type;
   return result;
 }
 
@@ -184,17 +180,7 @@ NB_MODULE(_native, module) {
   module.def("cuda_failure", [] { return to_python(cuda_failure()); });
   module.def(
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());
-  module.def("host_targets", [] {
-    nb::dict targets;
-    targets["jaxhetero_all_reduce"] = to_python(all_reduce_target(), "jaxhetero_call_site");
-    return targets;
-  });
-  const auto staged_targets = [](const FfiTarget& start, const FfiTarget& done) {
-    nb::dict targets;
-    targets["jaxhetero_start"] = to_python(start, "jaxhetero_cuda_call_site");
-    targets["jaxhetero_done"] = to_python(done, "");
-    return targets;
-  };
-  module.def("cuda_targets", [=] { return staged_targets(cuda_start_target(), cuda_done_target()); });
-  module.def("stand_in_targets", [=] { return staged_targets(stand_in_start_target(), stand_in_done_target()); });
+  module.def("host_target", [] { return to_python(all_reduce_target()); });
+  module.def("cuda_target", [] { return to_python(cuda_all_reduce_target()); });
+  module.def("stand_in_target", [] { return to_python(stand_in_all_reduce_target()); });
 }

@@ -24,31 +24,31 @@ std::shared_ptr<const CudaDriver> fake_driver() {
   return *driver;
 }
 
-// A bucket in the memory of a GPU, each leaf by itself.
+// The operands and the results of a round in the memory of a GPU, each leaf by itself.
 class DeviceBucket {
  public:
   DeviceBucket(const Round& round, uint32_t rank) : contents_(round.input(rank)) {
     const size_t item = item_bytes(round.dtype);
-    for (size_t count : round.leaf_counts) {
-      leaves_.append(reinterpret_cast<void*>(fake_cuda_alloc(count * item)), count * item);
+    for (Leaves* leaves : {&operands_, &results_}) {
+      for (size_t count : round.leaf_counts) {
+        leaves->append(reinterpret_cast<void*>(fake_cuda_alloc(count * item)), count * item);
+      }
     }
   }
   ~DeviceBucket() {
-    for (const iovec& piece : pieces()) fake_cuda_free(reinterpret_cast<uint64_t>(piece.iov_base));
+    for (const Leaves* leaves : {&operands_, &results_}) {
+      for (const iovec& piece : pieces_of(*leaves)) fake_cuda_free(reinterpret_cast<uint64_t>(piece.iov_base));
+    }
   }
   DeviceBucket(const DeviceBucket&) = delete;
   DeviceBucket& operator=(const DeviceBucket&) = delete;
 
-  [[nodiscard]] const Leaves& leaves() const { return leaves_; }
-  [[nodiscard]] std::vector<iovec> pieces() const {
-    std::vector<iovec> pieces;
-    leaves_.slice(0, leaves_.bytes(), pieces);
-    return pieces;
-  }
+  [[nodiscard]] const Leaves& operands() const { return operands_; }
+  [[nodiscard]] const Leaves& results() const { return results_; }
 
-  // What the program computes on its stream: the operands, and what it finds in place of them later.
-  void write(void* stream) { on_each_piece(stream, /*writes=*/true); }
-  void read(void* stream) { on_each_piece(stream, /*writes=*/false); }
+  // What the program computes on a stream: the operands, and what it finds as results.
+  void write_operands(void* stream) { on_each_piece(stream, operands_, /*writes=*/true); }
+  void read_results(void* stream) { on_each_piece(stream, results_, /*writes=*/false); }
   [[nodiscard]] const Bytes& contents() const { return contents_; }
 
  private:
@@ -61,9 +61,14 @@ class DeviceBucket {
     const std::unique_ptr<Move> move(static_cast<Move*>(data));
     std::memcpy(move->to, move->from, move->bytes);
   }
-  void on_each_piece(void* stream, bool writes) {
+  static std::vector<iovec> pieces_of(const Leaves& leaves) {
+    std::vector<iovec> pieces;
+    leaves.slice(0, leaves.bytes(), pieces);
+    return pieces;
+  }
+  void on_each_piece(void* stream, const Leaves& leaves, bool writes) {
     std::byte* host = contents_.data();
-    for (const iovec& piece : pieces()) {
+    for (const iovec& piece : pieces_of(leaves)) {
       auto move = writes ? std::make_unique<Move>(piece.iov_base, host, piece.iov_len)
                          : std::make_unique<Move>(host, piece.iov_base, piece.iov_len);
       fake_cuda_compute(stream, reinterpret_cast<uint64_t>(piece.iov_base), piece.iov_len, writes, &run,
@@ -72,33 +77,43 @@ class DeviceBucket {
     }
   }
 
-  Leaves leaves_;
+  Leaves operands_;
+  Leaves results_;
   Bytes contents_;
 };
 
-// A worker whose arrays are on a GPU.
+// A worker whose arrays are on a GPU. As in XLA, each bucket of a program is reduced on a stream of its own.
 struct Gpu {
-  Gpu(Job& job, uint32_t rank, CudaLaneConfig config) : rank(rank), stream(fake_cuda_stream()) {
+  Gpu(Job& job, uint32_t rank, CudaLaneConfig config) : rank(rank) {
     config.rank = rank;
     // Jobs own their communicators.
     const std::shared_ptr<Communicator> communicator(std::shared_ptr<void>(), job.workers[rank].get());
-    Result<std::unique_ptr<CudaLane>> made = CudaLane::create(fake_driver(), cuda_stream(), communicator, config);
+    Result<std::unique_ptr<CudaLane>> made =
+        CudaLane::create(fake_driver(), static_cast<CudaStream>(stream(0)), communicator, config);
     EXPECT_TRUE(made.ok()) << made.status().message();
     lane = std::move(*made);
   }
-  [[nodiscard]] CudaStream cuda_stream() const { return static_cast<CudaStream>(stream); }
 
-  Status start(const Round& round, const DeviceBucket& bucket) {
+  void* stream(size_t index) {
+    while (streams.size() <= index) streams.push_back(fake_cuda_stream());
+    return streams[index];
+  }
+
+  Status reduce(const Round& round, const DeviceBucket& bucket, size_t index = 0) {
     RoundRequest request;
     request.op = round.op;
     request.description = "test op " + std::to_string(round.op);
     request.spec = round.spec();
-    return lane->start(cuda_stream(), std::move(request), bucket.leaves());
+    return lane->reduce(static_cast<CudaStream>(stream(index)), std::move(request), bucket.operands(),
+                        bucket.results());
   }
-  Status done(const DeviceBucket& bucket) { return lane->done(cuda_stream(), bucket.leaves(), "test op"); }
+  // Whether all streams ran dry.
+  [[nodiscard]] bool wait() const {
+    return std::ranges::all_of(streams, [](void* stream) { return fake_cuda_wait(stream, kPatience.count()); });
+  }
 
   uint32_t rank;
-  void* stream;
+  std::vector<void*> streams;
   std::unique_ptr<CudaLane> lane;
 };
 
@@ -109,9 +124,6 @@ CudaLaneConfig small_lane() {
   config.timeout = kPatience;
   return config;
 }
-
-// How long a stream may take to run dry in a test that waits for a deadline first.
-constexpr int64_t kPatienceMs = kPatience.count();
 
 class CudaLaneTest : public testing::Test {
  protected:
@@ -129,21 +141,18 @@ class CudaLaneTest : public testing::Test {
     for (uint32_t rank = 0; rank < job.workers.size(); ++rank) gpus.emplace_back(job, rank, config);
   }
 
-  // A program that reduces each of `rounds` with something else in between, launched without a wait.
+  // A program that reduces all of `rounds` at once, launched without a wait.
   void run(const std::vector<Round>& rounds) {
     std::vector<std::vector<std::unique_ptr<DeviceBucket>>> buckets(gpus.size());
     for (Gpu& gpu : gpus) {
-      for (const Round& round : rounds) {
-        auto& bucket = buckets[gpu.rank].emplace_back(std::make_unique<DeviceBucket>(round, gpu.rank));
-        bucket->write(gpu.stream);
-        ASSERT_TRUE(gpu.start(round, *bucket).ok());
-      }
-      for (const auto& bucket : buckets[gpu.rank]) {
-        ASSERT_TRUE(gpu.done(*bucket).ok());
-        bucket->read(gpu.stream);
+      for (size_t index = 0; index < rounds.size(); ++index) {
+        DeviceBucket& bucket = *buckets[gpu.rank].emplace_back(std::make_unique<DeviceBucket>(rounds[index], gpu.rank));
+        bucket.write_operands(gpu.stream(index));
+        ASSERT_TRUE(gpu.reduce(rounds[index], bucket, index).ok());
+        bucket.read_results(gpu.stream(index));
       }
     }
-    for (const Gpu& gpu : gpus) ASSERT_TRUE(fake_cuda_wait(gpu.stream, kPatienceMs));
+    for (const Gpu& gpu : gpus) ASSERT_TRUE(gpu.wait());
     for (size_t index = 0; index < rounds.size(); ++index) {
       const Bytes expected = rounds[index].output(static_cast<uint32_t>(gpus.size()));
       for (const Gpu& gpu : gpus) {
@@ -181,7 +190,7 @@ TEST_F(CudaLaneTest, RunsManyRoundsOfTheSameOps) {
   Job job({.workers = 2, .reducers = 2});
   start(job);
   for (int step = 0; step < 20; ++step) run(mixed_rounds());
-  for (const Gpu& gpu : gpus) EXPECT_EQ(gpu.lane->pool().used_bytes(), 0);
+  for (const Gpu& gpu : gpus) EXPECT_EQ(gpu.lane->pool().used_bytes(), 0U);
   // Once for each lane's data and once for its flags: never again, since that waits for the whole GPU.
   EXPECT_EQ(fake_cuda_call_count("cuMemHostAlloc"), 4);
 }
@@ -201,7 +210,7 @@ TEST_F(CudaLaneTest, ABucketThatThePoolCannotHoldIsRefused) {
   start(job, config);
   const Round round{.leaf_counts = {4097}};
   const DeviceBucket bucket(round, 0);
-  EXPECT_TRUE(failed_with(gpus[0].start(round, bucket), Code::kInvalidArgument,
+  EXPECT_TRUE(failed_with(gpus[0].reduce(round, bucket), Code::kInvalidArgument,
                           {"test op 1 needs 40960 bytes", "has 8192", "JAXHETERO_PINNED_BYTES"}));
   run({{.leaf_counts = {500}}});
 }
@@ -216,7 +225,7 @@ TEST_F(CudaLaneTest, Broadcasts) {
   for (int step = 0; step < 3; ++step) run(rounds);
 }
 
-TEST_F(CudaLaneTest, MemoryMayBeReusedAsSoonAsTheProgramIsPastDone) {
+TEST_F(CudaLaneTest, MemoryMayBeReusedAsSoonAsTheStreamGoesOn) {
   Job job({.workers = 2, .reducers = 1});
   start(job);
   const Round round{.leaf_counts = {30'000}};
@@ -225,12 +234,12 @@ TEST_F(CudaLaneTest, MemoryMayBeReusedAsSoonAsTheProgramIsPastDone) {
     DeviceBucket& bucket = *buckets.emplace_back(std::make_unique<DeviceBucket>(round, gpu.rank));
     for (int step = 0; step < 10; ++step) {
       // Ordered by nothing but the stream; the stand-in sees it if two streams are at the memory at once.
-      bucket.write(gpu.stream);
-      ASSERT_TRUE(gpu.start(round, bucket).ok());
-      ASSERT_TRUE(gpu.done(bucket).ok());
+      bucket.write_operands(gpu.stream(0));
+      ASSERT_TRUE(gpu.reduce(round, bucket).ok());
+      bucket.read_results(gpu.stream(0));
     }
   }
-  for (const Gpu& gpu : gpus) ASSERT_TRUE(fake_cuda_wait(gpu.stream, kPatienceMs));
+  for (const Gpu& gpu : gpus) ASSERT_TRUE(gpu.wait());
 }
 
 TEST_F(CudaLaneTest, AChunkIsPushedAndItsTotalComesBackBeforeTheRestIsReady) {
@@ -277,48 +286,32 @@ TEST_F(CudaLaneTest, ASilentPeerDoesNotKeepTheGpuWaiting) {
   Job job({.workers = 2, .reducers = 1, .start_timeout = kShort, .timeout = kShort});
   start(job);
   const Round round{.leaf_counts = {3000}};
-  const Round second{.op = 2, .leaf_counts = {3000}};
   DeviceBucket bucket(round, 0);
-  DeviceBucket other(second, 0);
-  bucket.write(gpus[0].stream);
-  ASSERT_TRUE(gpus[0].start(round, bucket).ok());
-  ASSERT_TRUE(gpus[0].start(second, other).ok());
-  ASSERT_TRUE(gpus[0].done(bucket).ok());
-  bucket.read(gpus[0].stream);
-  ASSERT_TRUE(fake_cuda_wait(gpus[0].stream, kPatienceMs));
+  bucket.write_operands(gpus[0].stream(0));
+  ASSERT_TRUE(gpus[0].reduce(round, bucket).ok());
+  bucket.read_results(gpus[0].stream(0));
+  ASSERT_TRUE(gpus[0].wait());
   EXPECT_TRUE(is_poisoned(bucket));
   EXPECT_TRUE(failed_with(gpus[0].lane->failure(), Code::kRoundTimeout, {"rank 1"}));
-  // What has not been awaited raises there and then, and nothing new is begun.
-  EXPECT_TRUE(failed_with(gpus[0].done(other), Code::kRoundTimeout, {"rank 1"}));
-  EXPECT_TRUE(failed_with(gpus[0].start(round, bucket), Code::kRoundTimeout, {"rank 1"}));
-  EXPECT_TRUE(fake_cuda_wait(gpus[0].stream, kPatienceMs));
+  EXPECT_TRUE(failed_with(gpus[0].reduce(round, bucket), Code::kRoundTimeout, {"rank 1"}));
   EXPECT_TRUE(gpus[0].lane->drain(kPatience));
 }
 
 TEST_F(CudaLaneTest, ADeadReducerDoesNotKeepTheGpuWaiting) {
   Job job({.workers = 2, .reducers = 1});
   start(job);
-  const Round round{.leaf_counts = {3000}};
-  DeviceBucket bucket(round, 0);
-  bucket.write(gpus[0].stream);
-  ASSERT_TRUE(gpus[0].start(round, bucket).ok());
-  ASSERT_TRUE(gpus[0].done(bucket).ok());
-  bucket.read(gpus[0].stream);
+  const std::vector<Round> rounds = mixed_rounds();
+  std::vector<std::unique_ptr<DeviceBucket>> buckets;
+  for (size_t index = 0; index < rounds.size(); ++index) {
+    DeviceBucket& bucket = *buckets.emplace_back(std::make_unique<DeviceBucket>(rounds[index], 0));
+    bucket.write_operands(gpus[0].stream(index));
+    ASSERT_TRUE(gpus[0].reduce(rounds[index], bucket, index).ok());
+    bucket.read_results(gpus[0].stream(index));
+  }
   job.reducers[0].reset();
-  ASSERT_TRUE(fake_cuda_wait(gpus[0].stream, kPatienceMs));
-  EXPECT_TRUE(is_poisoned(bucket));
+  ASSERT_TRUE(gpus[0].wait());
+  for (const auto& bucket : buckets) EXPECT_TRUE(is_poisoned(*bucket));
   EXPECT_TRUE(failed_with(gpus[0].lane->failure(), Code::kReducerLost, {"reducer 0"}));
-}
-
-TEST_F(CudaLaneTest, OtherMemoryAtTheEndThanAtTheBeginningIsRefused) {
-  Job job({.workers = 1, .reducers = 1});
-  start(job);
-  const Round round{.leaf_counts = {10, 20}};
-  const DeviceBucket bucket(round, 0);
-  const DeviceBucket other(round, 0);
-  ASSERT_TRUE(gpus[0].start(round, bucket).ok());
-  EXPECT_TRUE(failed_with(gpus[0].done(other), Code::kInternal, {"other memory"}));
-  ASSERT_TRUE(gpus[0].lane->drain(kPatience));
 }
 
 struct Fault {
@@ -340,10 +333,9 @@ TEST_P(CudaFaultTest, EndsTheJobAndLeavesNobodyWaiting) {
   bool told = false;
   for (Gpu& gpu : gpus) {
     const DeviceBucket& bucket = *buckets.emplace_back(std::make_unique<DeviceBucket>(round, gpu.rank));
-    told |= !gpu.start(round, bucket).ok();
-    told |= !gpu.done(bucket).ok();
+    told |= !gpu.reduce(round, bucket).ok();
   }
-  for (const Gpu& gpu : gpus) ASSERT_TRUE(fake_cuda_wait(gpu.stream, kPatienceMs));
+  for (const Gpu& gpu : gpus) ASSERT_TRUE(gpu.wait());
   for (const Gpu& gpu : gpus) {
     EXPECT_TRUE(gpu.lane->drain(kPatience));
     told |= has(gpu.lane->failure().message(), "CUDA error 700");
