@@ -276,9 +276,12 @@ bool CudaLane::issue_copies_out() {
     Flight& flight = *queue_.front();
     if (failure().ok()) {
       const size_t bytes = flight.operands.bytes();
-      if (flight.sends && flight.inputs == nullptr) flight.inputs = pool_->allocate(bytes);
-      if (flight.receives && flight.outputs == nullptr) flight.outputs = pool_->allocate(bytes);
-      if ((flight.sends && flight.inputs == nullptr) || (flight.receives && flight.outputs == nullptr)) return moved;
+      // Both or none: one that waits in the middle of the pool could be what the other has no room for.
+      std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
+      std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(bytes) : nullptr;
+      if ((flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr)) return moved;
+      flight.inputs = std::move(inputs);
+      flight.outputs = std::move(outputs);
       if (flight.sends) flight.slices_out = (bytes + config_.slice_bytes - 1) / config_.slice_bytes;
     }
     if (const Status status = issue_copies_out(flight); !status.ok()) {

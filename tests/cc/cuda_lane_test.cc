@@ -200,7 +200,7 @@ TEST_F(CudaLaneTest, RoundsQueueForPinnedMemory) {
   CudaLaneConfig config = small_lane();
   config.pinned_bytes = 2 * PinnedPool::rounded(80'028);
   start(job, config);
-  for (int step = 0; step < 5; ++step) run(mixed_rounds());
+  for (int step = 0; step < 10; ++step) run(mixed_rounds());
 }
 
 TEST_F(CudaLaneTest, ABucketThatThePoolCannotHoldIsRefused) {
