@@ -10,6 +10,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -39,9 +40,9 @@ Range range_of(const void* memory, size_t bytes) {
   return {begin, begin + bytes};
 }
 
+// An event may be recorded anew, on another stream, while a stream still waits for what it stood for before.
 struct Event {
-  uint64_t recorded = 0;
-  uint64_t completed = 0;
+  std::shared_ptr<bool> passed = std::make_shared<bool>(true);  // the latest record
 };
 
 struct Stream {
@@ -362,8 +363,7 @@ FAKE_CUDA_EXPORT int cuStreamQuery(void* stream) {
 FAKE_CUDA_EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   const std::lock_guard lock(driver().mutex);
   if (const int code = enter("cuStreamWaitEvent"); code != kSuccess) return code;
-  const auto* e = static_cast<Event*>(event);
-  enqueue(stream, {"cuStreamWaitEvent", [e, number = e->recorded] { return e->completed >= number; }, [] {}});
+  enqueue(stream, {"cuStreamWaitEvent", [passed = static_cast<Event*>(event)->passed] { return *passed; }, [] {}});
   return kSuccess;
 }
 
@@ -398,10 +398,11 @@ FAKE_CUDA_EXPORT int cuEventCreate(void** event, unsigned) {
 FAKE_CUDA_EXPORT int cuEventRecord(void* event, void* stream) {
   const std::lock_guard lock(driver().mutex);
   if (const int code = enter("cuEventRecord"); code != kSuccess) return code;
-  auto* e = static_cast<Event*>(event);
-  enqueue(stream, {"cuEventRecord", nullptr, [e, number = ++e->recorded] {
+  const auto passed = std::make_shared<bool>(false);
+  static_cast<Event*>(event)->passed = passed;
+  enqueue(stream, {"cuEventRecord", nullptr, [passed] {
                      const std::lock_guard inner(driver().mutex);
-                     e->completed = std::max(e->completed, number);
+                     *passed = true;
                    }});
   return kSuccess;
 }
