@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster, run
 
+from bench import gpu
 from tests.fake_cuda import build
 
 BUCKETS = 6
@@ -69,3 +71,21 @@ def test_what_is_missing_is_named(settings: dict[str, str], message: str) -> Non
         for outcome in cluster.wait_workers():
             assert outcome.code != 0
             assert message in outcome.errors
+
+
+def test_benchmark_says_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert gpu.main([]) == 2
+    assert "no GPU that JAX can use" in capsys.readouterr().err
+
+
+def test_benchmark_runs_with_the_stand_in_and_calls_nothing_a_measurement(tmp_path: Path) -> None:
+    options = ["--stand-in", "--repeats", "1", "--sizes", "4KiB", "--models", "", "--json", str(tmp_path / "gpu.json")]
+    assert gpu.main(options) == 0
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert not content["is_measurement"]
+    assert content["wrong_count"] == 0
+    assert [row["bytes"] for row in content["all_reduce"]] == [4096]
+    assert content["copy_bytes_per_s"].keys() == {"to host", "to GPU", "both ways"}
