@@ -121,18 +121,30 @@ def measure_steps(model: str, small: bool, repeats: int) -> dict[str, Any]:
     return row | {"hidden": hidden, "times_s": times}
 
 
+def say(text: str) -> None:
+    if jaxhetero.rank() == 0:
+        print(f"# {text}", flush=True)
+
+
 def main() -> None:
     request = json.loads(sys.argv[1])
     small, repeats = request["stand_in"], request["repeats"]
     jaxhetero.initialize()
     sizes = [min(size, 1 << 20) for size in request["sizes"]] if small else request["sizes"]
+    say("sums")
     wrong = int(jaxhetero.psum(np.int32(count_wrong())))
+    say("copies")
     result: dict[str, Any] = {"wrong_count": wrong, "copy_bytes_per_s": measure_copies(max(sizes), repeats)}
     limit = result["copy_bytes_per_s"]["both ways"]
+    say("all-reduces")
     result["all_reduce"] = [measure_all_reduce(size, limit, repeats) for size in dict.fromkeys(sizes)]
     last = result["all_reduce"][-1]
+    say("an all-reduce beside matrix products")
     result["beside"] = measure_beside(last["bytes"], 64 if small else 4096, last["median_s"], repeats)
-    result["steps"] = [measure_steps(model, small, repeats) for model in request["models"]]
+    result["steps"] = []
+    for model in request["models"]:
+        say(model)
+        result["steps"].append(measure_steps(model, small, repeats))
     if jaxhetero.rank() == 0:
         Path(request["result"]).write_text(json.dumps(result))
     jaxhetero.barrier()

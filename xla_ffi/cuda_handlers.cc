@@ -157,15 +157,14 @@ ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t devi
   }
   ffi::Promise promise;
   ffi::Future future(promise);
-  auto continuation = std::make_unique<Continuation>(Continuation{std::move(promise), *lane, stream.value()});
+  // It frees itself.
+  auto* continuation = new Continuation{std::move(promise), *lane, stream.value()};
   const Driver opened = driver().value();
   CudaContext context = nullptr;
   opened->stream_context(stream.value(), &context);
   const CudaContextScope scope(*opened, context);
-  if (opened->launch_host_function(stream.value(), &Continuation::run, continuation.get()) == kCudaSuccess) {
-    static_cast<void>(continuation.release());
-  } else {
-    Continuation::run(continuation.release());
+  if (opened->launch_host_function(stream.value(), &Continuation::run, continuation) != kCudaSuccess) {
+    Continuation::run(continuation);
   }
   return future;
 }
