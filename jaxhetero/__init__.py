@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
     from jaxhetero.world import Metrics as Metrics
     from jaxhetero.world import RoundTimes as RoundTimes
+    from jaxhetero.world import check as check
     from jaxhetero.world import initialize as initialize
     from jaxhetero.world import metrics as metrics
     from jaxhetero.world import rank as rank
@@ -53,6 +54,7 @@ _HOMES = {
     "all_reduce_gradients": "optimizers",
     "Metrics": "world",
     "RoundTimes": "world",
+    "check": "world",
     "initialize": "world",
     "metrics": "world",
     "rank": "world",

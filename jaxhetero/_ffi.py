@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 
@@ -12,14 +13,32 @@ ALL_REDUCE = "jaxhetero_all_reduce"
 
 
 @functools.cache
-def register() -> None:
+def register(with_stand_in: bool = False) -> None:
     """Register the FFI targets; the first call in a process counts.
 
     XLA wants a handler's types before the handler. What is registered before the backend exists, JAX keeps and hands
-    over when it makes the backend, handlers first; so the backend is made here.
+    over when it makes the backend, handlers first; so the backends are made here.
+
+    Args:
+      with_stand_in: let arrays of this host go the way of a GPU's, through a stand-in for the driver.
     """
     jax.local_devices()
-    for name, capsules in _native.ffi_types().items():
-        jax.ffi.register_ffi_type(name, {"type_id": capsules["type_id"], "type_info": capsules["type_info"]}, "cpu")
-    for name, stages in _native.ffi_targets().items():
-        jax.ffi.register_ffi_target(name, stages, platform="cpu")
+    if with_stand_in:
+        _register(_native.stand_in_target(), "jaxhetero_cuda_call_site", "cpu")
+        return
+    _register(_native.host_target(), "jaxhetero_call_site", "cpu")
+    if _has_backend("cuda"):
+        _register(_native.cuda_target(), "jaxhetero_cuda_call_site", "CUDA")
+
+
+def _register(target: dict[str, dict[str, Any]], type_name: str, platform: str) -> None:
+    type_ = target["type"]
+    jax.ffi.register_ffi_type(type_name, {"type_id": type_["type_id"], "type_info": type_["type_info"]}, platform)
+    jax.ffi.register_ffi_target(ALL_REDUCE, target["stages"], platform=platform)
+
+
+def _has_backend(platform: str) -> bool:
+    try:
+        return bool(jax.local_devices(backend=platform))
+    except RuntimeError:
+        return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compute_on import compute_on
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -72,33 +74,76 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
     return results if axis_name is None else [without_varying_axis(aval, axis_name) for aval in results]
 
 
-def _lowering(
-    ctx: Any, *bucket: Any, label: str, kind: Kind, root: int, worker_count: int, axis_name: str | None
-) -> Any:
+def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
+    return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"])
+
+
+def _lower_call(ctx: Any, bucket: Sequence[Any], attributes: dict[str, Any], kind: Kind) -> Any:
+    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
+    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
+    with operation_name(f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
+        return rule(ctx, *bucket, **attributes)
+
+
+# How many rounds a GPU may have under way at once. Each stands on a stream that waits, and the hardware has few queues.
+_CUDA_STREAMS = 4
+_next_cuda_stream = itertools.cycle(range(1, _CUDA_STREAMS + 1))
+
+# The call itself on a GPU. What is lowered for a GPU puts it on another stream than that of the program's computations.
+_on_stream = Primitive("jaxhetero_on_stream")
+
+
+def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
+    """XLA begins such a call as early, and waits for it as late, as the program's data allow.
+
+    An ordinary call, or two, one to begin and one to end, it puts right before the first use of the result, and that as
+    soon as it can: the GPU would stand still for every bucket (seen in what jaxlib 0.10.2 compiles for an H100).
+    """
+
+    def call(*bucket: jax.Array) -> list[jax.Array]:
+        return list(_on_stream.bind(*bucket, **params))
+
+    results: list[jax.Array] = compute_on(f"gpu_stream:{next(_next_cuda_stream)}")(jax.jit(call))(*bucket)
+    return results
+
+
+def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    return _lower_call(ctx, bucket, _attributes(ctx, by_number_on_host=True, **params), params["kind"])
+
+
+def _attributes(
+    ctx: Any,
+    *,
+    label: str,
+    kind: Kind,
+    root: int,
+    worker_count: int,
+    axis_name: str | None,
+    by_number_on_host: bool = False,
+) -> dict[str, Any]:
     devices = program_device_count(ctx)
     if devices > 1:
         raise ConfigError(
             f"{label}: this program runs on {devices} devices, and XLA would gather the whole array on each of them "
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
-    # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
-    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
     mesh = program_mesh(ctx)
     ids, lanes = (
         (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
     )
-    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
-    with operation_name(f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
-        return rule(
-            ctx,
-            *bucket,
-            label=label,
-            kind=np.int64(kind),
-            root=np.int64(root),
-            worker_count=np.int64(worker_count),
-            device_ids=ids,
-            device_lanes=lanes,
-        )
+    if by_number_on_host and mesh is not None:
+        numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
+        own = np.isin(ids, list(numbers))
+        ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
+    return {
+        "label": label,
+        "kind": np.int64(kind),
+        "root": np.int64(root),
+        "worker_count": np.int64(worker_count),
+        "device_ids": ids,
+        "device_lanes": lanes,
+    }
 
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
@@ -165,11 +210,16 @@ def map_nonzero(
     return results
 
 
+_on_stream.multiple_results = True
+_on_stream.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
+
 for _kind, _primitive in _PRIMITIVES.items():
     _primitive.multiple_results = True
     _primitive.def_impl(_run_eagerly)
     _primitive.def_abstract_eval(_abstract_eval)
     mlir.register_lowering(_primitive, _lowering)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_run_on_stream, multiple_results=True), platform="cuda")
     batching.primitive_batchers[_primitive] = _batch
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):

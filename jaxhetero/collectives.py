@@ -320,6 +320,7 @@ def barrier(*, name: str | None = None) -> None:
         jax.block_until_ready(arrived)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise from_message(str(error)) from error
+    world.check()
 
 
 def _sum(x: Tree, axis_name: AxisName, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:

@@ -57,6 +57,12 @@ class Config:
     failover: bool = True
     """Go on when a reducer is lost, with the same results to the bit, as long as one is left. Every worker then keeps a
     copy of what it contributed to the latest round of each op. The same on every worker of a job."""
+    pinned_bytes: int = 1 << 30
+    """Pinned host memory for each GPU, taken in its first round: more than what a program reduces in a step."""
+    cuda_driver: str = "libcuda.so.1"
+    """The library of the CUDA driver, opened in the first round on a GPU."""
+    cuda_stand_in: str = ""
+    """For tests: a library that stands in for the driver. Arrays of the CPU then go the way of a GPU's."""
 
     def __post_init__(self) -> None:
         _take_interface(self)
@@ -86,6 +92,8 @@ class Config:
         if self.coordinator:
             parse_address("coordinator", self.coordinator)
         _check_positive(self, "start_timeout_ms", "timeout_ms")
+        if self.pinned_bytes < 1 << 16:
+            raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
         if self.window_chunks < 0:
             raise ConfigError(f"window_chunks is {self.window_chunks}; it must be 0 or more")
         if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):

@@ -185,6 +185,24 @@ def timeline() -> list[RoundTimes]:
     return [] if communicator is None else [RoundTimes(*record) for record in communicator.timeline()]
 
 
+def check() -> None:
+    """Raise what ended the job, if anything has: for programs on a GPU, whose results are NaN after a failure.
+
+    There, XLA cannot fail a program that it has launched already. The next launch of a program with a collective,
+    ``barrier()`` and ``shutdown()`` raise as well. Does not block; call it where you look at results.
+
+    Raises:
+      JaxheteroError: a round failed.
+    """
+    communicator = current()._communicator
+    if communicator is None:
+        return
+    from jaxhetero import _native
+
+    _check(communicator.failure())
+    _check(_native.cuda_failure())
+
+
 def _make_config(settings: dict[str, int | str]) -> Config:
     known = Config.__dataclass_fields__.keys()
     if unknown := settings.keys() - known:
@@ -225,7 +243,13 @@ def _free_port(host: str) -> int:
 def _start(config: Config) -> World:
     from jaxhetero import _ffi, _native
 
-    _ffi.register()
+    _ffi.register(bool(config.cuda_stand_in))
+    _native.set_cuda_options(
+        driver_path=config.cuda_stand_in or config.cuda_driver,
+        rank=config.rank,
+        pinned_bytes=config.pinned_bytes,
+        timeout_ms=config.timeout_ms,
+    )
     communicator = _native.Communicator(
         rank=config.rank,
         worker_count=config.worker_count,
@@ -275,6 +299,8 @@ def _stop(world: World) -> None:
 
     assert world._communicator is not None
     try:
+        # What a GPU has yet to begin can only end while the communicator runs.
+        _native.drain_cuda_lanes(world.config.timeout_ms)
         _check(world._communicator.shutdown(world.config.timeout_ms))
         if world._reducer is not None:
             _wait_for_last_worker(world._reducer, world.config.start_timeout_ms)

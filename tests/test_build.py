@@ -69,11 +69,11 @@ def test_layer_includes_only_its_deps(name: str) -> None:
         assert quoted_includes(CORE / source) <= allowed, f"{source} includes what {name} has no dep on"
 
 
-def test_only_handlers_sees_xla_only_module_sees_python_and_none_the_environment() -> None:
+def test_only_handlers_see_xla_only_module_sees_python_and_none_the_environment() -> None:
     for path in CORE.iterdir():
         if path.suffix in {".cc", ".h"}:
             text = path.read_text(encoding="utf-8")
-            if path.stem != "handlers":
+            if path.stem not in {"call_site", "handlers", "cuda_handlers"}:
                 assert '#include "xla/' not in text, path.name
             if path.name != "module.cc":
                 assert "nanobind/" not in text, path.name

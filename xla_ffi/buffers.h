@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -43,6 +45,32 @@ class Leaves {
   };
   std::vector<Leaf> leaves_;
   size_t total_bytes_ = 0;
+};
+
+// The bytes of a bucket that something has been done for, once for each.
+class Ranges {
+ public:
+  // Calls `fresh(begin, bytes)` for every part of [begin, end) that was not added before.
+  template <typename Fresh>
+  void add(size_t begin, size_t end, const Fresh& fresh) {
+    auto next = ends_.upper_bound(begin);
+    if (next != ends_.begin() && std::prev(next)->second >= begin) --next;
+    size_t from = begin;
+    size_t whole_begin = begin;
+    size_t whole_end = end;
+    while (next != ends_.end() && next->first <= end) {
+      if (next->first > from) fresh(from, next->first - from);
+      from = std::max(from, next->second);
+      whole_begin = std::min(whole_begin, next->first);
+      whole_end = std::max(whole_end, next->second);
+      next = ends_.erase(next);
+    }
+    if (from < end) fresh(from, end - from);
+    ends_.emplace(whole_begin, whole_end);
+  }
+
+ private:
+  std::map<size_t, size_t> ends_;  // of ranges that do not touch, by their begin
 };
 
 inline std::vector<iovec> as_pieces(std::span<std::byte> memory) {

@@ -233,6 +233,16 @@ void Communicator::start_round(RoundRequest request) {
   complete(std::move(request), failure());
 }
 
+void Communicator::feed() {
+  loop_->post([this] {
+    for (Link& link : links_) push_chunks(link);
+  });
+}
+
+void Communicator::abort(Status why) {
+  loop_->post([this, why = std::move(why)] { fail(why); });
+}
+
 Status Communicator::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_.value_or(Status());
@@ -328,7 +338,7 @@ void Communicator::push_chunks(Link& link) {
     const auto [round, segment] = entry;
     under_way_bytes += segment->in_flight_bytes;
     const size_t room_bytes = window_bytes(link, *round);
-    while (!segment->all_pushed &&
+    while (can_push(*round, *segment) &&
            (under_way_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
       under_way_bytes += push_chunk(link, *round, *segment);
     }
@@ -353,6 +363,20 @@ size_t Communicator::frame_bytes(const RoundSpec& spec) const {
   return kHeaderBytes + chunk_count(config_.job, spec) * item_bytes(spec.dtype);
 }
 
+uint64_t Communicator::next_chunk_count(const Round& round, const Segment& segment) const {
+  const uint64_t left = segment.shard.begin + segment.shard.count - segment.next_push;
+  return std::min(chunk_count(config_.job, round.request.spec), left);
+}
+
+// Whether there is a next chunk and its bytes are here.
+bool Communicator::can_push(const Round& round, const Segment& segment) const {
+  if (segment.all_pushed) return false;
+  const RoundRequest& request = round.request;
+  if (request.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
+  const size_t end = (segment.next_push + next_chunk_count(round, segment)) * item_bytes(request.spec.dtype);
+  return end <= request.ready_bytes->load(std::memory_order_acquire);
+}
+
 // Returns the chunk's bytes, header included.
 size_t Communicator::push_chunk(Link& link, const Round& round, Segment& segment) {
   const RoundSpec& spec = round.request.spec;
@@ -365,7 +389,7 @@ size_t Communicator::push_chunk(Link& link, const Round& round, Segment& segment
   header.round = round.number;
   header.spec = spec;
   header.offset = segment.next_push;
-  header.count = static_cast<uint32_t>(std::min(chunk_count(config_.job, spec), end - segment.next_push));
+  header.count = static_cast<uint32_t>(next_chunk_count(round, segment));
   segment.next_push += header.count;
   segment.all_pushed = segment.next_push == end;
   header.last = segment.all_pushed;
@@ -387,7 +411,7 @@ void Communicator::feed_starved() {
     for (const auto& [turn, entry] : link.unfinished) {
       const auto [round, segment] = entry;
       segment->was_starved = true;
-      if (segment->in_flight.empty() && !segment->all_pushed) push_chunk(link, *round, *segment);
+      if (segment->in_flight.empty() && can_push(*round, *segment)) push_chunk(link, *round, *segment);
     }
   }
   if (!has_ended()) loop_->after(kStallInterval, [this] { feed_starved(); });
@@ -459,12 +483,16 @@ void Communicator::keep(Op& op) {
   const RoundRequest& request = round.request;
   const size_t item = item_bytes(request.spec.dtype);
   const bool contributes = has_data(request.spec);
-  op.kept.begin(round.number, contributes ? request.inputs.bytes() : 0);
+  if (request.inputs_owner) {
+    op.kept.hold(round.number, request.inputs, request.inputs_owner);
+  } else {
+    op.kept.begin(round.number, contributes ? request.inputs.bytes() : 0);
+  }
   op.replay.op = request.op;
   op.replay.sequence = request.sequence;
   op.replay.description = request.description;
   op.replay.spec = request.spec;
-  if (!contributes) return;
+  if (!contributes || request.inputs_owner) return;
   for (const Segment& segment : round.segments) {
     const size_t pushed = segment.next_push - segment.shard.begin;
     op.kept.copy(request.inputs, segment.shard.begin * item, pushed * item);
@@ -496,6 +524,10 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   segment.in_flight.pop_front();
   segment.in_flight_bytes -= pushed.bytes;
   segment.next_result += header.count;
+  if (round.request.received != nullptr && header.payload_bytes > 0) {
+    const size_t begin = header.offset * item_bytes(header.spec.dtype);
+    round.request.reported.add(begin, begin + header.payload_bytes, round.request.received);
+  }
   round.progress = link.last_result = EventLoop::Clock::now();
   if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
   link.window->returned(pushed.at, pushed.bytes, round.progress);

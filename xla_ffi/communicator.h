@@ -2,6 +2,7 @@
 // window, and scatters the totals that come back.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -43,6 +44,9 @@ struct CommunicatorConfig {
 };
 
 // One all-reduce, as the FFI handler asks for it. The memory of both buckets stays valid until `done` has been called.
+//
+// Where another device has the operands and takes the results, they come and go piece by piece: `ready_bytes` and
+// `received`, which are null for memory that the program itself reads and writes.
 struct RoundRequest {
   uint64_t op = 0;
   uint64_t sequence = 0;  // where workers should prefer the same of several rounds: the lower one first
@@ -50,7 +54,11 @@ struct RoundRequest {
   RoundSpec spec;
   Leaves inputs;
   Leaves outputs;
-  std::function<void(const Status&)> done;  // called once, on a thread of its own
+  std::function<void(const Status&)> done;                   // called once, on a thread of its own
+  std::shared_ptr<const std::atomic<size_t>> ready_bytes;    // of the inputs, from the front; feed() says that it grew
+  std::function<void(size_t begin, size_t bytes)> received;  // of the outputs; called on the communicator's own thread
+  std::shared_ptr<const void> inputs_owner;                  // who holds it may read the inputs after `done` as well
+  Ranges reported;                                           // what `received` was called for, also before a halt
   EventLoop::Clock::time_point requested{};
 };
 
@@ -89,10 +97,16 @@ class Communicator final : private ConnectionOwner {
   std::optional<Status> wait_ready(std::chrono::milliseconds patience);
   // Any thread; never blocks. Rounds of one op run one after the other, in the order of these calls.
   void start_round(RoundRequest request);
+  // Any thread; never blocks. More of some round's inputs is ready.
+  void feed();
+  // Any thread; never blocks. Ends the job for everybody.
+  void abort(Status why);
   // Finishes the running rounds, takes leave of the reducers and ends the thread; after `patience`, without ceremony.
   Status shutdown(std::chrono::milliseconds patience);
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
+  // Why rounds cannot run any more, once something has failed.
+  [[nodiscard]] Status failure() const;
   [[nodiscard]] CommunicatorMetrics metrics() const;
   // The latest rounds, oldest first; a bounded number.
   [[nodiscard]] std::vector<RoundRecord> timeline() const;
@@ -167,7 +181,6 @@ class Communicator final : private ConnectionOwner {
   void set_ready(Status status);
 
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
-  [[nodiscard]] Status failure() const;
 
   void take_inbox();
   void refuse_inbox();
@@ -179,6 +192,8 @@ class Communicator final : private ConnectionOwner {
   void push_chunks(Link& link);
   [[nodiscard]] size_t window_bytes(const Link& link, const Round& round) const;
   [[nodiscard]] size_t frame_bytes(const RoundSpec& spec) const;
+  [[nodiscard]] uint64_t next_chunk_count(const Round& round, const Segment& segment) const;
+  [[nodiscard]] bool can_push(const Round& round, const Segment& segment) const;
   size_t push_chunk(Link& link, const Round& round, Segment& segment);
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -26,7 +27,16 @@ class Contribution {
       memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
       capacity_ = bytes;
     }
-    bytes_ = bytes;
+    held_ = Leaves();
+    held_.append(memory_.get(), bytes);
+    owner_.reset();
+    round_ = round;
+  }
+
+  // Memory that stays as it is for as long as `owner` is held needs no copy.
+  void hold(uint64_t round, const Leaves& leaves, std::shared_ptr<const void> owner) {
+    held_ = leaves;
+    owner_ = std::move(owner);
     round_ = round;
   }
 
@@ -41,17 +51,13 @@ class Contribution {
 
   [[nodiscard]] bool holds(uint64_t round) const { return round_ == round; }
 
-  // All of it, as one leaf.
-  [[nodiscard]] Leaves leaves() const {
-    Leaves leaves;
-    leaves.append(memory_.get(), bytes_);
-    return leaves;
-  }
+  [[nodiscard]] const Leaves& leaves() const { return held_; }
 
  private:
   std::unique_ptr<std::byte[]> memory_;
   size_t capacity_ = 0;
-  size_t bytes_ = 0;
+  Leaves held_;
+  std::shared_ptr<const void> owner_;
   std::optional<uint64_t> round_;
   std::vector<iovec> pieces_;
 };

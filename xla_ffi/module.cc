@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "communicator.h"
+#include "cuda_handlers.h"
 #include "handlers.h"
 #include "reducer_server.h"
 
@@ -43,6 +44,20 @@ std::optional<NativeEvent> to_python(const std::optional<Event>& event) {
 Bytes to_bytes(const nb::bytes& bytes) {
   const auto* begin = reinterpret_cast<const std::byte*>(bytes.c_str());
   return {begin, begin + bytes.size()};
+}
+
+// What jax.ffi.register_ffi_target() and register_ffi_type() take.
+nb::dict to_python(const FfiTarget& target) {
+  nb::dict stages;
+  stages["instantiate"] = nb::capsule(target.instantiate);
+  stages["execute"] = nb::capsule(target.execute);
+  nb::dict type;
+  type["type_id"] = nb::capsule(target.state_type_id);
+  type["type_info"] = nb::capsule(target.state_type_info);
+  nb::dict result;
+  result["stages"] = stages;
+  result["type"] = type;
+  return result;
 }
 
 std::string host_name() {
@@ -125,6 +140,7 @@ void bind_communicator(nb::module_& module) {
       .def(
           "next_event", [](Communicator& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
+      .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
       .def("metrics",
            [](const Communicator& self) {
              const CommunicatorMetrics metrics = self.metrics();
@@ -161,23 +177,23 @@ NB_MODULE(_native, module) {
   module.attr("version") = JAXHETERO_VERSION;
   bind_reducer_server(module);
   bind_communicator(module);
-  module.def("clear_current", [] { set_current_communicator(nullptr); });
-  module.def("ffi_targets", [] {
-    const FfiTarget target = all_reduce_target();
-    nb::dict stages;
-    stages["instantiate"] = nb::capsule(target.instantiate);
-    stages["execute"] = nb::capsule(target.execute);
-    nb::dict targets;
-    targets["jaxhetero_all_reduce"] = stages;
-    return targets;
-  });
-  module.def("ffi_types", [] {
-    const FfiTarget target = all_reduce_target();
-    nb::dict type;
-    type["type_id"] = nb::capsule(target.state_type_id);
-    type["type_info"] = nb::capsule(target.state_type_info);
-    nb::dict types;
-    types["jaxhetero_call_site"] = type;
-    return types;
-  });
+  module.def(
+      "clear_current",
+      [] {
+        set_current_communicator(nullptr);
+        clear_cuda_lanes();
+      },
+      Unlocked());
+  module.def(
+      "set_cuda_options",
+      [](std::string driver_path, uint32_t rank, size_t pinned_bytes, int64_t timeout_ms) {
+        set_cuda_options({std::move(driver_path), rank, pinned_bytes, milliseconds(timeout_ms)});
+      },
+      nb::kw_only(), "driver_path"_a, "rank"_a, "pinned_bytes"_a, "timeout_ms"_a);
+  module.def("cuda_failure", [] { return to_python(cuda_failure()); });
+  module.def(
+      "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());
+  module.def("host_target", [] { return to_python(all_reduce_target()); });
+  module.def("cuda_target", [] { return to_python(cuda_all_reduce_target()); });
+  module.def("stand_in_target", [] { return to_python(stand_in_all_reduce_target()); });
 }

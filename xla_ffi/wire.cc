@@ -24,7 +24,7 @@ class Writer {
   explicit Writer(Bytes& bytes) : bytes_(bytes) {}
 
   template <typename T>
-  requires std::is_unsigned_v<T>
+    requires std::is_unsigned_v<T>
   void number(T value) {
     for (size_t i = 0; i < sizeof(T); ++i)
       bytes_.push_back(static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i)));
@@ -45,7 +45,8 @@ class Reader {
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   template <typename T>
-  requires std::is_unsigned_v<T> T number() {
+    requires std::is_unsigned_v<T>
+  T number() {
     if (bytes_.size() < sizeof(T)) {
       ok_ = false;
       return 0;

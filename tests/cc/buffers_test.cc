@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <vector>
 
 namespace jaxhetero {
@@ -57,6 +58,24 @@ TEST(AsPieces, OfNothingIsNothing) {
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(pieces[0].iov_base, memory.data());
   EXPECT_EQ(pieces[0].iov_len, memory.size());
+}
+
+TEST(Ranges, ReportEveryByteOnce) {
+  std::mt19937 random(1);
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    Ranges ranges;
+    std::vector<bool> expected(64);
+    std::vector<int> reports(64);
+    for (int step = 0; step < 12; ++step) {
+      const size_t begin = random() % 60;
+      const size_t end = begin + 1 + random() % (64 - begin - 1);
+      ranges.add(begin, end, [&](size_t from, size_t bytes) {
+        for (size_t i = from; i < from + bytes; ++i) ++reports[i];
+      });
+      for (size_t i = begin; i < end; ++i) expected[i] = true;
+      for (size_t i = 0; i < 64; ++i) ASSERT_EQ(reports[i], expected[i] ? 1 : 0) << i;
+    }
+  }
 }
 
 }  // namespace

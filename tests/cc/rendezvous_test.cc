@@ -229,11 +229,19 @@ TEST(Start, MayBeGivenUp) {
 
 TEST(Start, MayBeDestroyedInAnyState) {
   Job job({.workers = 2, .reducers = 1});
-  { const Communicator never_started(job.worker_config(0)); }
-  { const ReducerServer never_started(job.reducer_config(0)); }
-  { job.add_worker(0); }
+  {
+    const Communicator never_started(job.worker_config(0));
+  }
+  {
+    const ReducerServer never_started(job.reducer_config(0));
+  }
+  {
+    job.add_worker(0);
+  }
   job.workers.clear();  // waits for the others
-  { job.add_reducers(1); }
+  {
+    job.add_reducers(1);
+  }
   job.reducers.clear();  // has found nobody
   ASSERT_NO_FATAL_FAILURE(job.start());
   job.workers.clear();

@@ -364,7 +364,9 @@ TEST_F(TransportTest, RefusesAServerThatSpeaksSomethingElse) {
 TEST_F(TransportTest, DoesNotTakeAHangUpForAWrongToken) {
   RawServer server;
   client_.connect(server.address_);
-  { RawPeer peer = server.accept(); }
+  {
+    RawPeer peer = server.accept();
+  }
   EXPECT_EQ(client_.wait_closed().code(), Code::kInternal);
 }
 

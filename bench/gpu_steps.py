@@ -1,0 +1,96 @@
+"""Train steps of the reference models, in bf16, on random data: the same step with and without its all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxhetero
+from bench.errors import BenchError
+from models.bert import model as bert
+from models.bert.loss import Targets, pre_training_loss
+from models.bert.presets import BASE
+from models.bert.presets import TINY as TINY_BERT
+from models.resnet import model as resnet
+
+Programs = dict[str, Callable[..., Any]]
+Loss = Callable[[Any, Any, Any], jax.Array]
+
+
+def make_programs(model: str, small: bool) -> tuple[Programs, tuple[Any, ...]]:
+    """The programs by name, and the arguments of all of them: parameters, optimizer state, other state, batch."""
+    makers = {"resnet50": _resnet, "bert-base": _bert}
+    if model not in makers:
+        raise BenchError(f"--models has {model!r}; there are: {', '.join(makers)}")
+    loss_fn, params, others, batch = makers[model](small)
+    optimizer = optax.sgd(1e-4, momentum=0.9)
+    state = optimizer.init(params)
+
+    def update(params: Any, state: Any, gradients: Any) -> Any:
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def alone(params: Any, state: Any, others: Any, batch: Any) -> Any:
+        return update(params, state, jax.grad(loss_fn)(params, others, batch))
+
+    def overlap(params: Any, state: Any, others: Any, batch: Any) -> Any:
+        def reduced(params: Any) -> jax.Array:
+            return loss_fn(jaxhetero.replicated(params, mean=True, name=f"{model} overlap"), others, batch)
+
+        return update(params, state, jax.grad(reduced)(params))
+
+    def after(params: Any, state: Any, others: Any, batch: Any) -> Any:
+        gradients = jax.lax.optimization_barrier(jax.grad(loss_fn)(params, others, batch))
+        return update(params, state, jaxhetero.pmean(gradients, name=f"{model} after"))
+
+    def all_reduce(params: Any, state: Any, others: Any, batch: Any) -> Any:
+        del state, others, batch
+        return jaxhetero.pmean(params, name=f"{model} all-reduce")
+
+    programs: Programs = {"alone": alone, "overlap": overlap, "after": after, "all-reduce": all_reduce}
+    return programs, (params, state, others, batch)
+
+
+def _resnet(small: bool) -> tuple[Loss, Any, Any, Any]:
+    config = resnet.ModelConfig(architecture="tiny" if small else "resnet50", dtype="bfloat16")
+    images, size = (4, 32) if small else (128, 224)
+    network = resnet.ResNet(config, rngs=nnx.Rngs(0))
+    graph, params, others = nnx.split(network, nnx.Param, ...)
+    generator = np.random.default_rng(0)
+    batch = (
+        jnp.asarray(generator.standard_normal((images, size, size, 3)), jnp.float32),
+        jnp.asarray(generator.integers(0, 1000, images)),
+    )
+
+    def loss_fn(params: Any, others: Any, batch: Any) -> jax.Array:
+        logits = nnx.merge(graph, params, others, copy=True)(batch[0])
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]))
+
+    return loss_fn, params, others, batch
+
+
+def _bert(small: bool) -> tuple[Loss, Any, Any, Any]:
+    config = replace(TINY_BERT if small else BASE, dtype="bfloat16", dropout=0.0, attention_dropout=0.0)
+    sequences, length, predictions = (2, 32, 4) if small else (32, 128, 20)
+    network = bert.PreTrainingModel(config, rngs=nnx.Rngs(0))
+    graph, params, others = nnx.split(network, nnx.Param, ...)
+    generator = np.random.default_rng(0)
+    tokens = jnp.asarray(generator.integers(0, config.vocabulary_size, (sequences, length)), jnp.int32)
+    places = jnp.asarray(generator.integers(0, length, (sequences, predictions)), jnp.int32)
+    texts = bert.Batch(tokens, jnp.zeros_like(tokens), jnp.ones_like(tokens))
+    weights = jnp.ones((sequences, predictions), jnp.float32)
+    targets = Targets(places, tokens[:, :predictions], weights, jnp.zeros(sequences, jnp.int32))
+
+    def loss_fn(params: Any, others: Any, batch: Any) -> jax.Array:
+        network = nnx.merge(graph, params, others, copy=True)
+        token_logits, next_logits = network(batch[0], batch[1].positions)
+        return pre_training_loss(token_logits, next_logits, batch[1])
+
+    return loss_fn, params, others, (texts, targets)

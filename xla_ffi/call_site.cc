@@ -1,0 +1,227 @@
+#include "call_site.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace jaxhetero {
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// What outlives a program and is looked up by name: see set_current_communicator().
+struct Registry {
+  std::mutex mutex;
+  std::shared_ptr<Communicator> communicator;
+  std::unordered_map<uint64_t, uint64_t> instance_counts;
+  uint64_t site_count = 0;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+class Hash {  // FNV-1a, 64 bit
+ public:
+  void add(uint64_t value) {
+    for (int i = 0; i < 8; ++i) add_byte(static_cast<uint8_t>(value >> (8 * i)));
+  }
+  void add(std::string_view text) {
+    for (char c : text) add_byte(static_cast<uint8_t>(c));
+  }
+  [[nodiscard]] uint64_t value() const { return value_; }
+  [[nodiscard]] uint32_t folded() const { return static_cast<uint32_t>(value_ ^ value_ >> 32); }
+
+ private:
+  void add_byte(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3u; }
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+ffi::ErrorCode error_code(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument:
+    case Code::kMismatch:
+      return ffi::ErrorCode::kInvalidArgument;
+    case Code::kNotInitialized:
+      return ffi::ErrorCode::kFailedPrecondition;
+    case Code::kRoundTimeout:
+    case Code::kStartTimeout:
+      return ffi::ErrorCode::kDeadlineExceeded;
+    case Code::kWorkerLost:
+    case Code::kReducerLost:
+      return ffi::ErrorCode::kUnavailable;
+    default:
+      return ffi::ErrorCode::kInternal;
+  }
+}
+
+// A complex number is summed as its two parts, so it counts as two elements.
+size_t parts_of(ffi::DataType type) { return type == ffi::DataType::C64 || type == ffi::DataType::C128 ? 2 : 1; }
+
+std::optional<DType> dtype_of(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F16:
+      return DType::kF16;
+    case ffi::DataType::BF16:
+      return DType::kBF16;
+    case ffi::DataType::F32:
+    case ffi::DataType::C64:
+      return DType::kF32;
+    case ffi::DataType::F64:
+    case ffi::DataType::C128:
+      return DType::kF64;
+    case ffi::DataType::S8:
+      return DType::kI8;
+    case ffi::DataType::S16:
+      return DType::kI16;
+    case ffi::DataType::S32:
+      return DType::kI32;
+    case ffi::DataType::S64:
+      return DType::kI64;
+    case ffi::DataType::U8:
+      return DType::kU8;
+    case ffi::DataType::U16:
+      return DType::kU16;
+    case ffi::DataType::U32:
+      return DType::kU32;
+    case ffi::DataType::U64:
+      return DType::kU64;
+    default:
+      return std::nullopt;
+  }
+}
+
+void describe_shape(std::string& text, const ffi::AnyBuffer& leaf, DType dtype) {
+  constexpr size_t kMaxText = 300;
+  if (text.size() > kMaxText) {
+    if (!text.ends_with("...")) text += ", ...";
+    return;
+  }
+  if (!text.empty()) text += ", ";
+  text += std::string(dtype_name(dtype)) + "[";
+  bool first = true;
+  for (int64_t dimension : leaf.dimensions()) {
+    text += (first ? "" : ",") + std::to_string(dimension);
+    first = false;
+  }
+  text += "]";
+}
+
+// Rounds pair up by the order in which a program is launched. XLA numbers the launches; two threads that race to launch
+// one program may be seen in the wrong order here, and in another one on other hosts, which must not pass silently.
+Status check_launch_order(CallSite& site, int64_t run) {
+  const std::lock_guard lock(site.mutex);
+  const bool backwards = site.last_run.has_value() && static_cast<int32_t>(run - *site.last_run) < 0;
+  site.last_run = run;
+  if (!backwards) return {};
+  return {Code::kInvalidArgument,
+          "several threads launch the program with " + site.label +
+              " at once, so its rounds have no order that all workers share; launch it from one "
+              "thread"};
+}
+
+// Each device of a worker reduces with the devices of the same lane of the other workers, as an op of its own.
+uint64_t op_of_device(const CallSite& site, int32_t device) {
+  const auto lane = site.lanes.find(device);
+  if (lane == site.lanes.end() || lane->second == 0) return site.op;
+  Hash hash;
+  hash.add(site.op);
+  hash.add(static_cast<uint64_t>(lane->second));
+  return hash.value();
+}
+
+}  // namespace
+
+ffi::Error to_error(const Status& status) {
+  return {error_code(status.code()),
+          "jaxhetero." + std::string(exception_name(status.code())) + ": " + status.message()};
+}
+
+ffi::Future failed(const Status& status) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  promise.SetError(to_error(status));
+  return future;
+}
+
+// The number of an op must be the same on every worker. A program is compiled from the same text everywhere, so the
+// label together with "the how-manyth instruction of this label that this process instantiates" is.
+void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
+  site.label = attributes.label;
+  site.kind = static_cast<Kind>(attributes.kind);
+  site.root = static_cast<uint32_t>(attributes.root);
+  site.worker_count = attributes.worker_count;
+  for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
+    site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
+  }
+  Hash hash;
+  hash.add(site.label);
+  const std::lock_guard lock(registry().mutex);
+  hash.add(registry().instance_counts[hash.value()]++);
+  site.op = hash.value();
+  // Compiled in the same order as elsewhere, most often; nothing but speed hangs on it.
+  site.sequence = registry().site_count++;
+}
+
+Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run) {
+  std::shared_ptr<Communicator> communicator;
+  {
+    const std::lock_guard lock(registry().mutex);
+    communicator = registry().communicator;
+  }
+  if (communicator == nullptr) {
+    return Status(Code::kNotInitialized, site.label + " was run before jaxhetero.initialize() or after shutdown()");
+  }
+  if (site.worker_count != communicator->worker_count()) {
+    return Status(Code::kInvalidArgument, site.label + " was traced for " + std::to_string(site.worker_count) +
+                                              " workers, but there are " +
+                                              std::to_string(communicator->worker_count()) + "; trace it again");
+  }
+  if (Status status = check_launch_order(site, run); !status.ok()) return status;
+  return communicator;
+}
+
+Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::RemainingArgs& args,
+                                  const ffi::RemainingRets& rets) {
+  RoundRequest request;
+  request.op = op_of_device(site, device);
+  request.sequence = site.sequence;
+  request.spec.kind = site.kind;
+  request.spec.root = site.root;
+  request.spec.leaf_count = static_cast<uint32_t>(args.size());
+  Hash signature;
+  std::string shapes;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto input = args.get<ffi::AnyBuffer>(i);
+    auto output = rets.get<ffi::AnyBuffer>(i);
+    if (!input.has_value() || !output.has_value())
+      return Status(Code::kInternal, "XLA passed something else than buffers");
+    const std::optional<DType> dtype = dtype_of(input->element_type());
+    if (!dtype.has_value() || (i > 0 && *dtype != request.spec.dtype)) {
+      return Status(Code::kInternal, "a bucket of a dtype that cannot be reduced, or of several");
+    }
+    request.spec.dtype = *dtype;
+    request.spec.total_count += input->element_count() * parts_of(input->element_type());
+    signature.add(static_cast<uint64_t>(input->element_type()));
+    signature.add(input->dimensions().size());
+    for (int64_t dimension : input->dimensions()) signature.add(static_cast<uint64_t>(dimension));
+    request.inputs.append(input->untyped_data(), input->size_bytes());
+    request.outputs.append((*output)->untyped_data(), (*output)->size_bytes());
+  }
+  request.spec.signature = signature.folded();
+  std::call_once(site.described, [&] {
+    for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);
+    site.description = site.label + " (" + shapes + ")";
+  });
+  request.description = site.description;
+  return request;
+}
+
+void register_communicator(std::shared_ptr<Communicator> communicator) {
+  const std::lock_guard lock(registry().mutex);
+  registry().communicator.swap(communicator);
+}
+
+}  // namespace jaxhetero

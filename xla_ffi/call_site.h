@@ -1,0 +1,79 @@
+// What the handlers of all platforms share: a call in a compiled program, and what XLA says about one run of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "communicator.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxhetero {
+
+// One custom call instruction of one compiled program. Each platform has a type of its own made from this, because each
+// plugin of XLA numbers the types that it knows by itself.
+struct CallSite {
+  uint64_t op = 0;
+  uint64_t sequence = 0;
+  std::string label;
+  Kind kind = Kind::kSum;
+  uint32_t root = 0;
+  int64_t worker_count = 0;                    // that the program was traced for
+  std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
+  std::once_flag described;
+  std::string description;
+  std::mutex mutex;
+  std::optional<int64_t> last_run;  // guarded by mutex
+};
+
+// The attributes of the instruction.
+struct CallSiteAttributes {
+  std::string_view label;
+  int64_t kind;
+  int64_t root;
+  int64_t worker_count;
+  xla::ffi::Span<const int64_t> device_ids;
+  xla::ffi::Span<const int64_t> device_lanes;
+};
+
+void describe_call_site(CallSite& site, const CallSiteAttributes& attributes);
+
+// The type of handler that makes call sites of a type.
+template <typename Site>
+xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(std::string_view label, int64_t kind, int64_t root,
+                                                     int64_t worker_count, xla::ffi::Span<const int64_t> device_ids,
+                                                     xla::ffi::Span<const int64_t> device_lanes) {
+  auto site = std::make_unique<Site>();
+  describe_call_site(*site, {label, kind, root, worker_count, device_ids, device_lanes});
+  return site;
+}
+
+inline auto bind_instantiate() {
+  return xla::ffi::Ffi::BindInstantiate()
+      .Attr<std::string_view>("label")
+      .Attr<int64_t>("kind")
+      .Attr<int64_t>("root")
+      .Attr<int64_t>("worker_count")
+      .Attr<xla::ffi::Span<const int64_t>>("device_ids")
+      .Attr<xla::ffi::Span<const int64_t>>("device_lanes");
+}
+
+// The communicator, if this run of the call may use it.
+Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run);
+
+// The round that this run of the call asks for, with the memory of its operands and results as XLA has it.
+Result<RoundRequest> make_request(CallSite& site, int32_t device, const xla::ffi::RemainingArgs& args,
+                                  const xla::ffi::RemainingRets& rets);
+
+xla::ffi::Error to_error(const Status& status);
+xla::ffi::Future failed(const Status& status);
+
+// The one that communicator_for() finds; see set_current_communicator().
+void register_communicator(std::shared_ptr<Communicator> communicator);
+
+}  // namespace jaxhetero

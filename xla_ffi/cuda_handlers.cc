@@ -1,0 +1,238 @@
+#include "cuda_handlers.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "buffers.h"
+#include "call_site.h"
+#include "cuda_driver.h"
+#include "cuda_lane.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxhetero {
+namespace {
+
+namespace ffi = xla::ffi;
+using std::chrono::milliseconds;
+
+struct CudaCallSite : CallSite {
+  static ffi::TypeId id;
+};
+ffi::TypeId CudaCallSite::id = {};
+
+using Driver = std::shared_ptr<const CudaDriver>;
+using Lane = std::shared_ptr<CudaLane>;
+
+// The lanes of this process, by device; see set_current_communicator() for why there is such a thing.
+struct Lanes {
+  std::mutex mutex;
+  CudaOptions options;  // guarded by mutex, as is all below
+  Driver driver;
+  std::map<int32_t, Lane> by_device;
+};
+
+Lanes& lanes() {
+  static Lanes instance;
+  return instance;
+}
+
+Result<Driver> driver() {
+  const std::lock_guard lock(lanes().mutex);
+  if (lanes().driver != nullptr) return lanes().driver;
+  Result<Driver> opened = CudaDriver::open(lanes().options.driver_path);
+  if (opened.ok()) lanes().driver = *opened;
+  return opened;
+}
+
+// The first round of a device makes its lane, while nothing of ours waits on its streams.
+Result<Lane> lane_of(int32_t device, CudaStream stream, const std::shared_ptr<Communicator>& communicator) {
+  Result<Driver> opened = driver();
+  if (!opened.ok()) return opened.status();
+  const std::lock_guard lock(lanes().mutex);
+  Lane& lane = lanes().by_device[device];
+  if (lane != nullptr) return lane;
+  CudaLaneConfig config;
+  config.rank = lanes().options.rank;
+  config.pinned_bytes = lanes().options.pinned_bytes;
+  config.timeout = lanes().options.timeout;
+  Result<std::unique_ptr<CudaLane>> made = CudaLane::create(*opened, stream, communicator, config);
+  if (!made.ok())
+    return Status(made.status().code(), "device " + std::to_string(device) + ": " + made.status().message());
+  lane = std::move(*made);
+  return lane;
+}
+
+Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
+                    const ffi::RemainingRets& rets) {
+  const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site, run);
+  if (!communicator.ok()) return communicator.status();
+  Result<RoundRequest> request = make_request(site, device, args, rets);
+  if (!request.ok()) return request.status();
+  const Leaves operands = std::exchange(request->inputs, Leaves());
+  const Leaves results = std::exchange(request->outputs, Leaves());
+  Result<Lane> lane = lane_of(device, stream, communicator.value());
+  if (!lane.ok()) return lane.status();
+  if (Status status = (*lane)->reduce(stream, std::move(*request), operands, results); !status.ok()) return status;
+  return lane;
+}
+
+// XLA waits for this call to return, and XLA's stream for the results.
+ffi::Error execute_on_gpu(CudaCallSite* site, ffi::RunId run, int32_t device, CudaStream stream, ffi::Dictionary,
+                          ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Result<Lane> lane = reduce(*site, run.run_id, device, stream, args, rets);
+  return lane.ok() ? ffi::Error::Success() : to_error(lane.status());
+}
+
+// --- On this host, through the stand-in. XLA's CPU client runs a program's calls in any order, which one stream would
+// take away, so each round gets a stream of its own.
+
+class StandInStreams {
+ public:
+  Result<CudaStream> take() {
+    const std::lock_guard lock(mutex_);
+    CudaStream stream = nullptr;
+    if (!idle_.empty()) {
+      stream = idle_.back();
+      idle_.pop_back();
+      return stream;
+    }
+    const Result<Driver> opened = driver();
+    if (!opened.ok()) return opened.status();
+    const CudaDriver& driver = *opened.value();
+    CudaContext context = nullptr;
+    Status status = driver.check(driver.primary_context(&context, 0), "taking a context");
+    if (!status.ok()) return status;
+    const CudaContextScope scope(driver, context);
+    status = driver.check(driver.stream_create(&stream, kCudaStreamNonBlocking, 0), "creating a stream");
+    if (!status.ok()) return status;
+    return stream;
+  }
+  void give_back(CudaStream stream) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(stream);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<CudaStream> idle_;  // guarded by mutex_
+};
+
+StandInStreams& stand_in_streams() {
+  static auto& instance = *new StandInStreams;  // the driver's threads may outlive the process's other statics
+  return instance;
+}
+
+// What the stand-in's stream does once it is past the flag.
+struct Continuation {
+  ffi::Promise promise;
+  Lane lane;
+  CudaStream stream;
+
+  static void run(void* data) {
+    const std::unique_ptr<Continuation> self(static_cast<Continuation*>(data));
+    // XLA may go on with the program on this very thread, so the stream is free only after that.
+    if (const Status why = self->lane->failure(); why.ok()) {
+      self->promise.SetAvailable();
+    } else {
+      self->promise.SetError(to_error(why));
+    }
+    stand_in_streams().give_back(self->stream);
+  }
+};
+
+ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
+                                ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Result<CudaStream> stream = stand_in_streams().take();
+  if (!stream.ok()) return failed(stream.status());
+  Result<Lane> lane = reduce(*site, run.run_id, device, stream.value(), args, rets);
+  if (!lane.ok()) {
+    stand_in_streams().give_back(stream.value());
+    return failed(lane.status());
+  }
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  // It frees itself.
+  auto* continuation = new Continuation{std::move(promise), *lane, stream.value()};
+  const Driver opened = driver().value();
+  CudaContext context = nullptr;
+  opened->stream_context(stream.value(), &context);
+  const CudaContextScope scope(*opened, context);
+  if (opened->launch_host_function(stream.value(), &Continuation::run, continuation) != kCudaSuccess) {
+    Continuation::run(continuation);
+  }
+  return future;
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiateForCuda, instantiate<CudaCallSite>, bind_instantiate());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnGpu, execute_on_gpu,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::State<CudaCallSite>>()
+                                  .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::PlatformStream<CudaStream>>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnStandIn, execute_on_stand_in,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::State<CudaCallSite>>()
+                                  .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+FfiTarget target(XLA_FFI_Handler* execute) {
+  static XLA_FFI_TypeInfo type_info = ffi::MakeTypeInfo<CudaCallSite>();
+  return {reinterpret_cast<void*>(&kInstantiateForCuda), reinterpret_cast<void*>(execute), &CudaCallSite::id,
+          &type_info};
+}
+
+std::vector<Lane> all_lanes() {
+  const std::lock_guard lock(lanes().mutex);
+  std::vector<Lane> found;
+  for (const auto& [device, lane] : lanes().by_device) {
+    if (lane != nullptr) found.push_back(lane);
+  }
+  return found;
+}
+
+}  // namespace
+
+FfiTarget cuda_all_reduce_target() { return target(&kExecuteOnGpu); }
+FfiTarget stand_in_all_reduce_target() { return target(&kExecuteOnStandIn); }
+
+void set_cuda_options(const CudaOptions& options) {
+  const std::lock_guard lock(lanes().mutex);
+  if (options.driver_path != lanes().options.driver_path) lanes().driver = nullptr;
+  lanes().options = options;
+}
+
+Status cuda_failure() {
+  for (const Lane& lane : all_lanes()) {
+    if (Status status = lane->failure(); !status.ok()) return status;
+  }
+  return {};
+}
+
+bool drain_cuda_lanes(milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  return std::ranges::all_of(all_lanes(), [deadline](const Lane& lane) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+    return lane->drain(std::max(left, milliseconds(0)));
+  });
+}
+
+void clear_cuda_lanes() {
+  std::map<int32_t, Lane> ended;
+  const std::lock_guard lock(lanes().mutex);
+  ended.swap(lanes().by_device);
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,36 @@
+// The custom call for arrays of a GPU. XLA is told to run it on a stream of its own (see jaxhetero/_primitive.py), so
+// that the stream which computes goes on while this one waits.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "handlers.h"
+#include "status.h"
+
+namespace jaxhetero {
+
+struct CudaOptions {
+  std::string driver_path = "libcuda.so.1";
+  uint32_t rank = 0;
+  size_t pinned_bytes = 0;  // of each GPU
+  std::chrono::milliseconds timeout{0};
+};
+
+// "jaxhetero_all_reduce", for the memory of GPUs.
+FfiTarget cuda_all_reduce_target();
+// For the memory of this host, which then goes through the lanes as if it were a GPU's: for tests, with a stand-in for
+// the driver.
+FfiTarget stand_in_all_reduce_target();
+
+// For the lanes to come; a GPU gets its lane, and the process its driver, in the first round.
+void set_cuda_options(const CudaOptions& options);
+// Why rounds on GPUs cannot run any more, once something has failed.
+Status cuda_failure();
+// Whether all rounds that were started on GPUs ended within `patience`.
+bool drain_cuda_lanes(std::chrono::milliseconds patience);
+void clear_cuda_lanes();
+
+}  // namespace jaxhetero

@@ -1,0 +1,501 @@
+#include "cuda_lane.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr size_t kSlots = 16384;  // one counts copies, the others are flags of ops
+constexpr size_t kCopyCounter = 0;
+constexpr microseconds kLeastNap{10};
+constexpr microseconds kMostNap{200};
+constexpr milliseconds kIdle{100};
+constexpr milliseconds kWatchInterval{100};
+constexpr milliseconds kSettling{500};
+constexpr unsigned char kPoison = 0xff;  // bytes that make a NaN of any float type, and -1 of any integer
+
+// Counters run over; the GPU compares them like this as well.
+bool has_reached(uint32_t counter, uint32_t number) { return static_cast<int32_t>(counter - number) >= 0; }
+
+DevicePointer device_pointer(const iovec& piece) { return reinterpret_cast<DevicePointer>(piece.iov_base); }
+
+std::vector<iovec> pieces_of(const Leaves& bucket, size_t begin, size_t bytes) {
+  std::vector<iovec> pieces;
+  bucket.slice(begin, bytes, pieces);
+  return pieces;
+}
+
+}  // namespace
+
+struct CudaLane::Flight {
+  RoundRequest request;  // until the round begins
+  Leaves operands;
+  Leaves results;
+  CudaEvent operands_written = nullptr;
+  Flag flag;             // set to `round_count` when the round is over
+  bool sends = true;     // this worker's operands matter
+  bool receives = true;  // what it does not have already
+
+  std::shared_ptr<std::byte> inputs;
+  std::shared_ptr<std::byte> outputs;
+  std::atomic<size_t> ready_bytes = 0;  // of the inputs
+
+  std::vector<size_t> missing_bytes;  // of the outputs, by slice; the communicator's thread only
+
+  // The lane's thread only.
+  uint32_t begin_count = 0;  // what the copy counter says when the operands are written
+  size_t slices_out = 0;
+  bool begun = false;
+  bool copied_out = false;
+  std::optional<Status> outcome;
+};
+
+struct CudaLane::Inbox {
+  struct Message {  // a new flight; or a slice of its result; or its end
+    FlightPtr flight;
+    std::optional<size_t> slice;
+    std::optional<Status> outcome;
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Message> messages;  // guarded by mutex, as is all below
+  bool stopping = false;
+
+  void add(Message message) {
+    {
+      const std::lock_guard lock(mutex);
+      messages.push_back(std::move(message));
+    }
+    changed.notify_one();
+  }
+};
+
+// --- The threads that launch programs.
+
+Result<std::unique_ptr<CudaLane>> CudaLane::create(std::shared_ptr<const CudaDriver> driver, CudaStream stream,
+                                                   std::shared_ptr<Communicator> communicator,
+                                                   const CudaLaneConfig& config) {
+  CudaContext context = nullptr;
+  Status status = driver->check(driver->stream_context(stream, &context), "asking for the program's stream's context");
+  if (!status.ok()) return status;
+  std::unique_ptr<CudaLane> lane(new CudaLane(std::move(driver), context, std::move(communicator), config));
+  if (status = lane->prepare(); !status.ok()) return status;
+  return lane;
+}
+
+CudaLane::CudaLane(std::shared_ptr<const CudaDriver> driver, CudaContext context,
+                   std::shared_ptr<Communicator> communicator, const CudaLaneConfig& config)
+    : driver_(std::move(driver)),
+      context_(context),
+      communicator_(std::move(communicator)),
+      config_(config),
+      inbox_(std::make_shared<Inbox>()) {}
+
+// Everything of which taking more later could wait for the GPU.
+Status CudaLane::prepare() {
+  Result<std::shared_ptr<PinnedPool>> pool = PinnedPool::create(driver_, context_, config_.pinned_bytes);
+  if (!pool.ok()) return {Code::kInvalidArgument, pool.status().message() + "; JAXHETERO_PINNED_BYTES sets how many"};
+  pool_ = std::move(*pool);
+  Result<std::shared_ptr<PinnedPool>> control = PinnedPool::create(driver_, context_, kSlots * sizeof(uint32_t));
+  if (!control.ok()) return control.status();
+  control_ = std::move(*control);
+  slots_ = reinterpret_cast<uint32_t*>(control_->memory());
+  std::memset(slots_, 0, kSlots * sizeof(uint32_t));
+
+  const CudaContextScope scope(*driver_, context_);
+  Status status = driver_->check(driver_->host_device_pointer(&slots_on_device_, slots_, 0), "mapping pinned memory");
+  if (!status.ok()) return status;
+  // Of high priority less for what that promises than because such streams have queues of their own in the hardware:
+  // in one queue with a stream that waits for a flag, the copies that lead to the flag would wait behind it.
+  int least = 0;
+  int greatest = 0;
+  driver_->priority_range(&least, &greatest);
+  for (CudaStream* stream : {&out_, &back_}) {
+    status = driver_->check(driver_->stream_create(stream, kCudaStreamNonBlocking, greatest), "creating a stream");
+    if (!status.ok()) return status;
+  }
+  last_progress_ = next_watch_ = steady_clock::now();
+  thread_ = std::thread([this] { run(); });
+  return {};
+}
+
+CudaLane::~CudaLane() {
+  if (thread_.joinable()) {
+    drain(config_.timeout);
+    {
+      const std::lock_guard lock(inbox_->mutex);
+      inbox_->stopping = true;
+    }
+    inbox_->changed.notify_one();
+    thread_.join();
+    release_all();
+  }
+  const CudaContextScope scope(*driver_, context_);
+  for (const CudaEvent event : idle_events_) driver_->event_destroy(event);
+  for (const CudaStream stream : {out_, back_}) {
+    if (stream != nullptr) driver_->stream_destroy(stream);
+  }
+}
+
+Result<CudaLane::Flag> CudaLane::next_flag(uint64_t op) {
+  const auto [entry, is_new] = flags_.try_emplace(op);
+  if (is_new) {
+    if (flags_.size() >= kSlots) return Status(Code::kInternal, "more than 16383 ops on one GPU");
+    entry->second.slot = kCopyCounter + flags_.size();
+  }
+  ++entry->second.round_count;
+  return entry->second;
+}
+
+Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results) {
+  auto flight = std::make_shared<Flight>();
+  flight->operands = operands;
+  flight->results = results;
+  const RoundSpec& spec = request.spec;
+  flight->sends = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
+  flight->receives = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
+  const size_t needed_bytes = PinnedPool::rounded(operands.bytes()) * (flight->sends + flight->receives);
+  if (needed_bytes > pool_->capacity_bytes()) {
+    return {Code::kInvalidArgument, request.description + " needs " + std::to_string(needed_bytes) +
+                                        " bytes of pinned memory at once, and this GPU has " +
+                                        std::to_string(pool_->capacity_bytes()) +
+                                        "; set JAXHETERO_PINNED_BYTES to a few times that"};
+  }
+  flight->request = std::move(request);
+  CudaEvent event = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.has_value()) return *failure_;
+    const Result<Flag> flag = next_flag(flight->request.op);
+    if (!flag.ok()) return flag.status();
+    flight->flag = flag.value();
+    if (!idle_events_.empty()) {
+      event = idle_events_.back();
+      idle_events_.pop_back();
+    }
+  }
+  const Status status = enqueue(stream, event, flight);
+  if (!status.ok()) {
+    // The others would wait for this round; and a driver that failed once will not do what the next rounds need.
+    fail(status);
+    communicator_->abort(status);
+  }
+  return status;
+}
+
+// Without the lock: where a stream's queue is full, this waits for the GPU, which may be waiting for the lane.
+Status CudaLane::enqueue(CudaStream stream, CudaEvent event, const FlightPtr& flight) {
+  const CudaContextScope scope(*driver_, context_);
+  Status status;
+  if (event == nullptr) status = driver_->check(driver_->event_create(&event, kCudaEventDisableTiming), "an event");
+  if (status.ok()) status = driver_->check(driver_->event_record(event, stream), "recording an event");
+  if (!status.ok()) return status;
+  flight->operands_written = event;
+  const auto [slot, round] = flight->flag;
+  {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(flight);
+  }
+  inbox_->add({flight, std::nullopt, std::nullopt});
+  const CudaResult result = driver_->stream_wait_value(stream, slot_on_device(slot), round, kCudaWaitValueGreaterEqual);
+  return driver_->check(result, "waiting for a flag");
+}
+
+Status CudaLane::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.value_or(Status());
+}
+
+bool CudaLane::drain(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, patience, [this] { return all_.empty(); });
+}
+
+// --- The lane's thread.
+
+void CudaLane::run() {
+  const CudaContextScope scope(*driver_, context_);
+  microseconds nap = kLeastNap;
+  while (true) {
+    nap = advance() ? kLeastNap : std::min(2 * nap, kMostNap);
+    const bool polls = !queue_.empty() || !out_flights_.empty() || !back_flights_.empty();
+    std::unique_lock lock(inbox_->mutex);
+    inbox_->changed.wait_for(lock, polls ? nap : microseconds(kIdle),
+                             [this] { return inbox_->stopping || !inbox_->messages.empty(); });
+    if (inbox_->stopping) return;
+  }
+}
+
+// Moves every flight as far as it can go; whether any moved.
+bool CudaLane::advance() {
+  bool moved = take_inbox();
+  moved |= issue_copies_out();
+  moved |= watch_copies_out();
+  moved |= finish_flights();
+  moved |= watch_flags();
+  const steady_clock::time_point now = steady_clock::now();
+  if (moved) last_progress_ = now;
+  if (now >= next_watch_) {
+    next_watch_ = now + kWatchInterval;
+    watch_streams();
+  }
+  if (driver_failed_) release_all();
+  return moved;
+}
+
+bool CudaLane::take_inbox() {
+  std::vector<Inbox::Message> messages;
+  {
+    const std::lock_guard lock(inbox_->mutex);
+    messages.swap(inbox_->messages);
+  }
+  for (Inbox::Message& message : messages) {
+    if (message.slice.has_value()) {
+      Flight& flight = *message.flight;
+      const size_t begin = *message.slice * config_.slice_bytes;
+      copy_back(flight, begin, std::min(config_.slice_bytes, flight.results.bytes() - begin));
+    } else if (message.outcome.has_value()) {
+      message.flight->outcome = std::move(message.outcome);
+      ended_flights_.push_back(std::move(message.flight));
+    } else {
+      queue_.push_back(std::move(message.flight));
+    }
+  }
+  return !messages.empty();
+}
+
+// In the order of the launches: the out stream is one queue, and what is ahead there must not wait for what is behind.
+bool CudaLane::issue_copies_out() {
+  bool moved = false;
+  while (!queue_.empty() && !driver_failed_) {
+    Flight& flight = *queue_.front();
+    if (failure().ok()) {
+      const size_t bytes = flight.operands.bytes();
+      // Both or none: one that waits in the middle of the pool could be what the other has no room for.
+      std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
+      std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(bytes) : nullptr;
+      if ((flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr)) return moved;
+      flight.inputs = std::move(inputs);
+      flight.outputs = std::move(outputs);
+      if (flight.sends) flight.slices_out = (bytes + config_.slice_bytes - 1) / config_.slice_bytes;
+    }
+    if (const Status status = issue_copies_out(flight); !status.ok()) {
+      give_up(status);
+      return true;
+    }
+    out_flights_.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+Status CudaLane::issue_copies_out(Flight& flight) {
+  Status status = driver_->check(driver_->stream_wait_event(out_, flight.operands_written, 0), "waiting for an event");
+  {
+    // The wait keeps to what the event stands for now, so the event may be recorded anew.
+    const std::lock_guard lock(mutex_);
+    idle_events_.push_back(flight.operands_written);
+  }
+  const auto count = [this, &status] {
+    if (!status.ok()) return;
+    status = driver_->check(
+        driver_->stream_write_value(out_, slot_on_device(kCopyCounter), ++copies_issued_, kCudaWriteValueDefault),
+        "counting a copy");
+  };
+  count();
+  flight.begin_count = copies_issued_;
+  for (size_t slice = 0; slice < flight.slices_out; ++slice) {
+    const size_t begin = slice * config_.slice_bytes;
+    std::byte* to = flight.inputs.get() + begin;
+    const size_t bytes = std::min(config_.slice_bytes, flight.operands.bytes() - begin);
+    for (const iovec& piece : pieces_of(flight.operands, begin, bytes)) {
+      if (!status.ok()) return status;
+      const CudaResult result = driver_->copy_to_host(to, device_pointer(piece), piece.iov_len, out_);
+      status = driver_->check(result, "copying to the host");
+      to += piece.iov_len;
+    }
+    count();
+  }
+  return status;
+}
+
+bool CudaLane::watch_copies_out() {
+  const uint32_t counter = slot(kCopyCounter).load(std::memory_order_acquire);
+  bool moved = false;
+  while (!out_flights_.empty() && has_reached(counter, out_flights_.front()->begin_count)) {
+    const FlightPtr& flight = out_flights_.front();
+    if (!flight->begun) {
+      begin_round(flight);
+      moved = true;
+    }
+    const size_t slices = std::min<size_t>(counter - flight->begin_count, flight->slices_out);
+    const size_t bytes = std::min(slices * config_.slice_bytes, flight->operands.bytes());
+    if (bytes > flight->ready_bytes.load(std::memory_order_relaxed)) {
+      flight->ready_bytes.store(bytes, std::memory_order_release);
+      communicator_->feed();
+      moved = true;
+    }
+    if (slices < flight->slices_out) return moved;
+    flight->copied_out = true;
+    out_flights_.pop_front();
+  }
+  return moved;
+}
+
+// The operands are written: until then the others would take our program's computation for silence.
+void CudaLane::begin_round(const FlightPtr& flight) {
+  flight->begun = true;
+  if (const Status why = failure(); !why.ok()) {
+    flight->outcome = why;
+    ended_flights_.push_back(flight);
+    return;
+  }
+  RoundRequest request = std::move(flight->request);
+  const size_t bytes = flight->operands.bytes();
+  if (flight->sends) request.inputs.append(flight->inputs.get(), bytes);
+  if (flight->receives) {
+    request.outputs.append(flight->outputs.get(), bytes);
+    for (size_t begin = 0; begin < bytes; begin += config_.slice_bytes) {
+      flight->missing_bytes.push_back(std::min(config_.slice_bytes, bytes - begin));
+    }
+  }
+  request.inputs_owner = flight->inputs;
+  request.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
+  request.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t begin, size_t count) {
+    while (count > 0) {
+      const size_t slice = begin / slice_bytes;
+      const size_t part = std::min(count, (slice + 1) * slice_bytes - begin);
+      flight->missing_bytes[slice] -= part;
+      if (flight->missing_bytes[slice] == 0) inbox->add({flight, slice, std::nullopt});
+      begin += part;
+      count -= part;
+    }
+  };
+  request.done = [flight, inbox = inbox_](const Status& status) { inbox->add({flight, std::nullopt, status}); };
+  communicator_->start_round(std::move(request));
+}
+
+void CudaLane::copy_back(Flight& flight, size_t begin, size_t bytes) {
+  if (driver_failed_) return;
+  const std::byte* from = (flight.receives ? flight.outputs : flight.inputs).get() + begin;
+  for (const iovec& piece : pieces_of(flight.results, begin, bytes)) {
+    check_driver(driver_->copy_to_device(device_pointer(piece), from, piece.iov_len, back_), "copying to the GPU");
+    from += piece.iov_len;
+  }
+}
+
+// Flags of an op are set in the order of its rounds, whatever order their ends were reported in.
+bool CudaLane::finish_flights() {
+  bool moved = false;
+  for (auto it = ended_flights_.begin(); it != ended_flights_.end() && !driver_failed_;) {
+    const FlightPtr flight = *it;
+    uint32_t& finished = finished_counts_[flight->flag.slot];
+    if (!flight->copied_out || finished + 1 != flight->flag.round_count) {
+      ++it;
+      continue;
+    }
+    finish(*flight);
+    finished = flight->flag.round_count;
+    back_flights_.push_back(flight);
+    it = ended_flights_.erase(it);
+    moved = true;
+  }
+  return moved;
+}
+
+void CudaLane::finish(Flight& flight) {
+  const size_t bytes = flight.results.bytes();
+  if (!flight.outcome->ok()) {
+    fail(*flight.outcome);
+    for (const iovec& piece : pieces_of(flight.results, 0, bytes)) {
+      check_driver(driver_->fill(device_pointer(piece), kPoison, piece.iov_len, back_), "marking failed results");
+    }
+  } else if (!flight.receives) {
+    copy_back(flight, 0, bytes);
+  }
+  const CudaResult result = driver_->stream_write_value(back_, slot_on_device(flight.flag.slot),
+                                                        flight.flag.round_count, kCudaWriteValueDefault);
+  check_driver(result, "setting a flag");
+}
+
+bool CudaLane::watch_flags() {
+  bool moved = false;
+  while (!back_flights_.empty()) {
+    const FlightPtr flight = back_flights_.front();
+    if (!has_reached(slot(flight->flag.slot).load(std::memory_order_acquire), flight->flag.round_count)) break;
+    back_flights_.pop_front();
+    flight->inputs.reset();
+    flight->outputs.reset();
+    const std::lock_guard lock(mutex_);
+    std::erase(all_, flight);
+    changed_.notify_all();
+    moved = true;
+  }
+  return moved;
+}
+
+void CudaLane::watch_streams() {
+  if (driver_failed_) return;
+  for (const CudaStream stream : {out_, back_}) {
+    const CudaResult result = driver_->stream_query(stream);
+    if (result != kCudaNotReady) check_driver(result, "copying");
+  }
+  if (steady_clock::now() - last_progress_ < config_.timeout) return;
+  if (!back_flights_.empty()) give_up({Code::kRoundTimeout, "the GPU does not copy results back"});
+  const std::lock_guard lock(mutex_);
+  if (queue_.empty() || all_.size() > queue_.size() || failure_.has_value()) return;
+  failure_ =
+      Status(Code::kInvalidArgument, queue_.front()->request.description +
+                                         " waits for pinned memory: " + std::to_string(pool_->used_bytes()) + " of " +
+                                         std::to_string(pool_->capacity_bytes()) +
+                                         " bytes are kept for rounds that are over, in case a reducer is lost; set " +
+                                         "JAXHETERO_PINNED_BYTES to more than the program reduces in a step");
+}
+
+void CudaLane::check_driver(CudaResult result, const char* what) {
+  if (const Status status = driver_->check(result, what); !status.ok()) give_up(status);
+}
+
+void CudaLane::fail(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.has_value()) failure_ = why;
+}
+
+// The driver does not do what it is told, so it cannot set flags either.
+void CudaLane::give_up(const Status& why) {
+  if (driver_failed_) return;
+  driver_failed_ = true;
+  fail(why);
+  communicator_->abort(why);
+  settle();
+  release_all();
+}
+
+// A moment for the copies that are under way: once the flags are set, their memory is the program's again.
+void CudaLane::settle() {
+  const steady_clock::time_point deadline = steady_clock::now() + kSettling;
+  for (const CudaStream stream : {out_, back_}) {
+    while (driver_->stream_query(stream) == kCudaNotReady && steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kMostNap);
+    }
+  }
+}
+
+// Nothing may wait for a flag any more.
+void CudaLane::release_all() {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.has_value() && !all_.empty()) failure_ = Status(Code::kNotInitialized, "jaxhetero was shut down");
+  for (const auto& [op, flag] : flags_) slot(flag.slot).store(flag.round_count, std::memory_order_release);
+  for (const FlightPtr& flight : queue_) idle_events_.push_back(flight->operands_written);
+  for (auto* flights : {&queue_, &out_flights_, &ended_flights_, &back_flights_}) flights->clear();
+  all_.clear();
+  changed_.notify_all();
+}
+
+}  // namespace jaxhetero
