@@ -3,8 +3,8 @@
     python -m tests.chaos --rounds 300 --seed 0
 
 The instants, the victims and the jobs' shapes follow from the seed: from 2 to 8 reducers, some jobs with more of them
-inside the workers; one at a time, two at once, or one while the loss of another is being dealt with. As many new ones come
-as are killed.
+inside the workers; one at a time, two at once, or one while the loss of another is being dealt with. As many new ones
+come as are killed.
 """
 
 import itertools
