@@ -610,13 +610,19 @@ void Communicator::watch_progress() {
     if (!round.late.empty()) {
       return fail({Code::kRoundTimeout, own_name() + ": still waiting for " + round.late + ": no progress" + where});
     }
-    std::string silent;
-    for (const Segment& segment : round.segments) {
-      if (!segment.done) silent += (silent.empty() ? "" : ", ") + links_[segment.shard.reducer].name;
-    }
-    return fail({Code::kRoundTimeout, own_name() + ": no word from " + silent + where});
+    return fail({Code::kRoundTimeout, own_name() + ": no word from " + silent_reducers(round) + where});
   }
   loop_->after(kWatchInterval, [this] { watch_progress(); });
+}
+
+std::string Communicator::silent_reducers(const Round& round) const {
+  std::string names;
+  for (const Segment& segment : round.segments) {
+    if (segment.done) continue;
+    if (!names.empty()) names += ", ";
+    names += links_[segment.shard.reducer].name;
+  }
+  return names;
 }
 
 // Whether some reducers hold a round up, while others do not: then the job is better off without them. They wait for

@@ -20,9 +20,10 @@
 #include "buffers.h"
 #include "completer.h"
 #include "contribution.h"
+#include "coordinator.h"
+#include "enrolment.h"
 #include "event_loop.h"
 #include "events.h"
-#include "rendezvous.h"
 #include "shard_plan.h"
 #include "status.h"
 #include "tcp_transport.h"
@@ -208,6 +209,7 @@ class Communicator final : private ConnectionOwner {
   void complete(RoundRequest request, const Status& status);
 
   void watch_progress();
+  [[nodiscard]] std::string silent_reducers(const Round& round) const;
   bool accuse_silent(Round& round);
   void report_lost(const Link& link, const std::string& why);
   void fail_as_told(const Status& why);

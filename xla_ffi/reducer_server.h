@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "enrolment.h"
 #include "event_loop.h"
 #include "events.h"
 #include "reducer.h"
-#include "rendezvous.h"
 #include "status.h"
 #include "tcp_transport.h"
 

@@ -1,4 +1,4 @@
-// What the communicator, the reducer server and the rendezvous ask of a transport. TCP is the first one; shared memory
+// What the communicator, the reducer server and the coordinator ask of a transport. TCP is the first one; shared memory
 // and libfabric can stand behind the same two classes.
 //
 // Everything here belongs to the thread of one event loop.

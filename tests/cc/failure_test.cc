@@ -15,7 +15,7 @@
 
 #include "tests/cc/job.h"
 #include "tests/cc/loop_thread.h"
-#include "xla_ffi/rendezvous.h"
+#include "xla_ffi/enrolment.h"
 
 namespace jaxhetero {
 namespace {

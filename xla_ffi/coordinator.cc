@@ -1,4 +1,4 @@
-#include "rendezvous.h"
+#include "coordinator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,10 +9,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kRetryInterval{100};
-constexpr milliseconds kConnectPatience{5000};
-// What a process waits past its own deadline for the coordinator's word, which names who is missing.
-constexpr milliseconds kGrace{2000};
+constexpr milliseconds kReportInterval{3000};  // how often those who wait hear whom for
 
 std::string named(const Registration& registration) {
   std::string name = registration.role == Role::kWorker ? "rank " : "reducer";
@@ -24,12 +21,6 @@ std::string named(const Registration& registration) {
 void append_list(std::string& list, const std::string& item) { list += (list.empty() ? "" : ", ") + item; }
 
 }  // namespace
-
-void Pulse::start(EventLoop& loop, milliseconds timeout, std::function<bool()> beat) {
-  if (!beat()) return;
-  loop.after(std::max(timeout / 10, milliseconds(1)),
-             [&loop, timeout, beat = std::move(beat)]() mutable { start(loop, timeout, std::move(beat)); });
-}
 
 Coordinator::Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log)
     : context_(context), job_(job), version_(std::move(version)), log_(log) {}
@@ -450,137 +441,6 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
   const std::string text = named(guest.registration) + " left before the job started: " + why.message();
   log_.add(Severity::kWarning, text);
   if (phase_ == Phase::kReducersToldMembers) refuse_all({Code::kStartTimeout, text});
-}
-
-Enrolment::Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
-                     milliseconds timeout)
-    : context_(context),
-      coordinator_(coordinator),
-      registration_(std::move(registration)),
-      log_(log),
-      timeout_(timeout) {}
-
-void Enrolment::start(milliseconds patience, Callbacks callbacks) {
-  callbacks_ = std::move(callbacks);
-  patience_ = patience;
-  next_report_ms_ = context_.loop.now_ms() + kReportInterval.count();
-  deadline_ = context_.loop.after(patience_, [this] { expire(); });
-  connect();
-}
-
-void Enrolment::connect() { connection_ = TcpConnection::connect(context_, coordinator_, *this, kConnectPatience); }
-
-void Enrolment::on_open(Connection& connection) {
-  last_problem_.clear();
-  // From here on the coordinator's deadline counts, which began when rank 0 did and may be later than ours.
-  context_.loop.cancel(deadline_);
-  deadline_ = context_.loop.after(patience_ + kGrace, [this] { expire(); });
-  connection.send(OutFrame::control(FrameType::kRegister, encode(registration_)));
-}
-
-Status Enrolment::on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) {
-  control_.resize(header.payload_bytes);
-  into = as_pieces(control_);
-  return {};
-}
-
-Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
-  if (finished_) return {};
-  pulse_.heard();
-  switch (header.type) {
-    case FrameType::kAlive:
-      return {};
-    case FrameType::kWaiting:
-      log_.add(Severity::kWarning, decode_text(control_));
-      return {};
-    case FrameType::kFault:
-      fail(decode_fault(control_));
-      return {};
-    case FrameType::kMembers: {
-      const Result<Members> members = decode_members(control_);
-      if (!members.ok()) return members.status();
-      context_.loop.cancel(deadline_);
-      coordinator_host_ = members.value().worker_hosts[0];
-      if (!std::exchange(is_member_, true)) Pulse::start(context_.loop, timeout_, [this] { return beat(); });
-      callbacks_.on_members(members.value());
-      return {};
-    }
-    case FrameType::kHalt: {
-      const Result<Halt> halt = decode_halt(control_);
-      if (!halt.ok()) return halt.status();
-      if (callbacks_.on_halt) callbacks_.on_halt(halt.value());
-      return {};
-    }
-    case FrameType::kLeaving:
-      if (callbacks_.on_leaving) callbacks_.on_leaving();
-      return {};
-    case FrameType::kGoodbye:
-      finished_ = true;
-      if (callbacks_.on_goodbye) callbacks_.on_goodbye();
-      return {};
-    default:
-      return {Code::kProtocol, "the coordinator sent a frame of type " + std::to_string(int(header.type))};
-  }
-}
-
-void Enrolment::on_close(Connection&, const Status& why) {
-  connection_.reset();
-  if (finished_) return;
-  if (is_member_) {
-    return fail({Code::kWorkerLost,
-                 "rank 0 (host " + coordinator_host_ + "), where the coordinator is, was lost: " + why.message()});
-  }
-  const bool final = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
-  if (final) {
-    fail({why.code(), "the coordinator at " + coordinator_.text() + ": " + why.message()});
-    return;
-  }
-  last_problem_ = why.message();
-  if (context_.loop.now_ms() >= next_report_ms_) {
-    next_report_ms_ += kReportInterval.count();
-    log_.add(Severity::kWarning,
-             "still trying to reach the coordinator at " + coordinator_.text() + ": " + last_problem_);
-  }
-  retry_ = context_.loop.after(kRetryInterval, [this] { connect(); });
-}
-
-bool Enrolment::beat() {
-  if (finished_) return false;
-  send(OutFrame::control(FrameType::kAlive, {}));
-  if (!pulse_.stopped(timeout_)) return true;
-  fail({Code::kWorkerLost, "rank 0 (host " + coordinator_host_ +
-                               "), where the coordinator is, was lost: no sign of life for " +
-                               std::to_string(Pulse::patience(timeout_).count()) + " ms"});
-  return false;
-}
-
-void Enrolment::expire() {
-  fail({Code::kStartTimeout, "the coordinator at " + coordinator_.text() + " did not answer in time" +
-                                 (last_problem_.empty() ? "" : " (" + last_problem_ + ")") +
-                                 "; is rank 0 running, and is the address right?"});
-}
-
-void Enrolment::fail(const Status& why) {
-  if (finished_) return;
-  stop();
-  if (callbacks_.on_failure) callbacks_.on_failure(why);
-}
-
-void Enrolment::send(OutFrame frame) {
-  if (connection_) connection_->send(std::move(frame));
-}
-
-void Enrolment::stop(const Status& last) {
-  finished_ = true;
-  context_.loop.cancel(deadline_);
-  context_.loop.cancel(retry_);
-  if (!connection_) return;
-  if (last.ok()) {
-    connection_->close();
-  } else {
-    connection_->close_with(OutFrame::control(FrameType::kFault, encode(last)));
-  }
-  connection_.reset();
 }
 
 }  // namespace jaxhetero

@@ -11,6 +11,7 @@
 // A worker that has no more rounds leaves when nobody has one running, for until then others may need what it keeps.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,33 +21,12 @@
 
 #include "event_loop.h"
 #include "events.h"
+#include "pulse.h"
 #include "tcp_transport.h"
 #include "transport.h"
 #include "wire.h"
 
 namespace jaxhetero {
-
-// How often those who wait say whom they wait for.
-inline constexpr std::chrono::milliseconds kReportInterval{3000};
-
-// Once the job has started, the coordinator and everybody else tell each other that they live: a process that is
-// stopped, or cut off, closes no connection. Who says nothing for most of the timeout is lost.
-class Pulse {
- public:
-  using Clock = EventLoop::Clock;
-
-  // Calls `beat` a few times before anybody could take us for dead, on the loop's thread, until it returns false.
-  static void start(EventLoop& loop, std::chrono::milliseconds timeout, std::function<bool()> beat);
-  static std::chrono::milliseconds patience(std::chrono::milliseconds timeout) { return timeout * 4 / 5; }
-
-  void heard() { heard_ = Clock::now(); }
-  [[nodiscard]] bool stopped(std::chrono::milliseconds timeout) const {
-    return Clock::now() - heard_ > patience(timeout);
-  }
-
- private:
-  Clock::time_point heard_ = Clock::now();
-};
 
 class Coordinator final : private ConnectionOwner {
  public:
@@ -131,60 +111,6 @@ class Coordinator final : private ConnectionOwner {
   bool is_asking_ = false;                             // whether everybody is idle
   bool has_left_ = false;                              // some worker
   std::function<void()> on_empty_;
-};
-
-// The other side: one process's way to the coordinator.
-class Enrolment final : private ConnectionOwner {
- public:
-  // What the coordinator says, on the loop's thread. Those that are left out do not come to such a process.
-  struct Callbacks {
-    std::function<void(const Members&)> on_members;
-    std::function<void(const Halt&)> on_halt;
-    std::function<void()> on_leaving;
-    std::function<void()> on_goodbye;
-    std::function<void(const Status&)> on_failure;  // at most once, and the last
-  };
-
-  // `timeout`: how long the coordinator may say nothing once the job has started.
-  Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
-            std::chrono::milliseconds timeout);
-  ~Enrolment() override = default;
-
-  // Tries to reach the coordinator until `patience` has passed, and then waits as long again for its word. Fails when
-  // that was in vain, when refused, and when the connection is lost before the coordinator has said goodbye.
-  void start(std::chrono::milliseconds patience, Callbacks callbacks);
-  void send(OutFrame frame);
-  // Hears no more; says `last` first unless it is ok.
-  void stop(const Status& last = {});
-
- private:
-  void on_open(Connection& connection) override;
-  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
-  Status on_frame(Connection& connection, const FrameHeader& header) override;
-  void on_close(Connection& connection, const Status& why) override;
-
-  void connect();
-  void expire();
-  bool beat();
-  void fail(const Status& why);
-
-  TcpContext& context_;
-  TcpAddress coordinator_;
-  Registration registration_;
-  EventLog& log_;
-  Callbacks callbacks_;
-  std::shared_ptr<TcpConnection> connection_;
-  Bytes control_;
-  Pulse pulse_;
-  const std::chrono::milliseconds timeout_;
-  std::chrono::milliseconds patience_{0};
-  EventLoop::TimerId deadline_ = 0;
-  EventLoop::TimerId retry_ = 0;
-  int64_t next_report_ms_ = 0;
-  std::string last_problem_;
-  std::string coordinator_host_;  // once we are members
-  bool is_member_ = false;
-  bool finished_ = false;
 };
 
 }  // namespace jaxhetero

@@ -1,0 +1,71 @@
+// One process's way to the coordinator: from its registration to the end of the job.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "event_loop.h"
+#include "events.h"
+#include "pulse.h"
+#include "tcp_transport.h"
+#include "transport.h"
+#include "wire.h"
+
+namespace jaxhetero {
+
+class Enrolment final : private ConnectionOwner {
+ public:
+  // What the coordinator says, on the loop's thread. Those that are left out do not come to such a process.
+  struct Callbacks {
+    std::function<void(const Members&)> on_members;
+    std::function<void(const Halt&)> on_halt;
+    std::function<void()> on_leaving;
+    std::function<void()> on_goodbye;
+    std::function<void(const Status&)> on_failure;  // at most once, and the last
+  };
+
+  // `timeout`: how long the coordinator may say nothing once the job has started.
+  Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+            std::chrono::milliseconds timeout);
+  ~Enrolment() override = default;
+
+  // Tries to reach the coordinator until `patience` has passed, and then waits as long again for its word. Fails when
+  // that was in vain, when refused, and when the connection is lost before the coordinator has said goodbye.
+  void start(std::chrono::milliseconds patience, Callbacks callbacks);
+  void send(OutFrame frame);
+  // Hears no more; says `last` first unless it is ok.
+  void stop(const Status& last = {});
+
+ private:
+  void on_open(Connection& connection) override;
+  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
+  Status on_frame(Connection& connection, const FrameHeader& header) override;
+  void on_close(Connection& connection, const Status& why) override;
+
+  void connect();
+  void expire();
+  bool beat();
+  void fail(const Status& why);
+
+  TcpContext& context_;
+  TcpAddress coordinator_;
+  Registration registration_;
+  EventLog& log_;
+  Callbacks callbacks_;
+  std::shared_ptr<TcpConnection> connection_;
+  Bytes control_;
+  Pulse pulse_;
+  const std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds patience_{0};
+  EventLoop::TimerId deadline_ = 0;
+  EventLoop::TimerId retry_ = 0;
+  int64_t next_report_ms_ = 0;
+  std::string last_problem_;
+  std::string coordinator_host_;  // once we are members
+  bool is_member_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace jaxhetero
