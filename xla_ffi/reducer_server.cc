@@ -216,6 +216,8 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
 }
 
 void ReducerServer::end_if_done() {
+  // Who is still on his way here shall hear what went wrong.
+  if (!end_.ok() && joined_count_ < by_rank_.size()) return;
   const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
   if (std::ranges::none_of(peers_, has_joined)) finish(end_);
 }
