@@ -100,6 +100,7 @@ Status Coordinator::on_ready(Guest& guest) {
   if (guest.ready) return {Code::kProtocol, "it was ready before"};
   guest.ready = true;
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
+    if (has_left_) return {};  // there is nothing to reduce any more; it hears of the end like all others
     members_.reducers.push_back(enter_reducer(guest));
     change_view("reducer " + std::to_string(guest.number) + " (host " + guest.registration.host_name + ") has come");
     return {};
@@ -179,6 +180,7 @@ Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
   members_.resume = rounds_to_resume();
   // Goodbyes from before the halt are said again by who still has nothing to do.
   for (auto& [connection, other] : guests_) other.leaving = false;
+  is_asking_ = false;
   tell_view();
   return {};
 }
@@ -294,8 +296,8 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
 }
 
 Status Coordinator::check(const Registration& registration) const {
-  const bool may_come_later = job_.failover && registration.role == Role::kReducer && registration.rank < 0 &&
-                              (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
+  const bool may_come_later = job_.failover && !has_left_ && registration.role == Role::kReducer &&
+                              registration.rank < 0 && (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
   if (phase_ != Phase::kGathering && !may_come_later) {
     return {Code::kInvalidArgument, "this job has started already, with everybody it needs"};
   }

@@ -140,6 +140,18 @@ TEST(Failover, LetsAWorkerLeaveOnlyWhenNobodyNeedsWhatItKeeps) {
   for (const auto& reducer : job.reducers) EXPECT_TRUE(Job::wait_end(*reducer).ok());
 }
 
+// Nor do the others wait for who has left, when a reducer is lost or comes after that.
+TEST(Failover, EndsWithTheFirstWorkerThatLeaves) {
+  Job job(failover({.workers = 3, .reducers = 3}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works({.leaf_counts = {50000}});
+  EXPECT_TRUE(job.workers[1]->shutdown(kPatience).ok());
+  kill(job.reducers[2]);
+  ReducerServer& late = job.add_reducer(job.reducer_config(0));
+  EXPECT_TRUE(failed_with(Job::wait_end(late), Code::kInvalidArgument, {"has started already"}));
+  for (uint32_t rank : {0u, 2u}) EXPECT_TRUE(job.workers[rank]->shutdown(kPatience).ok());
+}
+
 TEST(Failover, IsNotForWorkers) {
   Job job(failover({.workers = 3, .reducers = 2}));
   ASSERT_NO_FATAL_FAILURE(job.start());
