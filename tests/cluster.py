@@ -101,6 +101,10 @@ class Cluster:
     def _log(self, name: str, kind: str) -> Path:
         return Path(self._directory.name) / f"{name}.{kind}"
 
+    def names(self) -> list[str]:
+        """Of all that were started."""
+        return list(self._processes)
+
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """The process called "worker 0" or "reducer 1"."""
         return self._processes[name]

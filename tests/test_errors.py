@@ -90,16 +90,24 @@ def test_reducer_that_dies_without_failover() -> None:
         assert cluster.wait("reducer 0").code != 0
 
 
+def start_rank_0(cluster: Cluster) -> None:
+    """With little patience, when everybody else is already looking for it: so it finds all who can come."""
+    for name in cluster.names():
+        cluster.wait_for_error(name, "still trying to reach the coordinator")
+    cluster.start_worker(0, "errors.py", "none", "0", JAXHETERO_START_TIMEOUT_MS="5000")
+
+
 @pytest.mark.parametrize(
     ("workers", "reducers", "missing"),
     [(2, 1, "rank 2"), (3, 1, "1 of 2 reducers"), (1, 0, "rank 1, rank 2, 2 of 2 reducers")],
 )
 def test_start_without_somebody(workers: int, reducers: int, missing: str) -> None:
     """Everybody who is there is told who is not, meanwhile every few seconds and at the end as the error."""
-    with Cluster(3, 2, {"JAXHETERO_START_TIMEOUT_MS": "8000"}) as cluster:
+    with Cluster(3, 2) as cluster:
         cluster.start_reducers(reducers)
-        for rank in range(workers):
+        for rank in range(1, workers):
             cluster.start_worker(rank, "errors.py", "none", "0")
+        start_rank_0(cluster)
         for rank in range(workers):
             outcome = cluster.wait(f"worker {rank}")
             assert f"waiting for {missing}" in outcome.errors
@@ -124,10 +132,10 @@ def test_start_without_the_coordinator() -> None:
 
 def test_wrong_job_token() -> None:
     """Who has the wrong one is told so at once; the others, for whom they waited and what they refused."""
-    with Cluster(2, 1, {"JAXHETERO_START_TIMEOUT_MS": "8000"}) as cluster:
+    with Cluster(2, 1) as cluster:
         cluster.start_reducers()
-        cluster.start_worker(0, "errors.py", "none", "0")
         cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_TOKEN="another")
+        start_rank_0(cluster)
         intruder = exception_line(cluster.wait("worker 1"))
         assert "AuthenticationError" in intruder
         assert f"the coordinator at {cluster.coordinator}: its job token differs" in intruder
@@ -138,12 +146,11 @@ def test_wrong_job_token() -> None:
 
 
 def test_rank_given_twice() -> None:
-    with Cluster(2, 1, {"JAXHETERO_START_TIMEOUT_MS": "8000"}) as cluster:
-        cluster.start_reducers()
+    with Cluster(2, 1) as cluster:
         cluster.start_worker(0, "errors.py", "none", "0")
-        cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_RANK="0", JAXHETERO_COORDINATOR=cluster.coordinator)
-        outcomes = [cluster.wait("worker 0"), cluster.wait("worker 1")]
-        assert any("AddressInUse" in exception_line(outcome) for outcome in outcomes)
+        cluster.wait_for_error("worker 0", "waiting for rank 1")
+        cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_RANK="0")
+        assert "AddressInUse" in exception_line(cluster.wait("worker 1"))
 
 
 def test_coordinator_address_in_use() -> None:
@@ -156,10 +163,10 @@ def test_coordinator_address_in_use() -> None:
 
 
 def test_different_settings() -> None:
-    with Cluster(2, 1, {"JAXHETERO_START_TIMEOUT_MS": "8000"}) as cluster:
+    with Cluster(2, 1) as cluster:
         cluster.start_reducers()
-        cluster.start_worker(0, "errors.py", "none", "0")
         cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_CHUNK_BYTES="4096")
+        start_rank_0(cluster)
         message = exception_line(cluster.wait("worker 1"))
         assert "VersionMismatch" in message
         assert "rank 0's: chunk_bytes is 4096, not 0" in message
