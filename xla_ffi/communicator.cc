@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kWatchInterval{250};
 constexpr milliseconds kFailureFlush{500};
 constexpr int64_t kLateReportMs = 5000;
-constexpr milliseconds kStallInterval{20};
+constexpr milliseconds kFeedInterval{20};
 
 void copy_bucket(const Leaves& from, const Leaves& to) {
   std::vector<iovec> sources;
@@ -117,29 +117,26 @@ void Communicator::join(const Members& members) {
   for (const Members::Reducer& reducer : members.reducers) colocated.push_back(reducer.colocated_rank >= 0);
   plan_ = std::make_unique<ShardPlan>(balanced_shares(config_.job.worker_count, colocated));
   for (const Members::Reducer& reducer : members.reducers) {
-    Link link;
-    link.number = reducer.number;
-    link.name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + reducer.address +
-                ":" + std::to_string(reducer.port) + ")";
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
-    if (!address.ok()) return fail({Code::kInvalidArgument, link.name + ": " + address.status().message()});
-    link.address = *address;
-    link.window.emplace(0, kMostWindowBytes);
-    links_.push_back(std::move(link));
+    if (!address.ok()) {
+      const std::string name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
+      return fail({Code::kInvalidArgument, name + ": " + address.status().message()});
+    }
+    links_.emplace_back(reducer, *address, config_.job, config_.rank);
   }
   const milliseconds patience = view_ == 0 ? config_.start_timeout : config_.timeout;
-  for (Link& link : links_) link.connection = TcpConnection::connect(*context_, link.address, *this, patience);
+  for (Link& link : links_) link.connect(*context_, *this, patience);
 }
 
 uint32_t Communicator::reducer_of(const Connection& connection) const {
-  const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.connection.get() == &connection; });
+  const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.has(connection); });
   return static_cast<uint32_t>(link - links_.begin());
 }
 
 void Communicator::on_open(Connection& connection) {
-  links_[reducer_of(connection)].open = true;
+  links_[reducer_of(connection)].set_open();
   connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_})));
-  if (std::ranges::all_of(links_, &Link::open)) resume();
+  if (std::ranges::all_of(links_, &Link::is_open)) resume();
 }
 
 // Every reducer of the view is reached: the rounds go on, first those that are over here and not everywhere.
@@ -186,7 +183,7 @@ void Communicator::halt(const Halt& halt) {
   if (!halted_) halted_since_ = EventLoop::Clock::now();
   halted_ = true;
   view_ = halt.view;
-  for (const Link& link : links_) link.connection->close();
+  for (Link& link : links_) link.close();
   links_.clear();
   if (running_round_count_ > 0) note_busy();
   running_round_count_ = 0;
@@ -202,8 +199,7 @@ void Communicator::stop_round(Op& op) {
     if (round.keeps_in != nullptr) {  // results may have taken the operands' place: only the copy is whole
       const size_t item = item_bytes(round.request.spec.dtype);
       for (const Segment& segment : round.segments) {
-        const uint64_t end = segment.shard.begin + segment.shard.count;
-        op.kept.copy(round.request.inputs, segment.next_push * item, (end - segment.next_push) * item);
+        op.kept.copy(round.request.inputs, segment.next_push * item, (segment.end() - segment.next_push) * item);
       }
       round.request.inputs = op.kept.leaves();
     }
@@ -235,7 +231,7 @@ void Communicator::start_round(RoundRequest request) {
 
 void Communicator::feed() {
   loop_->post([this] {
-    for (Link& link : links_) push_chunks(link);
+    for (Link& link : links_) link.push_chunks();
   });
 }
 
@@ -303,21 +299,15 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
 
   const RoundSpec& spec = round.request.spec;
   for (const Shard& shard : plan_->cut(op_id, spec.total_count, item_bytes(spec.dtype))) {
-    Segment segment;
-    segment.shard = shard;
-    segment.next_push = segment.next_result = shard.begin;
-    round.segments.push_back(std::move(segment));
+    round.segments.emplace_back(shard);
   }
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
     copy_bucket(round.request.inputs, round.request.outputs);
   }
   for (Segment& segment : round.segments) {
-    Link& link = links_[segment.shard.reducer];
     describe_op(op_id, op, segment.shard.reducer);
-    if (link.unfinished.empty()) link.window->restart(2 * frame_bytes(spec), round.begin);
-    link.unfinished.emplace(turn_of(round), std::pair(&round, &segment));
-    push_chunks(link);
+    links_[segment.shard.reducer].begin(round, segment);
   }
 }
 
@@ -327,94 +317,12 @@ void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
   FrameHeader header;
   header.op = op_id;
   const std::string& description = op.running->request.description;
-  links_[reducer].connection->send(OutFrame::control(FrameType::kDescribe, encode(description), header));
+  links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
 }
 
-// Fills the window of a link, round by round. A round does not count what is under way for those behind it, so that
-// they, which the others may not have come to yet, cannot hold it up.
-void Communicator::push_chunks(Link& link) {
-  size_t under_way_bytes = 0;
-  for (const auto& [turn, entry] : link.unfinished) {
-    const auto [round, segment] = entry;
-    under_way_bytes += segment->in_flight_bytes;
-    const size_t room_bytes = window_bytes(link, *round);
-    while (can_push(*round, *segment) &&
-           (under_way_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
-      under_way_bytes += push_chunk(link, *round, *segment);
-    }
-    if (under_way_bytes >= room_bytes) return;
-  }
-}
-
-size_t Communicator::window_bytes(const Link& link, const Round& round) const {
-  const RoundSpec& spec = round.request.spec;
-  const size_t frame = frame_bytes(spec);
-  if (config_.job.window_chunks > 0) return config_.job.window_chunks * frame;
-  return std::clamp(link.window->bytes(), 2 * frame, most_chunks_under_way(config_.job, spec) * frame);
-}
-
-// Whether this worker has something to contribute.
-bool Communicator::has_data(const RoundSpec& spec) const {
-  return spec.kind != Kind::kBroadcast || spec.root == config_.rank;
-}
-
-// Of every chunk but a shard's last one.
-size_t Communicator::frame_bytes(const RoundSpec& spec) const {
-  return kHeaderBytes + chunk_count(config_.job, spec) * item_bytes(spec.dtype);
-}
-
-uint64_t Communicator::next_chunk_count(const Round& round, const Segment& segment) const {
-  const uint64_t left = segment.shard.begin + segment.shard.count - segment.next_push;
-  return std::min(chunk_count(config_.job, round.request.spec), left);
-}
-
-// Whether there is a next chunk and its bytes are here.
-bool Communicator::can_push(const Round& round, const Segment& segment) const {
-  if (segment.all_pushed) return false;
-  const RoundRequest& request = round.request;
-  if (request.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
-  const size_t end = (segment.next_push + next_chunk_count(round, segment)) * item_bytes(request.spec.dtype);
-  return end <= request.ready_bytes->load(std::memory_order_acquire);
-}
-
-// Returns the chunk's bytes, header included.
-size_t Communicator::push_chunk(Link& link, const Round& round, Segment& segment) {
-  const RoundSpec& spec = round.request.spec;
-  const size_t item = item_bytes(spec.dtype);
-  const uint64_t end = segment.shard.begin + segment.shard.count;
-  FrameHeader header;
-  header.type = FrameType::kPush;
-  header.rank = config_.rank;
-  header.op = round.request.op;
-  header.round = round.number;
-  header.spec = spec;
-  header.offset = segment.next_push;
-  header.count = static_cast<uint32_t>(next_chunk_count(round, segment));
-  segment.next_push += header.count;
-  segment.all_pushed = segment.next_push == end;
-  header.last = segment.all_pushed;
-  header.payload_bytes = has_data(spec) ? static_cast<uint32_t>(header.count * item) : 0;
-  if (round.keeps_in != nullptr) round.keeps_in->copy(round.request.inputs, header.offset * item, header.payload_bytes);
-  link.connection->send(OutFrame::gather(header, round.request.inputs, header.offset * item));
-  const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
-  segment.in_flight.push_back({link.connection->queued_frame_count(), bytes, EventLoop::Clock::now()});
-  segment.in_flight_bytes += bytes;
-  return bytes;
-}
-
-// Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
-// hold back, for ever. So when a link stands still, every round may have one chunk under way there.
 void Communicator::feed_starved() {
-  const EventLoop::Clock::time_point now = EventLoop::Clock::now();
-  for (Link& link : links_) {
-    if (link.unfinished.size() < 2 || now - link.last_result < kStallInterval) continue;
-    for (const auto& [turn, entry] : link.unfinished) {
-      const auto [round, segment] = entry;
-      segment->was_starved = true;
-      if (segment->in_flight.empty() && can_push(*round, *segment)) push_chunk(link, *round, *segment);
-    }
-  }
-  if (!has_ended()) loop_->after(kStallInterval, [this] { feed_starved(); });
+  for (Link& link : links_) link.feed_starved(EventLoop::Clock::now());
+  if (!has_ended()) loop_->after(kFeedInterval, [this] { feed_starved(); });
 }
 
 Status Communicator::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
@@ -424,8 +332,7 @@ Status Communicator::on_header(Connection& connection, const FrameHeader& header
       return begin_result(header, reducer, into);
     case FrameType::kLate:
     case FrameType::kFault:
-      links_[reducer].control.resize(header.payload_bytes);
-      into = as_pieces(links_[reducer].control);
+      into = links_[reducer].take_control(header.payload_bytes);
       return {};
     default:
       return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
@@ -433,45 +340,30 @@ Status Communicator::on_header(Connection& connection, const FrameHeader& header
 }
 
 // The open segment whose next chunk this result is; a reducer that sends anything else is refused.
-Result<Communicator::Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t reducer) {
+Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t reducer) {
   const auto op = ops_.find(header.op);
   if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) {
     return Status(Code::kProtocol, "it sent a result of a round that does not run");
   }
   Round& round = *op->second.running;
-  const auto segment =
-      std::ranges::find_if(round.segments, [&](const Segment& s) { return s.shard.reducer == reducer; });
-  if (segment == round.segments.end() || segment->done || header.spec != round.request.spec) {
+  Segment* segment = round.segment_at(reducer);
+  if (segment == nullptr || segment->done || header.spec != round.request.spec) {
     return Status(Code::kProtocol, "it sent a result that nobody asked for");
   }
-  return &*segment;
+  return segment;
 }
 
 Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
   Result<Segment*> found = segment_of(header, reducer);
   if (!found.ok()) return found.status();
-  const Segment& segment = *found.value();
-  const RoundSpec& spec = header.spec;
-  const size_t item = item_bytes(spec.dtype);
-  const uint64_t end = segment.shard.begin + segment.shard.count;
-  const uint64_t expected = std::min(chunk_count(config_.job, spec), end - segment.next_result);
-  const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
-  // A total can only exist once our own piece has left this process, so its memory is no longer needed.
-  const bool pushed = !segment.in_flight.empty() &&
-                      segment.in_flight.front().frame <= links_[reducer].connection->written_frame_count();
-  if (!pushed || header.offset != segment.next_result || header.count != expected ||
-      header.last != (header.offset + header.count == end) ||
-      header.payload_bytes != (is_sent ? header.count * item : 0)) {
-    return {Code::kProtocol, "it sent a result out of order"};
-  }
+  if (Status status = links_[reducer].check_result(*found.value(), header); !status.ok()) return status;
   Op& op = ops_[header.op];
   Round& round = *op.running;
   if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) keep(op);
   if (round.is_replay) {  // the result is here already
-    links_[reducer].control.resize(header.payload_bytes);
-    into = as_pieces(links_[reducer].control);
+    into = links_[reducer].take_control(header.payload_bytes);
   } else {
-    round.request.outputs.slice(header.offset * item, header.payload_bytes, into);
+    round.request.outputs.slice(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, into);
   }
   return {};
 }
@@ -482,17 +374,17 @@ void Communicator::keep(Op& op) {
   if (op.kept.holds(round.number)) return;  // it began from there, after a halt
   const RoundRequest& request = round.request;
   const size_t item = item_bytes(request.spec.dtype);
-  const bool contributes = has_data(request.spec);
+  const bool has_data = contributes(request.spec, config_.rank);
   if (request.inputs_owner) {
     op.kept.hold(round.number, request.inputs, request.inputs_owner);
   } else {
-    op.kept.begin(round.number, contributes ? request.inputs.bytes() : 0);
+    op.kept.begin(round.number, has_data ? request.inputs.bytes() : 0);
   }
   op.replay.op = request.op;
   op.replay.sequence = request.sequence;
   op.replay.description = request.description;
   op.replay.spec = request.spec;
-  if (!contributes || request.inputs_owner) return;
+  if (!has_data || request.inputs_owner) return;
   for (const Segment& segment : round.segments) {
     const size_t pushed = segment.next_push - segment.shard.begin;
     op.kept.copy(request.inputs, segment.shard.begin * item, pushed * item);
@@ -507,10 +399,10 @@ Status Communicator::on_frame(Connection& connection, const FrameHeader& header)
       finish_result(header, reducer);
       return {};
     case FrameType::kLate:
-      note_late(header, links_[reducer].control);
+      note_late(header, links_[reducer].control());
       return {};
     default:
-      fail_as_told(decode_fault(links_[reducer].control));
+      fail_as_told(decode_fault(links_[reducer].control()));
       return {};
   }
 }
@@ -519,21 +411,13 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = ops_[header.op];
   Round& round = *op.running;
   Segment& segment = *segment_of(header, reducer).value();
-  Link& link = links_[reducer];
-  const Pushed pushed = segment.in_flight.front();
-  segment.in_flight.pop_front();
-  segment.in_flight_bytes -= pushed.bytes;
-  segment.next_result += header.count;
   if (round.request.received != nullptr && header.payload_bytes > 0) {
     const size_t begin = header.offset * item_bytes(header.spec.dtype);
     round.request.reported.add(begin, begin + header.payload_bytes, round.request.received);
   }
-  round.progress = link.last_result = EventLoop::Clock::now();
+  round.progress = EventLoop::Clock::now();
   if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
-  link.window->returned(pushed.at, pushed.bytes, round.progress);
-  segment.done = header.last;
-  if (segment.done) link.unfinished.erase(turn_of(round));
-  push_chunks(link);
+  links_[reducer].finish_result(round, segment, header, round.progress);
   if (!segment.done) return;
   if (--round.open_segment_count == 0) finish_round(header.op, op);
 }
@@ -542,7 +426,7 @@ void Communicator::finish_round(uint64_t op_id, Op& op) {
   const std::unique_ptr<Round> round = std::move(op.running);
   if (--running_round_count_ == 0) note_busy();
   if (!round->is_replay) {
-    last_completed_ = round_name(*round);
+    last_completed_ = round->name();
     ++round_count_;
     record(*round);
     complete(std::move(round->request), {});
@@ -574,10 +458,6 @@ std::string Communicator::own_name() const {
   return "rank " + std::to_string(config_.rank) + " (host " + config_.host_name + ")";
 }
 
-std::string Communicator::round_name(const Round& round) const {
-  return round.request.description + " round " + std::to_string(round.number);
-}
-
 void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
   const auto op = ops_.find(header.op);
   if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) return;
@@ -588,7 +468,7 @@ void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
   round.next_late_report_ms = now + kLateReportMs;
   const auto waited = duration_cast<milliseconds>(EventLoop::Clock::now() - round.progress);
   log_.add(Severity::kWarning,
-           "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " + round_name(round));
+           "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " + round.name());
 }
 
 void Communicator::watch_progress() {
@@ -605,8 +485,8 @@ void Communicator::watch_progress() {
     // The first round of an op waits for the slowest compiler of the job as well.
     const milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
     if (now - round.progress < allowed || accuse_silent(round)) continue;
-    const std::string where = " for " + std::to_string(allowed.count()) + " ms in " + round_name(round) +
-                              "; last completed: " + last_completed_;
+    const std::string where =
+        " for " + std::to_string(allowed.count()) + " ms in " + round.name() + "; last completed: " + last_completed_;
     if (!round.late.empty()) {
       return fail({Code::kRoundTimeout, own_name() + ": still waiting for " + round.late + ": no progress" + where});
     }
@@ -620,7 +500,7 @@ std::string Communicator::silent_reducers(const Round& round) const {
   for (const Segment& segment : round.segments) {
     if (segment.done) continue;
     if (!names.empty()) names += ", ";
-    names += links_[segment.shard.reducer].name;
+    names += links_[segment.shard.reducer].name();
   }
   return names;
 }
@@ -632,7 +512,7 @@ bool Communicator::accuse_silent(Round& round) {
   const auto silent_count = static_cast<size_t>(std::ranges::count_if(round.segments, is_silent));
   if (!config_.job.failover || round.has_accused || !round.late.empty() || silent_count == links_.size()) return false;
   for (const Segment& segment : round.segments) {
-    if (!segment.done) report_lost(links_[segment.shard.reducer], "it has said nothing in " + round_name(round));
+    if (!segment.done) report_lost(links_[segment.shard.reducer], "it has said nothing in " + round.name());
   }
   round.has_accused = true;
   round.progress = EventLoop::Clock::now();
@@ -640,7 +520,7 @@ bool Communicator::accuse_silent(Round& round) {
 }
 
 void Communicator::report_lost(const Link& link, const std::string& why) {
-  enrolment_->send(OutFrame::control(FrameType::kLost, encode(Lost{view_, link.number, own_name() + ": " + why})));
+  enrolment_->send(OutFrame::control(FrameType::kLost, encode(Lost{view_, link.number(), own_name() + ": " + why})));
 }
 
 void Communicator::on_close(Connection& connection, const Status& why) {
@@ -652,7 +532,7 @@ void Communicator::on_close(Connection& connection, const Status& why) {
   // The coordinator halts everybody and makes a new view.
   if (config_.job.failover && !refused) return report_lost(link, why.message());
   if (phase_ == Phase::kLeaving && is_idle()) return;
-  std::string text = link.name + " was lost: " + why.message();
+  std::string text = link.name() + " was lost: " + why.message();
   if (phase_ == Phase::kStarting) text += ", in the stage connect";
   fail({refused ? why.code() : Code::kReducerLost, text + circumstances()});
 }
@@ -668,7 +548,7 @@ void Communicator::fail_as_told(const Status& why) {
 std::string Communicator::circumstances() const {
   std::string text;
   for (const auto& [op_id, op] : ops_) {
-    if (op.running) text += "; running: " + round_name(*op.running);
+    if (op.running) text += "; running: " + op.running->name();
     if (text.size() > 1000) break;
   }
   return text + "; last completed: " + last_completed_;
@@ -701,14 +581,14 @@ void Communicator::note_idle() {
 void Communicator::leave() {
   if (!is_idle()) return;
   if (coordinator_has_left_) return end_in_order();
-  for (Link& link : links_) link.connection->send(OutFrame::control(FrameType::kGoodbye, {}));
+  for (Link& link : links_) link.send(OutFrame::control(FrameType::kGoodbye, {}));
   enrolment_->send(OutFrame::control(FrameType::kGoodbye, {}));
 }
 
 void Communicator::end_in_order() {
   if (has_ended()) return;
   phase_ = Phase::kLeft;
-  for (const Link& link : links_) link.connection->close();
+  for (Link& link : links_) link.close();
   enrolment_->stop();
   if (!coordinator_) return loop_->stop();
   coordinator_->end([this] { loop_->stop(); });
@@ -727,8 +607,7 @@ void Communicator::fail(const Status& why) {
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
   // First no more bytes move between the network and XLA's buffers, then the rounds let go of those buffers.
   for (Link& link : links_) {
-    if (link.connection) link.connection->close_with(OutFrame::control(FrameType::kFault, encode(word)));
-    link.unfinished.clear();
+    link.close_with(word);
   }
   for (auto& [op_id, op] : ops_) {
     if (op.running) complete(std::move(op.running->request), why);

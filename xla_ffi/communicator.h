@@ -1,33 +1,30 @@
-// The worker's side of a round: cuts a bucket into shards and chunks, pushes them to the reducers under a self-clocked
-// window, and scatters the totals that come back.
+// The worker's end of a job: runs the rounds that the program asks for over the links to the reducers, one after the
+// other for each op, and takes them through every change of the view.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
-#include "buffers.h"
 #include "completer.h"
 #include "contribution.h"
 #include "coordinator.h"
 #include "enrolment.h"
 #include "event_loop.h"
 #include "events.h"
+#include "link.h"
+#include "round.h"
 #include "shard_plan.h"
 #include "status.h"
 #include "tcp_transport.h"
-#include "window.h"
 #include "wire.h"
 
 namespace jaxhetero {
@@ -42,25 +39,6 @@ struct CommunicatorConfig {
   std::string version;
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};  // how long a round may go without progress
-};
-
-// One all-reduce, as the FFI handler asks for it. The memory of both buckets stays valid until `done` has been called.
-//
-// Where another device has the operands and takes the results, they come and go piece by piece: `ready_bytes` and
-// `received`, which are null for memory that the program itself reads and writes.
-struct RoundRequest {
-  uint64_t op = 0;
-  uint64_t sequence = 0;  // where workers should prefer the same of several rounds: the lower one first
-  std::string description;
-  RoundSpec spec;
-  Leaves inputs;
-  Leaves outputs;
-  std::function<void(const Status&)> done;                   // called once, on a thread of its own
-  std::shared_ptr<const std::atomic<size_t>> ready_bytes;    // of the inputs, from the front; feed() says that it grew
-  std::function<void(size_t begin, size_t bytes)> received;  // of the outputs; called on the communicator's own thread
-  std::shared_ptr<const void> inputs_owner;                  // who holds it may read the inputs after `done` as well
-  Ranges reported;                                           // what `received` was called for, also before a halt
-  EventLoop::Clock::time_point requested{};
 };
 
 struct CommunicatorMetrics {
@@ -114,36 +92,6 @@ class Communicator final : private ConnectionOwner {
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:
-  struct Pushed {        // a chunk whose total is not back
-    uint64_t frame = 0;  // its number on the connection
-    uint32_t bytes = 0;
-    Window::Clock::time_point at;
-  };
-  struct Segment {  // the part of a round that goes through one reducer
-    Shard shard;
-    uint64_t next_push = 0;  // elements, counted in the bucket
-    uint64_t next_result = 0;
-    std::deque<Pushed> in_flight;
-    size_t in_flight_bytes = 0;
-    bool was_starved = false;
-    bool all_pushed = false;
-    bool done = false;
-  };
-  struct Round {
-    RoundRequest request;
-    uint64_t number = 0;
-    std::vector<Segment> segments;
-    size_t open_segment_count = 0;
-    EventLoop::Clock::time_point begin;
-    EventLoop::Clock::time_point first_result;
-    EventLoop::Clock::time_point progress;
-    std::string late;  // whom the reducers wait for, by their last word
-    int64_t next_late_report_ms = 0;
-    bool is_replay = false;            // it is over here, but not for others
-    bool is_answered = false;          // a total has begun to come
-    Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed
-    bool has_accused = false;
-  };
   struct Op {
     std::unique_ptr<Round> running;
     std::deque<RoundRequest> waiting;
@@ -151,20 +99,6 @@ class Communicator final : private ConnectionOwner {
     std::vector<bool> described;  // by reducer
     Contribution kept;
     RoundRequest replay;  // the round that `kept` is of, for those who have not completed it
-  };
-  // Of several rounds that run, all workers push the chunks of the same one first: the order they got them in may
-  // differ, and chunks wait at a reducer until everybody's are there.
-  using Turn = std::tuple<uint64_t, uint64_t, uint64_t>;  // round, sequence, op
-  struct Link {                                           // the way to one reducer
-    std::shared_ptr<TcpConnection> connection;
-    std::map<Turn, std::pair<Round*, Segment*>> unfinished;
-    std::optional<Window> window;
-    EventLoop::Clock::time_point last_result;
-    uint32_t number = 0;
-    std::string name;  // "reducer 1 (host b, 10.0.0.2:4000)"
-    TcpAddress address;
-    bool open = false;
-    Bytes control;
   };
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
 
@@ -189,18 +123,10 @@ class Communicator final : private ConnectionOwner {
   void start_next(uint64_t op_id, Op& op);
   void run(uint64_t op_id, Op& op, std::unique_ptr<Round> round);
   void describe_op(uint64_t op_id, Op& op, uint32_t reducer);
-  static Turn turn_of(const Round& round) { return {round.number, round.request.sequence, round.request.op}; }
-  void push_chunks(Link& link);
-  [[nodiscard]] size_t window_bytes(const Link& link, const Round& round) const;
-  [[nodiscard]] size_t frame_bytes(const RoundSpec& spec) const;
-  [[nodiscard]] uint64_t next_chunk_count(const Round& round, const Segment& segment) const;
-  [[nodiscard]] bool can_push(const Round& round, const Segment& segment) const;
-  size_t push_chunk(Link& link, const Round& round, Segment& segment);
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void keep(Op& op);
-  [[nodiscard]] bool has_data(const RoundSpec& spec) const;
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void finish_round(uint64_t op_id, Op& op);
   void record(const Round& round);
@@ -222,7 +148,6 @@ class Communicator final : private ConnectionOwner {
   void fail(const Status& why);
   [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
   [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
-  [[nodiscard]] std::string round_name(const Round& round) const;
 
   const CommunicatorConfig config_;
   EventLog log_;

@@ -27,7 +27,7 @@ std::shared_ptr<const CudaDriver> fake_driver() {
 // The operands and the results of a round in the memory of a GPU, each leaf by itself.
 class DeviceBucket {
  public:
-  DeviceBucket(const Round& round, uint32_t rank) : contents_(round.input(rank)) {
+  DeviceBucket(const TestRound& round, uint32_t rank) : contents_(round.input(rank)) {
     const size_t item = item_bytes(round.dtype);
     for (Leaves* leaves : {&operands_, &results_}) {
       for (size_t count : round.leaf_counts) {
@@ -99,7 +99,7 @@ struct Gpu {
     return streams[index];
   }
 
-  Status reduce(const Round& round, const DeviceBucket& bucket, size_t index = 0) {
+  Status reduce(const TestRound& round, const DeviceBucket& bucket, size_t index = 0) {
     RoundRequest request;
     request.op = round.op;
     request.description = "test op " + std::to_string(round.op);
@@ -142,7 +142,7 @@ class CudaLaneTest : public testing::Test {
   }
 
   // A program that reduces all of `rounds` at once, launched without a wait.
-  void run(const std::vector<Round>& rounds) {
+  void run(const std::vector<TestRound>& rounds) {
     std::vector<std::vector<std::unique_ptr<DeviceBucket>>> buckets(gpus.size());
     for (Gpu& gpu : gpus) {
       for (size_t index = 0; index < rounds.size(); ++index) {
@@ -165,8 +165,8 @@ class CudaLaneTest : public testing::Test {
   std::vector<Gpu> gpus;
 };
 
-std::vector<Round> mixed_rounds() {
-  std::vector<Round> rounds;
+std::vector<TestRound> mixed_rounds() {
+  std::vector<TestRound> rounds;
   uint64_t op = 0;
   for (const std::vector<size_t>& leaves :
        {std::vector<size_t>{1}, {0}, {1000}, {3, 0, 5000, 1}, {2500}, {20'000, 7}, {1, 1, 1, 1, 1, 1, 1, 1}}) {
@@ -208,7 +208,7 @@ TEST_F(CudaLaneTest, ABucketThatThePoolCannotHoldIsRefused) {
   CudaLaneConfig config = small_lane();
   config.pinned_bytes = 8192;
   start(job, config);
-  const Round round{.leaf_counts = {4097}};
+  const TestRound round{.leaf_counts = {4097}};
   const DeviceBucket bucket(round, 0);
   EXPECT_TRUE(failed_with(gpus[0].reduce(round, bucket), Code::kInvalidArgument,
                           {"test op 1 needs 40960 bytes", "has 8192", "JAXHETERO_PINNED_BYTES"}));
@@ -218,7 +218,7 @@ TEST_F(CudaLaneTest, ABucketThatThePoolCannotHoldIsRefused) {
 TEST_F(CudaLaneTest, Broadcasts) {
   Job job({.workers = 3, .reducers = 2});
   start(job);
-  std::vector<Round> rounds;
+  std::vector<TestRound> rounds;
   for (uint32_t root = 0; root < 3; ++root) {
     rounds.push_back({.op = root, .kind = Kind::kBroadcast, .leaf_counts = {5000, 17}, .root = root, .seed = root});
   }
@@ -228,7 +228,7 @@ TEST_F(CudaLaneTest, Broadcasts) {
 TEST_F(CudaLaneTest, MemoryMayBeReusedAsSoonAsTheStreamGoesOn) {
   Job job({.workers = 2, .reducers = 1});
   start(job);
-  const Round round{.leaf_counts = {30'000}};
+  const TestRound round{.leaf_counts = {30'000}};
   std::vector<std::unique_ptr<DeviceBucket>> buckets;
   for (Gpu& gpu : gpus) {
     DeviceBucket& bucket = *buckets.emplace_back(std::make_unique<DeviceBucket>(round, gpu.rank));
@@ -285,7 +285,7 @@ bool is_poisoned(const DeviceBucket& bucket) {
 TEST_F(CudaLaneTest, ASilentPeerDoesNotKeepTheGpuWaiting) {
   Job job({.workers = 2, .reducers = 1, .start_timeout = kShort, .timeout = kShort});
   start(job);
-  const Round round{.leaf_counts = {3000}};
+  const TestRound round{.leaf_counts = {3000}};
   DeviceBucket bucket(round, 0);
   bucket.write_operands(gpus[0].stream(0));
   ASSERT_TRUE(gpus[0].reduce(round, bucket).ok());
@@ -300,7 +300,7 @@ TEST_F(CudaLaneTest, ASilentPeerDoesNotKeepTheGpuWaiting) {
 TEST_F(CudaLaneTest, ADeadReducerDoesNotKeepTheGpuWaiting) {
   Job job({.workers = 2, .reducers = 1});
   start(job);
-  const std::vector<Round> rounds = mixed_rounds();
+  const std::vector<TestRound> rounds = mixed_rounds();
   std::vector<std::unique_ptr<DeviceBucket>> buckets;
   for (size_t index = 0; index < rounds.size(); ++index) {
     DeviceBucket& bucket = *buckets.emplace_back(std::make_unique<DeviceBucket>(rounds[index], 0));
@@ -327,7 +327,7 @@ class CudaFaultTest : public CudaLaneTest, public testing::WithParamInterface<Fa
 TEST_P(CudaFaultTest, EndsTheJobAndLeavesNobodyWaiting) {
   Job job({.workers = 2, .reducers = 1});
   start(job);
-  const Round round{.leaf_counts = {3000, 4000}};
+  const TestRound round{.leaf_counts = {3000, 4000}};
   std::vector<std::unique_ptr<DeviceBucket>> buckets;
   fake_cuda_fail(GetParam().function.c_str(), GetParam().nth, 700);
   bool told = false;

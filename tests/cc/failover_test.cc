@@ -26,7 +26,7 @@ TEST(Failover, FinishesTheRoundThatTheDeathInterrupts) {
   for (const bool in_place : {false, true}) {
     Job job(failover({.workers = 3, .reducers = 3, .window_chunks = 4}));
     ASSERT_NO_FATAL_FAILURE(job.start());
-    const Round round{.leaf_counts = {100000, 7}, .in_place = in_place};
+    const TestRound round{.leaf_counts = {100000, 7}, .in_place = in_place};
     std::vector<Part> parts;
     for (uint32_t rank : {0u, 1u}) parts.emplace_back(*job.workers[rank], round, rank);
     kill(job.reducers[1]);
@@ -55,7 +55,7 @@ TEST(Failover, ReachesTheLastReducerAndThenSaysSo) {
   kill(job.reducers[0]);
   job.expect_works({.leaf_counts = {50000}});
   std::vector<Part> parts;
-  parts.emplace_back(*job.workers[0], Round{}, 0);
+  parts.emplace_back(*job.workers[0], TestRound{}, 0);
   kill(job.reducers[1]);
   EXPECT_TRUE(failed_with(parts[0].wait(), Code::kReducerLost,
                           {"(host reducer-host-1", "no reducer is left", "running: test op 1 round 1"}));
@@ -65,7 +65,7 @@ TEST(Failover, ReachesTheLastReducerAndThenSaysSo) {
 TEST(Failover, TakesInAReducerThatComesLater) {
   Job job(failover({.workers = 2, .reducers = 2}));
   ASSERT_NO_FATAL_FAILURE(job.start());
-  const Round round{.leaf_counts = {50000}};
+  const TestRound round{.leaf_counts = {50000}};
   job.expect_works(round);
   kill(job.reducers[0]);
   job.expect_works(round);
@@ -100,7 +100,7 @@ TEST_P(DeathsTest, ChangeNoBit) {
   });
   const std::vector<size_t> counts = {3, 30000, 100000, 5000};
   for (uint32_t step = 0; step < 40; ++step) {
-    std::vector<Round> rounds;
+    std::vector<TestRound> rounds;
     for (uint64_t op = 0; op < counts.size(); ++op) {
       rounds.push_back({.op = op,
                         .kind = op == 3 ? Kind::kBroadcast : Kind::kSum,
@@ -157,7 +157,7 @@ TEST(Failover, IsNotForWorkers) {
   ASSERT_NO_FATAL_FAILURE(job.start());
   job.expect_works();
   std::vector<Part> parts;
-  for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], Round{}, rank);
+  for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], TestRound{}, rank);
   job.workers[1].reset();
   for (Part& part : parts) {
     EXPECT_TRUE(

@@ -117,7 +117,7 @@ class FakeWorker final : public ConnectionOwner {
   std::vector<std::shared_ptr<TcpConnection>> connections_;
 };
 
-FrameHeader push_header(const Round& round, uint32_t rank) {
+FrameHeader push_header(const TestRound& round, uint32_t rank) {
   FrameHeader header;
   header.type = FrameType::kPush;
   header.rank = rank;
@@ -144,7 +144,7 @@ class FakeWorkerTest : public testing::Test {
     ASSERT_NO_FATAL_FAILURE(fake_->wait_ready());
   }
   // The other two wait in a round.
-  void begin(const Round& round) {
+  void begin(const TestRound& round) {
     for (uint32_t rank : {0u, 2u}) parts_.emplace_back(*job_->workers[rank], round, rank);
   }
   // With these words for all, and those for the workers that wait in a round.
@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(All, StrayWorkerTest,
 // What a worker does against the protocol ends it, and its peers learn that it was the one.
 struct Misdeed {
   std::string name;
-  std::function<OutFrame(const Round&)> frame;
+  std::function<OutFrame(const TestRound&)> frame;
   std::string word;
 };
 
@@ -249,7 +249,7 @@ class MisdeedTest : public FakeWorkerTest, public testing::WithParamInterface<Mi
 
 TEST_P(MisdeedTest, IsBlamedOnWhoDidIt) {
   ASSERT_NO_FATAL_FAILURE(start());
-  const Round round;
+  const TestRound round;
   begin(round);
   for (size_t reducer : {0, 1}) fake_->send(GetParam().frame(round), reducer);
   expect_failure(Code::kWorkerLost, {"rank 1 (host host-1) was lost: ", GetParam().word});
@@ -264,15 +264,15 @@ OutFrame push_frame(const FrameHeader& header, size_t bytes) {
 
 INSTANTIATE_TEST_SUITE_P(All, MisdeedTest,
                          testing::Values(Misdeed{"pushes_what_it_never_described",
-                                                 [](const Round& round) {
-                                                   Round other = round;
+                                                 [](const TestRound& round) {
+                                                   TestRound other = round;
                                                    other.op = 99;
                                                    other.leaf_counts = {10};
                                                    return push_frame(push_header(other, 1), 40);
                                                  },
                                                  "never described"},
                                          Misdeed{"pushes_more_than_a_chunk",
-                                                 [](const Round& round) {
+                                                 [](const TestRound& round) {
                                                    FrameHeader header =
                                                        push_header({.op = 99, .leaf_counts = {1000}}, 1);
                                                    header.op = round.op;
@@ -280,19 +280,19 @@ INSTANTIATE_TEST_SUITE_P(All, MisdeedTest,
                                                  },
                                                  ""},
                                          Misdeed{"sends_a_result",
-                                                 [](const Round& round) {
+                                                 [](const TestRound& round) {
                                                    FrameHeader header = push_header(round, 1);
                                                    header.type = FrameType::kResult;
                                                    return push_frame(header, round.bytes());
                                                  },
                                                  "it sent a frame of type 8"},
                                          Misdeed{"joins_twice",
-                                                 [](const Round&) {
+                                                 [](const TestRound&) {
                                                    return OutFrame::control(FrameType::kJoin, encode(Join{0, 2, 0}));
                                                  },
                                                  "it joined twice"},
                                          Misdeed{"sends_a_broken_frame",
-                                                 [](const Round&) {
+                                                 [](const TestRound&) {
                                                    FrameHeader header;
                                                    header.type = static_cast<FrameType>(77);
                                                    return OutFrame::of(header, {}, nullptr);
@@ -380,7 +380,7 @@ TEST_P(LieTest, IsNotBelieved) {
   };
   Communicator& worker = job.add_worker(0);
   ASSERT_TRUE(Job::wait_ready(worker).ok());
-  const Round round{.leaf_counts = {200, 20000}};
+  const TestRound round{.leaf_counts = {200, 20000}};
   Part part(worker, round, 0);
   EXPECT_TRUE(failed_with(part.wait(), Code::kReducerLost, {"reducer 0 (host reducer-host-0, 127.0.0.1:"}));
   EXPECT_TRUE(part.output() == Bytes(round.bytes(), std::byte{0xee}));
@@ -478,7 +478,7 @@ TEST(Failure, OfDisagreeingWorkersIsToldToAll) {
   job.expect_works();
   std::vector<Part> parts;
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    const Round round{.dtype = rank == 1 ? DType::kBF16 : DType::kF32};
+    const TestRound round{.dtype = rank == 1 ? DType::kBF16 : DType::kF32};
     parts.emplace_back(*job.workers[rank], round, rank);
   }
   for (Part& part : parts) {
@@ -496,7 +496,7 @@ TEST(Failure, OfAWorkerThatIsDestroyedIsToldToAll) {
     ASSERT_NO_FATAL_FAILURE(job.start());
     job.expect_works();
     std::vector<Part> parts;
-    for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], Round{}, rank);
+    for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], TestRound{}, rank);
     job.workers[1].reset();
     for (Part& part : parts) EXPECT_TRUE(failed_with(part.wait(), Code::kWorkerLost, {"rank 1 (host host-1)"}));
     for (const auto& reducer : job.reducers) EXPECT_EQ(Job::wait_end(*reducer).code(), Code::kWorkerLost);
@@ -508,7 +508,7 @@ TEST(Failure, OfAWorkerThatLeavesInOrderTooEarlyIsToldToAll) {
   ASSERT_NO_FATAL_FAILURE(job.start());
   EXPECT_TRUE(job.workers[1]->shutdown(kPatience).ok());
   std::vector<Part> parts;
-  for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], Round{}, rank);
+  for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], TestRound{}, rank);
   for (Part& part : parts) {
     EXPECT_TRUE(failed_with(part.wait(), Code::kWorkerLost, {"rank 1 (host host-1) shut down", "waits for it"}));
   }
@@ -518,7 +518,7 @@ TEST(Failure, OfAReducerIsToldToAll) {
   for (bool destroyed : {false, true}) {
     Job job({.workers = 3, .reducers = 2});
     ASSERT_NO_FATAL_FAILURE(job.start());
-    const Round round{.leaf_counts = {100000}};
+    const TestRound round{.leaf_counts = {100000}};
     job.expect_works(round);
     std::vector<Part> parts;  // rank 2 does not take part, so these wait
     for (uint32_t rank : {0u, 1u}) parts.emplace_back(*job.workers[rank], round, rank);
@@ -535,7 +535,7 @@ TEST(Failure, OfAReducerIsToldToAll) {
 
 // The workers have half-sent frames on their way to the other reducers when they learn of it.
 TEST(Failure, OfAReducerIsToldToAllInTheMiddleOfMuch) {
-  const Round round{.leaf_counts = {6 << 20}};
+  const TestRound round{.leaf_counts = {6 << 20}};
   for (int repeat = 0; repeat < 3; ++repeat) {
     Job job({.workers = 3, .reducers = 3, .chunk_bytes = 1 << 22, .window_chunks = 8});
     ASSERT_NO_FATAL_FAILURE(job.start());

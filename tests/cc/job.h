@@ -52,7 +52,7 @@ inline testing::AssertionResult failed_with(const Status& status, Code code, con
 // --- Rounds.
 
 // What all workers reduce or broadcast in one round.
-struct Round {
+struct TestRound {
   uint64_t op = 1;
   Kind kind = Kind::kSum;
   DType dtype = DType::kF32;
@@ -94,7 +94,7 @@ struct Round {
 // One worker's part in a round. Each leaf is memory of its own, so that a sanitizer sees where one ends.
 class Part {
  public:
-  Part(Communicator& communicator, const Round& round, uint32_t rank) {
+  Part(Communicator& communicator, const TestRound& round, uint32_t rank) {
     const size_t item = item_bytes(round.dtype);
     const Bytes flat = round.input(rank);
     RoundRequest request;
@@ -229,12 +229,12 @@ class Job {
     return reducer.wait(kPatience).value_or(Status(Code::kInternal, "the test waited in vain"));
   }
 
-  std::vector<Part> begin(const Round& round) {
+  std::vector<Part> begin(const TestRound& round) {
     std::vector<Part> parts;
     for (uint32_t rank = 0; rank < workers.size(); ++rank) parts.emplace_back(*workers[rank], round, rank);
     return parts;
   }
-  void expect_done(const Round& round, std::vector<Part>& parts) const {
+  void expect_done(const TestRound& round, std::vector<Part>& parts) const {
     const Bytes expected = round.output(shape_.workers);
     for (uint32_t rank = 0; rank < parts.size(); ++rank) {
       const Status status = parts[rank].wait();
@@ -242,7 +242,7 @@ class Job {
       ASSERT_TRUE(parts[rank].output() == expected) << "rank " << rank;
     }
   }
-  void expect_works(const Round& round = {}) {
+  void expect_works(const TestRound& round = {}) {
     std::vector<Part> parts = begin(round);
     expect_done(round, parts);
   }

@@ -32,7 +32,7 @@ TEST_P(EveryShape, ReducesAllThatIsAskedFor) {
 
   // Beyond a window at every reducer, below the size that is cut at all, and nothing.
   const size_t large = 10 * job.reducer_count() * shape.window_chunks * shape.chunk_bytes / 4 + 7;
-  std::vector<Round> rounds = {
+  std::vector<TestRound> rounds = {
       {.op = 1, .dtype = DType::kF32, .leaf_counts = {large}},
       {.op = 2, .dtype = DType::kBF16, .leaf_counts = {3, 0, 20011, 1, 1023}, .in_place = true},
       {.op = 3, .dtype = DType::kI8, .leaf_counts = {0}},
@@ -54,14 +54,14 @@ TEST_P(EveryShape, ReducesAllThatIsAskedFor) {
       std::ranges::shuffle(order, std::mt19937(rank + 10 * repeat));
       for (uint32_t twice : {0u, 1u}) {
         for (size_t i : order) {
-          Round round = rounds[i];
+          TestRound round = rounds[i];
           round.seed = 2 * repeat + twice;
           parts[{i, twice}].emplace_back(*job.workers[rank], round, rank);
         }
       }
     }
     for (auto& [key, of_round] : parts) {
-      Round round = rounds[key.first];
+      TestRound round = rounds[key.first];
       round.seed = 2 * repeat + key.second;
       ASSERT_NO_FATAL_FAILURE(job.expect_done(round, of_round)) << "op " << round.op;
     }
@@ -89,7 +89,7 @@ TEST(Loopback, RunsManyRoundsOfManyOps) {
     }
   }
   for (auto& [key, of_round] : parts) {
-    const Round round{.op = key.first, .leaf_counts = {100 * key.first}, .seed = key.second};
+    const TestRound round{.op = key.first, .leaf_counts = {100 * key.first}, .seed = key.second};
     ASSERT_NO_FATAL_FAILURE(job.expect_done(round, of_round)) << "op " << key.first << " round " << key.second;
   }
   job.expect_shutdown();
@@ -97,7 +97,7 @@ TEST(Loopback, RunsManyRoundsOfManyOps) {
 
 // The bits of a sum depend on neither the reducers nor the way the bucket was cut.
 TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
-  const Round round{.dtype = DType::kF16, .leaf_counts = {50000}};
+  const TestRound round{.dtype = DType::kF16, .leaf_counts = {50000}};
   const Shape shapes[] = {{.workers = 4, .reducers = 1},
                           {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
                           {.workers = 4, .reducers = 1, .colocated = 2, .checksums = true},
@@ -116,7 +116,7 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
 TEST(Loopback, MovesEveryByteOnceEachWay) {
   Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536});
   ASSERT_NO_FATAL_FAILURE(job.start());
-  const Round round{.leaf_counts = {1 << 20}};
+  const TestRound round{.leaf_counts = {1 << 20}};
   job.expect_works(round);
   for (const auto& worker : job.workers) {
     const CommunicatorMetrics metrics = worker->metrics();
@@ -169,7 +169,7 @@ TEST(Loopback, LetsTheProgramGoOnInTheCallback) {
 TEST(End, FinishesTheRoundsThatRun) {
   Job job({.workers = 2, .reducers = 2});
   ASSERT_NO_FATAL_FAILURE(job.start());
-  const Round round{.leaf_counts = {200000}};
+  const TestRound round{.leaf_counts = {200000}};
   std::vector<Part> parts;
   for (int i = 0; i < 3; ++i) parts.emplace_back(*job.workers[0], round, 0);
   std::future<Status> ended = std::async(std::launch::async, [&] { return job.workers[0]->shutdown(kPatience); });
@@ -243,7 +243,7 @@ TEST(End, AnswersTheRoundsOfADestroyedCommunicator) {
   Job job({});
   ASSERT_NO_FATAL_FAILURE(job.start());
   std::vector<Part> parts;
-  for (uint64_t op : {1, 1, 1, 2}) parts.emplace_back(*job.workers[0], Round{.op = op}, 0);
+  for (uint64_t op : {1, 1, 1, 2}) parts.emplace_back(*job.workers[0], TestRound{.op = op}, 0);
   job.workers[0].reset();
   for (Part& part : parts) {
     EXPECT_TRUE(part.is_done());

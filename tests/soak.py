@@ -1,0 +1,111 @@
+"""Runs a job at full load for a long time, and watches what its processes hold: memory, file descriptors, speed.
+
+    python -m tests.soak --minutes 60
+
+Every total is checked. Memory is a process's resident set (RSS). What a process needs is there after the first tenth of
+the time; from then on nothing should grow.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import tyro
+
+from tests.cluster import Cluster
+
+
+@dataclass
+class Holdings:
+    """What one process had at each look."""
+
+    rss_bytes: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def look(self, process: psutil.Process) -> None:
+        with process.oneshot():
+            self.rss_bytes.append(process.memory_info().rss)
+            self.descriptors.append(process.num_fds())
+            self.threads.append(process.num_threads())
+
+    @property
+    def settled(self) -> int:
+        """The first look after a tenth of them."""
+        return len(self.rss_bytes) // 10
+
+    @property
+    def growth_bytes(self) -> int:
+        """From the first tenth to the last one, median to median."""
+        span = max(1, self.settled)
+        first = self.rss_bytes[self.settled : self.settled + span]
+        return int(statistics.median(self.rss_bytes[-span:]) - statistics.median(first))
+
+    @property
+    def most_descriptors_more(self) -> int:
+        """Than when it had settled."""
+        return max(self.descriptors[self.settled :]) - self.descriptors[self.settled]
+
+    def __str__(self) -> str:
+        mib = [size / 2**20 for size in self.rss_bytes[self.settled :]]
+        return (
+            f"{mib[0]:.1f} | {mib[-1]:.1f} | {max(mib):.1f} | {self.descriptors[self.settled]} | "
+            f"{max(self.descriptors[self.settled :])} | {max(self.threads)}"
+        )
+
+
+@dataclass
+class Soak:
+    processes: dict[str, Holdings]
+    results: list[dict[str, Any]]
+    """What each worker printed."""
+
+
+def soak(seconds: float, workers: int = 2, reducers: int = 2, look_every_s: float = 5) -> Soak:
+    with TemporaryDirectory() as directory, Cluster(workers, reducers) as cluster:
+        end = Path(directory) / "end"
+        cluster.start_reducers()
+        cluster.start_workers("soak.py", str(end))
+        for rank in range(workers):
+            cluster.wait_for_output(f"worker {rank}", "running")
+        processes = {name: psutil.Process(cluster.process(name).pid) for name in cluster.names()}
+        holdings = {name: Holdings() for name in processes}
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for name, process in processes.items():
+                holdings[name].look(process)
+            time.sleep(look_every_s)
+        end.touch()
+        results = [outcome.result for outcome in cluster.wait_workers()]
+        for outcome in cluster.wait_reducers():
+            assert outcome.code == 0, outcome.errors
+    return Soak(holdings, results)
+
+
+def main(minutes: float = 60, workers: int = 2, reducers: int = 2) -> None:
+    """
+    Args:
+        minutes: How long.
+        workers: Processes that train.
+        reducers: Dedicated ones.
+    """
+    result = soak(60 * minutes, workers, reducers)
+    print("| process | MiB settled | at the end | most | descriptors settled | most | threads |")
+    print("|---|---|---|---|---|---|---|")
+    for name, holdings in result.processes.items():
+        print(f"| {name} | {holdings} |")
+    worker = result.results[0]
+    tenth = max(1, len(worker["rates"]) // 10)
+    first, last = (statistics.median(part) for part in (worker["rates"][:tenth], worker["rates"][-tenth:]))
+    print(
+        f"{worker['steps']} steps, {worker['rounds']} rounds, every total right; "
+        f"{first:.2f} steps/s in the first tenth, {last:.2f} in the last"
+    )
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

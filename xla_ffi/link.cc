@@ -1,0 +1,150 @@
+#include "link.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace jaxhetero {
+namespace {
+
+constexpr std::chrono::milliseconds kStandstill{20};
+
+}  // namespace
+
+Link::Link(const Members::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank)
+    : job_(job),
+      rank_(rank),
+      number_(reducer.number),
+      name_("reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + reducer.address + ":" +
+            std::to_string(reducer.port) + ")"),
+      address_(address),
+      window_(0, kMostWindowBytes) {}
+
+void Link::connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience) {
+  connection_ = TcpConnection::connect(context, address_, owner, patience);
+}
+
+void Link::close() {
+  if (connection_) connection_->close();
+}
+
+void Link::close_with(const Status& why) {
+  if (connection_) connection_->close_with(OutFrame::control(FrameType::kFault, encode(why)));
+  unfinished_.clear();
+}
+
+std::vector<iovec> Link::take_control(size_t bytes) {
+  control_.resize(bytes);
+  return as_pieces(control_);
+}
+
+void Link::begin(Round& round, Segment& segment) {
+  if (unfinished_.empty()) window_.restart(2 * frame_bytes(round.request.spec), round.begin);
+  unfinished_.emplace(round.turn(), std::pair(&round, &segment));
+  push_chunks();
+}
+
+// Fills the window, round by round. A round does not count what is under way for those behind it, so that they, which
+// the others may not have come to yet, cannot hold it up.
+void Link::push_chunks() {
+  size_t under_way_bytes = 0;
+  for (const auto& [turn, entry] : unfinished_) {
+    const auto [round, segment] = entry;
+    under_way_bytes += segment->in_flight_bytes;
+    const size_t room_bytes = window_bytes(*round);
+    while (can_push(*round, *segment) &&
+           (under_way_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
+      under_way_bytes += push_chunk(*round, *segment);
+    }
+    if (under_way_bytes >= room_bytes) return;
+  }
+}
+
+// Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
+// hold back, for ever.
+void Link::feed_starved(EventLoop::Clock::time_point now) {
+  if (unfinished_.size() < 2 || now - last_result_ < kStandstill) return;
+  for (const auto& [turn, entry] : unfinished_) {
+    const auto [round, segment] = entry;
+    segment->was_starved = true;
+    if (segment->in_flight.empty() && can_push(*round, *segment)) push_chunk(*round, *segment);
+  }
+}
+
+size_t Link::window_bytes(const Round& round) const {
+  const RoundSpec& spec = round.request.spec;
+  const size_t frame = frame_bytes(spec);
+  if (job_.window_chunks > 0) return job_.window_chunks * frame;
+  return std::clamp(window_.bytes(), 2 * frame, most_chunks_under_way(job_, spec) * frame);
+}
+
+// Of every chunk but a shard's last one.
+size_t Link::frame_bytes(const RoundSpec& spec) const {
+  return kHeaderBytes + chunk_count(job_, spec) * item_bytes(spec.dtype);
+}
+
+uint64_t Link::next_chunk_count(const Round& round, const Segment& segment) const {
+  return std::min(chunk_count(job_, round.request.spec), segment.end() - segment.next_push);
+}
+
+// Whether there is a next chunk and its bytes are here.
+bool Link::can_push(const Round& round, const Segment& segment) const {
+  if (segment.all_pushed) return false;
+  const RoundRequest& request = round.request;
+  if (request.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
+  const size_t end = (segment.next_push + next_chunk_count(round, segment)) * item_bytes(request.spec.dtype);
+  return end <= request.ready_bytes->load(std::memory_order_acquire);
+}
+
+// Returns the chunk's bytes, header included.
+size_t Link::push_chunk(const Round& round, Segment& segment) {
+  const RoundRequest& request = round.request;
+  const size_t item = item_bytes(request.spec.dtype);
+  FrameHeader header;
+  header.type = FrameType::kPush;
+  header.rank = rank_;
+  header.op = request.op;
+  header.round = round.number;
+  header.spec = request.spec;
+  header.offset = segment.next_push;
+  header.count = static_cast<uint32_t>(next_chunk_count(round, segment));
+  segment.next_push += header.count;
+  segment.all_pushed = segment.next_push == segment.end();
+  header.last = segment.all_pushed;
+  header.payload_bytes = contributes(request.spec, rank_) ? static_cast<uint32_t>(header.count * item) : 0;
+  if (round.keeps_in != nullptr) round.keeps_in->copy(request.inputs, header.offset * item, header.payload_bytes);
+  connection_->send(OutFrame::gather(header, request.inputs, header.offset * item));
+  const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
+  segment.in_flight.push_back({connection_->queued_frame_count(), bytes, EventLoop::Clock::now()});
+  segment.in_flight_bytes += bytes;
+  return bytes;
+}
+
+Status Link::check_result(const Segment& segment, const FrameHeader& header) const {
+  const RoundSpec& spec = header.spec;
+  const uint64_t expected = std::min(chunk_count(job_, spec), segment.end() - segment.next_result);
+  const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != rank_;
+  // A total can only exist once our own piece has left this process, so its memory is no longer needed.
+  const bool pushed =
+      !segment.in_flight.empty() && segment.in_flight.front().frame <= connection_->written_frame_count();
+  if (pushed && header.offset == segment.next_result && header.count == expected &&
+      header.last == (header.offset + header.count == segment.end()) &&
+      header.payload_bytes == (is_sent ? header.count * item_bytes(spec.dtype) : 0)) {
+    return {};
+  }
+  return {Code::kProtocol, "it sent a result out of order"};
+}
+
+void Link::finish_result(const Round& round, Segment& segment, const FrameHeader& header,
+                         EventLoop::Clock::time_point now) {
+  const Pushed pushed = segment.in_flight.front();
+  segment.in_flight.pop_front();
+  segment.in_flight_bytes -= pushed.bytes;
+  segment.next_result += header.count;
+  segment.done = header.last;
+  last_result_ = now;
+  window_.returned(pushed.at, pushed.bytes, now);
+  if (segment.done) unfinished_.erase(round.turn());
+  push_chunks();
+}
+
+}  // namespace jaxhetero

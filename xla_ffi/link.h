@@ -1,0 +1,73 @@
+// A worker's way to one reducer of the view: pushes the chunks of all rounds that run there, in their turn and under
+// one self-clocked window, and checks the totals that come back.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffers.h"
+#include "event_loop.h"
+#include "round.h"
+#include "status.h"
+#include "tcp_transport.h"
+#include "window.h"
+#include "wire.h"
+
+namespace jaxhetero {
+
+class Link {
+ public:
+  // `job` outlives the link.
+  Link(const Members::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank);
+
+  void connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience);
+  void close();
+  // Says why; no more bytes move between the network and any bucket.
+  void close_with(const Status& why);
+  void send(OutFrame frame) { connection_->send(std::move(frame)); }
+
+  // A segment of a round that begins. Both stay where they are until the segment is done or the link is gone.
+  void begin(Round& round, Segment& segment);
+  // Pushes what the window and the inputs let through.
+  void push_chunks();
+  // Where the link stands still: one chunk of every round that has none under way.
+  void feed_starved(EventLoop::Clock::time_point now);
+  // Whether this is the total that must come next for the segment.
+  [[nodiscard]] Status check_result(const Segment& segment, const FrameHeader& header) const;
+  // The segment's next total is here; pushes on.
+  void finish_result(const Round& round, Segment& segment, const FrameHeader& header, EventLoop::Clock::time_point now);
+  // Room for a frame's payload that goes to no bucket.
+  std::vector<iovec> take_control(size_t bytes);
+
+  [[nodiscard]] bool has(const Connection& connection) const { return connection_.get() == &connection; }
+  [[nodiscard]] bool is_open() const { return is_open_; }
+  void set_open() { is_open_ = true; }
+  [[nodiscard]] uint32_t number() const { return number_; }
+  [[nodiscard]] const std::string& name() const { return name_; }  // "reducer 1 (host b, 10.0.0.2:4000)"
+  [[nodiscard]] const Bytes& control() const { return control_; }
+
+ private:
+  [[nodiscard]] size_t window_bytes(const Round& round) const;
+  [[nodiscard]] size_t frame_bytes(const RoundSpec& spec) const;
+  [[nodiscard]] uint64_t next_chunk_count(const Round& round, const Segment& segment) const;
+  [[nodiscard]] bool can_push(const Round& round, const Segment& segment) const;
+  size_t push_chunk(const Round& round, Segment& segment);
+
+  const JobShape& job_;
+  const uint32_t rank_;
+  const uint32_t number_;
+  const std::string name_;
+  const TcpAddress address_;
+  std::shared_ptr<TcpConnection> connection_;
+  bool is_open_ = false;
+  std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished_;
+  Window window_;
+  EventLoop::Clock::time_point last_result_;
+  Bytes control_;
+};
+
+}  // namespace jaxhetero

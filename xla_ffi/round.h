@@ -1,0 +1,99 @@
+// A round on the worker: what the program asked for, and how far each part of it has come.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "buffers.h"
+#include "contribution.h"
+#include "event_loop.h"
+#include "shard_plan.h"
+#include "status.h"
+#include "wire.h"
+
+namespace jaxhetero {
+
+// One all-reduce, as the FFI handler asks for it. The memory of both buckets stays valid until `done` has been called.
+//
+// Where another device has the operands and takes the results, they come and go piece by piece: `ready_bytes` and
+// `received`, which are null for memory that the program itself reads and writes.
+struct RoundRequest {
+  uint64_t op = 0;
+  uint64_t sequence = 0;  // where workers should prefer the same of several rounds: the lower one first
+  std::string description;
+  RoundSpec spec;
+  Leaves inputs;
+  Leaves outputs;
+  std::function<void(const Status&)> done;                   // called once, on a thread of its own
+  std::shared_ptr<const std::atomic<size_t>> ready_bytes;    // of the inputs, from the front; feed() says that it grew
+  std::function<void(size_t begin, size_t bytes)> received;  // of the outputs; called on the communicator's own thread
+  std::shared_ptr<const void> inputs_owner;                  // who holds it may read the inputs after `done` as well
+  Ranges reported;                                           // what `received` was called for, also before a halt
+  EventLoop::Clock::time_point requested{};
+};
+
+// A chunk whose total is not back.
+struct Pushed {
+  uint64_t frame = 0;  // its number on the connection
+  uint32_t bytes = 0;  // header included
+  EventLoop::Clock::time_point at;
+};
+
+// The part of a round that goes through one reducer.
+struct Segment {
+  Shard shard;
+  uint64_t next_push = 0;  // elements, counted in the bucket
+  uint64_t next_result = 0;
+  std::deque<Pushed> in_flight;
+  size_t in_flight_bytes = 0;
+  bool was_starved = false;
+  bool all_pushed = false;
+  bool done = false;
+
+  explicit Segment(const Shard& from) : shard(from), next_push(from.begin), next_result(from.begin) {}
+  [[nodiscard]] uint64_t end() const { return shard.begin + shard.count; }
+};
+
+struct Round {
+  RoundRequest request;
+  uint64_t number = 0;
+  std::vector<Segment> segments;
+  size_t open_segment_count = 0;
+  EventLoop::Clock::time_point begin;
+  EventLoop::Clock::time_point first_result;
+  EventLoop::Clock::time_point progress;
+  std::string late;  // whom the reducers wait for, by their last word
+  int64_t next_late_report_ms = 0;
+  bool is_replay = false;            // it is over here, but not for others
+  bool is_answered = false;          // a total has begun to come
+  Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed
+  bool has_accused = false;
+
+  // Of several rounds that run, all workers push the chunks of the same one first: the order they got them in may
+  // differ, and chunks wait at a reducer until everybody's are there.
+  using Turn = std::tuple<uint64_t, uint64_t, uint64_t>;  // round, sequence, op
+  [[nodiscard]] Turn turn() const { return {number, request.sequence, request.op}; }
+
+  [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
+
+  // The segment that goes through this reducer, by its place in the view; null if none does.
+  [[nodiscard]] Segment* segment_at(uint32_t reducer) {
+    const auto found = std::ranges::find_if(segments, [&](const Segment& s) { return s.shard.reducer == reducer; });
+    return found == segments.end() ? nullptr : &*found;
+  }
+};
+
+// Whether this rank has bytes in such a round. All push their chunks in any case, which tells that they have come to
+// it.
+inline bool contributes(const RoundSpec& spec, uint32_t rank) {
+  return spec.kind != Kind::kBroadcast || spec.root == rank;
+}
+
+}  // namespace jaxhetero
