@@ -18,13 +18,22 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
 
 
 def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:
-    """Compiled once for all worlds of one shape; retraced, or loaded from disk, it finds its ops and its world."""
+    """Compiled once for all worlds of one shape; retraced, or loaded from disk, it finds its ops and its world.
+
+    Its ops are the same on every rank, in every world, and however often it is traced.
+    """
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    ops = []
     for attempt in range(2):
         for result in run("recompile.py", workers=2, reducers=0, **cache):
-            assert result["results"] == [6.0, 6.0, 6.0]
-            assert result["compiled_in_second_world"] == 0
+            first, second, retraced = result["runs"]
+            assert [outcome["result"] for outcome in result["runs"]] == [6.0] * 3
+            assert second["compiled"] == 0
             assert attempt == 0 or result["hits"] > 0
+            assert len(first["calls"]) == 2
+            ops += [(outcome["calls"], outcome["rounds"]) for outcome in (first, second, retraced)]
+    assert ops == ops[:1] * 12
+    assert [round_ for _, round_ in ops[0][1]] == [0, 1, 2] * 2
 
 
 def test_a_profile_names_the_collective_and_its_bytes() -> None:

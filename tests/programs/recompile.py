@@ -1,7 +1,9 @@
-"""What is compiled, and when: prints the results of a sum, compilations, and hits of the cache on disk."""
+"""What is compiled, and when: prints results of two sums, their ops, compilations, and hits of the cache on disk."""
 
 import json
+import re
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +15,34 @@ jax.monitoring.register_event_listener(lambda event, **_: events.update([event])
 jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.update([event]))
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
-step = jax.jit(lambda x: jaxhetero.psum(x) * 2)
+step = jax.jit(lambda x: jaxhetero.psum(x) + jaxhetero.psum(x, name="second"))
 
 
-def run() -> tuple[float, int]:
-    """Three steps in a world of their own: the result, and how often something was compiled for it."""
+def run() -> dict[str, Any]:
+    """Three steps in a world of their own: the result, how often something was compiled for it, and the ops.
+
+    An op's number is made from the attributes of its call and from how many calls of that name came before it.
+    """
     jaxhetero.initialize()
     x = jnp.full(5, jaxhetero.rank() + 1.0)
     before = events[COMPILED]
-    results = [step(x) for _ in range(3)]
+    for _ in range(3):
+        result = float(step(x)[0])
+    outcome = {
+        "result": result,
+        "compiled": events[COMPILED] - before,
+        "calls": re.findall(r"@jaxhetero_all_reduce\(.*backend_config = (\{.*?\})", step.lower(x).as_text()),
+        "rounds": sorted((round_.op, round_.round) for round_ in jaxhetero.timeline()),
+    }
     jaxhetero.shutdown()
-    return float(results[-1][0]), events[COMPILED] - before
+    return outcome
 
 
 def main() -> None:
-    first, second = run(), run()
+    runs = [run(), run()]
     jax.clear_caches()
-    retraced, _ = run()
-    hits = events["/jax/compilation_cache/cache_hits"]
-    print(json.dumps({"results": [first[0], second[0], retraced], "compiled_in_second_world": second[1], "hits": hits}))
+    runs.append(run())
+    print(json.dumps({"runs": runs, "hits": events["/jax/compilation_cache/cache_hits"]}))
 
 
 main()
