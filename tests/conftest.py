@@ -1,6 +1,14 @@
 """What holds for all tests."""
 
+import contextlib
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import LAUNCH, TIMEOUT_S, Run, Start
 
 
 def pytest_configure() -> None:
@@ -8,3 +16,30 @@ def pytest_configure() -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def start_launch(tmp_path: Path) -> Iterator[Start]:
+    """Start a launcher in a folder of its own; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
+            defaults: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            command = [*LAUNCH, *arguments]
+            process = stack.enter_context(subprocess.Popen(command, cwd=tmp_path, **defaults | options))
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def launch(start_launch: Start) -> Run:
+    """Run a launcher to its end."""
+
+    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+        process = start_launch(*arguments, **options)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    return run

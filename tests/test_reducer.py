@@ -1,0 +1,131 @@
+"""The command `jaxhetero reducer`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import free_port
+from launcher import JAXHETERO, TIMEOUT_S, wait_for
+
+
+@contextlib.contextmanager
+def _reducer(port: int, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    environ = {"JAXHETERO_TOKEN": "secret", "JAXHETERO_COORDINATOR": f"127.0.0.1:{free_port()}"} | environ
+    command = [*JAXHETERO, "reducer", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _await_listener(port: int) -> None:
+    def listens() -> bool:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
+    wait_for(listens)
+
+
+def test_a_reducer_starts_fast_and_small() -> None:
+    seconds: list[float] = []
+    peak_bytes: list[int] = []
+    # The best of several: a machine that is busy with other things says nothing about the reducer.
+    while len(seconds) < 20 and min(seconds, default=1) >= 0.5:
+        port = free_port()
+        started = time.monotonic()
+        with _reducer(port) as process:
+            _await_listener(port)
+            seconds.append(time.monotonic() - started)
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak_bytes.append(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10)
+    assert min(seconds) < 0.5, seconds
+    assert max(peak_bytes) < 60e6, peak_bytes
+
+
+def test_a_reducer_imports_neither_jax_nor_numpy() -> None:
+    code = (
+        "import sys; from jaxhetero.cli import main; code = main(); "
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'jax', 'jaxlib', 'numpy'}), code)"
+    )
+    environ = os.environ | {"JAXHETERO_TOKEN": "secret"}
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "reducer",
+        "--coordinator",
+        f"127.0.0.1:{free_port()}",
+        "--host",
+        "127.0.0.1",
+    ]
+    done = subprocess.run(
+        [*command, "--start-timeout-ms", "100"], env=environ, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert "StartTimeout" in done.stderr
+    assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        ([], {"JAXHETERO_COORDINATOR": ""}, ["no coordinator", "--coordinator"]),
+        (["--coordinator", "nowhere"], {}, ["'nowhere'", "host:port"]),
+        ([], {"JAXHETERO_TOKEN": ""}, ["no job token", "--token-file"]),
+        (["--token-file", "/nowhere"], {}, ["/nowhere", "No such file"]),
+        (["--timeout-ms", "0"], {}, ["--timeout-ms", "0"]),
+        ([], {"JAXHETERO_TIMEOUT_MS": "soon"}, ["JAXHETERO_TIMEOUT_MS", "'soon'"]),
+        (["--token", "secret"], {}, ["--token"]),
+        (["--port", "65536"], {}, ["--port", "65536"]),
+    ],
+)
+def test_a_reducers_bad_setting_is_one_line_and_code_2(
+    arguments: list[str], environ: dict[str, str], words: list[str]
+) -> None:
+    with _reducer(0, *arguments, **environ) as process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert len(err.splitlines()) == 1
+    assert all(word in err for word in words), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_reducer_stops_at_once_on_a_signal(number: signal.Signals) -> None:
+    port = free_port()
+    with _reducer(port) as process:
+        _await_listener(port)
+        started = time.monotonic()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert time.monotonic() - started < 1
+    assert process.returncode == 128 + number
+    assert f"got {number.name}" in err
+    assert "Traceback" not in err
+    assert re.search(r"done: .*\w+_bytes=\d+", err)
+
+
+def test_a_reducer_that_meets_nobody_says_so() -> None:
+    with _reducer(0, "--start-timeout-ms", "300") as process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith("jaxhetero: StartTimeout: ")
+
+
+def test_a_reducers_address_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with _reducer(port) as process:
+            _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert re.search(rf"jaxhetero: AddressInUse: .*127\.0\.0\.1:{port}", err), err
