@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxhetero.world import initialize as initialize
     from jaxhetero.world import metrics as metrics
     from jaxhetero.world import rank as rank
+    from jaxhetero.world import restart_count as restart_count
     from jaxhetero.world import shutdown as shutdown
     from jaxhetero.world import size as size
     from jaxhetero.world import timeline as timeline
@@ -58,6 +59,7 @@ _HOMES = {
     "initialize": "world",
     "metrics": "world",
     "rank": "world",
+    "restart_count": "world",
     "shutdown": "world",
     "size": "world",
     "timeline": "world",

@@ -159,3 +159,8 @@ def last_lines(data: bytes, count: int) -> list[str]:
     splitter = LineSplitter()
     lines = splitter.feed(data) + splitter.close()
     return [line.decode("utf-8", "replace") for line in lines[-count:]]
+
+
+def show_count(number: int, word: str, plural: str = "s") -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {word}{'' if number == 1 else plural}"

@@ -131,3 +131,19 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def any_runs(groups: set[int]) -> bool:
+    """Whether any process of these groups still runs.
+
+    Asking with signal 0 would count zombies, and some containers' first process never reaps the orphans it is given.
+    """
+    if not groups:
+        return False
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # pid (name) state parent group ..., where the name may hold anything, also parentheses.
+            state, _, group = path.read_bytes().rpartition(b")")[2].split()[:3]
+            if int(group) in groups and state not in b"ZX":
+                return True
+    return False

@@ -145,6 +145,13 @@ def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options:
     show_default=True,
     help="How long processes may take to end before they are killed.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=Job.max_restarts,
+    show_default=True,
+    help="How often to start everything anew after a failure.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
 def _launch(**options: Any) -> int:
     """Run COMMAND in several worker processes on this machine, with reducers beside them.
@@ -155,6 +162,13 @@ def _launch(**options: Any) -> int:
     with its name in front and kept in a file. When one process fails, the others are stopped and its exit code becomes
     that of the launcher. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a
     second Ctrl-C kills them all.
+
+    With --max-restarts N a failure has all workers and reducers started anew, up to N times, with their count so far in
+    JAXHETERO_RESTART_COUNT: a program has to go on from its latest checkpoint by itself, as the trainers in models/ do.
+    Logs of a restart are in a folder restart-1, restart-2, ... beside the first ones, and the exit code is that of the
+    last start. Not restarted are: a job that was stopped by a signal to the launcher; one in which a process raised
+    ConfigError or exited with 2, 126 or 127, which stand for a wrong command line or setting; and one whose workers
+    have all ended well.
     """
     return launch(Job(**options))
 

@@ -57,6 +57,8 @@ class Config:
     failover: bool = True
     """Go on when a reducer is lost, with the same results to the bit, as long as one is left. Every worker then keeps a
     copy of what it contributed to the latest round of each op. The same on every worker of a job."""
+    restart_count: int = 0
+    """How often `jaxhetero launch --max-restarts` has started this job anew; see ``jaxhetero.restart_count()``."""
     pinned_bytes: int = 1 << 30
     """Pinned host memory for each GPU, taken in its first round: more than what a program reduces in a step."""
     cuda_driver: str = "libcuda.so.1"
@@ -94,8 +96,9 @@ class Config:
         _check_positive(self, "start_timeout_ms", "timeout_ms")
         if self.pinned_bytes < 1 << 16:
             raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
-        if self.window_chunks < 0:
-            raise ConfigError(f"window_chunks is {self.window_chunks}; it must be 0 or more")
+        for name in ("window_chunks", "restart_count"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):
             raise ConfigError(
                 f"chunk_bytes is {self.chunk_bytes}; it must be 0, or a multiple of 64 from 1024 to 16777216"

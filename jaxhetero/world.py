@@ -166,6 +166,14 @@ def size() -> int:
     return current().size
 
 
+def restart_count() -> int:
+    """How often `jaxhetero launch --max-restarts` has started this job anew after a failure; 0 at first.
+
+    A program that saves checkpoints goes on from its latest one where this is above 0, without being told to.
+    """
+    return current().config.restart_count
+
+
 def metrics() -> Metrics:
     """What the transport of this worker has counted so far; all zero in a world of one."""
     world = current()

@@ -40,6 +40,7 @@ def test_one_worker_needs_no_setting() -> None:
         ({"timeout_ms": -5}, ["timeout_ms", "-5"]),
         ({"interface": "nic9"}, ["'nic9'", "lo (127.0.0.1)"]),
         ({"window_chunks": -1}, ["window_chunks", "-1"]),
+        ({"restart_count": -1}, ["restart_count", "-1"]),
         ({"chunk_bytes": 1023}, ["chunk_bytes", "1023"]),
         ({"chunk_bytes": 1024 + 32}, ["chunk_bytes", "1056", "64"]),
         ({"chunk_bytes": (1 << 24) + 64}, ["chunk_bytes", "16777216"]),

@@ -40,6 +40,7 @@ def test_every_worker_learns_its_place(launch: Run) -> None:
     assert one[0]["coordinator"].startswith("127.0.0.1:")
     assert one[0] | {"token": "", "coordinator": ""} == {
         "worker_count": 2, "reducer_count": 0, "host": "127.0.0.1", "window_chunks": 3, "token": "", "coordinator": "",
+        "restart_count": 0,
     }  # fmt: skip
     assert (two[1]["start_timeout_ms"], two[1]["timeout_ms"]) == (1234, 567)
 
@@ -157,7 +158,7 @@ def test_the_cause_is_named_not_its_consequence(
     os.mkfifo(tmp_path / "connection")
     arms = " ".join(f"{rank}) {script};;" for rank, script in enumerate(scripts))
     done = launch(
-        "--workers", "2", "--", "sh", "-c", f"case $JAXHETERO_RANK in {arms} esac"
+        "--workers", "2", "--stop-timeout-ms", "4000", "--", "sh", "-c", f"case $JAXHETERO_RANK in {arms} esac"
     )
     assert done.returncode == code
     assert re.search(rf"worker {culprit} \(pid \d+\) .*; last lines", done.stderr), done.stderr

@@ -1,0 +1,347 @@
+"""The processes of a job, from their start to their end: what `jaxhetero launch` does, again after a failure.
+
+One thread runs everything: a selector over the children's pipes and over a socket that signals write to. The only
+work done inside signal handlers is what must not wait for a slow terminal: noting when a child ended, and passing
+signals on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from jaxhetero import _cause
+from jaxhetero._display import Display, LineSplitter, Sink, show_count
+from jaxhetero._process import Guard, Process, any_runs, signal_name
+from jaxhetero.config import write_environment
+from jaxhetero.errors import ConfigError
+
+# Failures this close to the first one are looked at together: one process's end makes others fail within milliseconds.
+_SETTLE_S = 0.3
+_REDUCERS_END_S = 5.0
+_STRAGGLERS_END_S = 1.0
+_TICK_S = 0.05
+_READ_BYTES = 1 << 16
+# More than a pipe can hold (1 MiB unless privileged).
+_DRAIN_BLOCKS = 32
+# Whose progress bar a terminal shows in place.
+_LIVE = "worker 0"
+
+
+@dataclass
+class _Pipe:
+    """Our end of a child's standard output or standard error."""
+
+    process: Process
+    fd: int
+    sink: Sink
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its progress bar is the one that stays in place on a terminal."""
+        return self.process.name == _LIVE
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended."""
+
+    code: int
+    failure: str = ""
+    """What failed; empty after success, and after a signal to the launcher."""
+    lasting: str = ""
+    """Why it is of no use to try again; empty if it may be."""
+
+
+class Attempt:
+    """The processes of a job that is started once. A context manager: none of them outlives it."""
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        settings: Mapping[str, str | int],
+        log_dir: Path,
+        stop_s: float,
+        display: Display,
+    ) -> None:
+        """``commands`` are by name, "worker 0" or "reducer 1"; ``settings`` are what they have in common."""
+        self._commands = commands
+        self._settings = settings
+        self._log_dir = log_dir
+        self._stop_s = stop_s
+        self._display = display
+        self._processes: list[Process] = []
+        self._pipes: list[_Pipe] = []
+        self._exit_stack = contextlib.ExitStack()
+        self.signals: list[int] = []
+        """What the launcher was told, up to the end of the context."""
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            stack.enter_context(self._handled_signals())
+            self._guard = Guard()
+            stack.callback(self._guard.close)
+            stack.callback(self._end_everything)
+            self._exit_stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exit_stack.close()
+
+    def run(self) -> End:
+        """Start all processes and wait until they have ended, or one of them has failed, or a signal comes."""
+        for name, command in self._commands.items():
+            if self.signals:
+                break
+            self._start(name, command)
+        self._run_until(lambda: bool(self.signals or self._failures() or self._workers_ended()))
+        if self.signals:
+            return self._end_after_signal()
+        if self._failures():
+            return self._end_after_failure()
+        return self._end_after_success()
+
+    # Starting
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        settings = dict(self._settings)
+        kind, number = name.split()
+        if kind == "worker":
+            settings["rank"] = int(number)
+        environment = write_environment(settings)
+        # Python holds output back when it goes to a pipe; a job's progress should be seen as it happens.
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        # A process that crashes in native code says where.
+        environment.setdefault("PYTHONFAULTHANDLER", "1")
+        if name == _LIVE and self._display.err.is_terminal:
+            # Lets rich, and what follows its convention, draw a progress bar though it writes to a pipe.
+            environment.setdefault("TTY_COMPATIBLE", "1")
+            environment["COLUMNS"] = str(self._display.columns_for(name))
+        try:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=self._guard.watch_this_process,  # Safe: this process has one thread.
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ConfigError(f"cannot start {name}: {command[0]}: {getattr(error, 'strerror', error)}") from None
+        process = self._adopt(name, popen)
+        for stream, sink in ((popen.stdout, self._display.out), (popen.stderr, self._display.err)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            pipe = _Pipe(process, stream.fileno(), sink)
+            self._pipes.append(pipe)
+            self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
+
+    def _adopt(self, name: str, popen: subprocess.Popen[bytes]) -> Process:
+        try:
+            process = Process(name, popen, self._log_dir / f"{name.replace(' ', '-')}.log", self._guard)
+        except OSError as error:
+            os.killpg(popen.pid, signal.SIGKILL)
+            popen.communicate()
+            raise ConfigError(f"cannot write the log {error.filename}: {error.strerror}") from None
+        self._processes.append(process)
+        # It may have ended, or a signal may have come, before it was on the list.
+        process.reap()
+        for number in self.signals:
+            process.send(number)
+        return process
+
+    # Signals
+
+    @contextlib.contextmanager
+    def _handled_signals(self) -> Iterator[None]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            self._selector.register(ours, selectors.EVENT_READ, ours)
+            # A signal that was ignored when we started stays so: that is how nohup keeps a job alive.
+            previous = {
+                number: signal.signal(number, self._pass_on)
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                if signal.getsignal(number) is not signal.SIG_IGN
+            }
+            previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._note_ends)
+            wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(wakeup)
+                for number, handler in previous.items():
+                    signal.signal(number, handler)
+
+    def _note_ends(self, _number: int, _frame: FrameType | None) -> None:
+        # Here, not in the loop: the order of ends must be right even while output waits for a slow terminal.
+        for process in self._processes:
+            process.reap()
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        again = number == signal.SIGINT and signal.SIGINT in self.signals
+        self.signals.append(number)
+        for process in self._processes:
+            if again:
+                process.send(signal.SIGKILL)
+            elif process.is_worker or self._workers_ended():
+                # Not to reducers: a worker that takes its leave in order, or saves its work first, still needs them.
+                process.send(number)
+
+    # The loop
+
+    def _run_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Pass output on until ``condition`` holds or the time is up; tells whether it holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            # Without a deadline every condition changes by an event. With one it may be about processes that are not
+            # our children, whose end nobody tells us.
+            for key, _ in self._selector.select(None if seconds == math.inf else min(left, _TICK_S)):
+                if isinstance(key.data, _Pipe):
+                    self._read(key.data)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        key.data.recv(4096)
+        return True
+
+    def _read(self, pipe: _Pipe) -> bool:
+        """Pass on what a pipe holds now, up to one block; tells whether it may hold more."""
+        try:
+            data = os.read(pipe.fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        trouble = pipe.process.log(data)
+        if trouble:
+            self._display.message(trouble)
+        had_update = pipe.splitter.update() is not None
+        lines = pipe.splitter.feed(data) if data else pipe.splitter.close()
+        if pipe.is_live and had_update and (lines or not data):
+            self._display.end_update(pipe.sink)
+        self._display.lines(pipe.sink, pipe.process.name, lines)
+        update = pipe.splitter.update()
+        if update is not None:
+            self._display.update(pipe.sink, pipe.process.name, update, live=pipe.is_live)
+        if not data:
+            self._selector.unregister(pipe.fd)
+            self._pipes.remove(pipe)
+        return bool(data)
+
+    def _drain(self, process: Process) -> None:
+        """Pass on what a process that has ended left in its pipes.
+
+        Does not wait for their end, which may never come when something it started holds them open.
+        """
+        for pipe in [pipe for pipe in self._pipes if pipe.process is process]:
+            for _ in range(_DRAIN_BLOCKS):
+                if not self._read(pipe):
+                    break
+
+    def _failures(self) -> list[Process]:
+        return [process for process in self._processes if process.failed()]
+
+    def _dead(self) -> list[Process]:
+        """Those that have failed, with their last words read."""
+        failures = self._failures()
+        for process in failures:
+            self._drain(process)
+        return failures
+
+    def _workers_ended(self) -> bool:
+        return all(process.ended_ns is not None for process in self._processes if process.is_worker)
+
+    def _children_ended(self) -> bool:
+        return all(process.ended_ns is not None for process in self._processes)
+
+    # Three ways to end
+
+    def _end_after_signal(self) -> End:
+        number = self.signals[0]
+        hint = "; Ctrl-C again kills them at once" if number == signal.SIGINT else ""
+        self._display.message(f"got {signal_name(number)} and passed it on{hint}; waiting for the workers to end")
+        deadline = time.monotonic() + self._stop_s
+        self._run_until(self._workers_ended, self._stop_s)
+        self._send_all(signal.SIGTERM)
+        self._await_end(deadline)
+        self._display.message(f"stopped by {signal_name(number)}; logs in {self._log_dir}")
+        return End(128 + number)
+
+    def _end_after_failure(self) -> End:
+        self._run_until(self._children_ended, _SETTLE_S)
+        # When every failure so far only tells of another process's end, that one may still be about to end.
+        self._run_until(
+            lambda: bool(self.signals) or self._children_ended() or _cause.is_known(self._dead()), self._stop_s
+        )
+        failures = self._dead()
+        culprit, lasting = _cause.find_culprit(failures), _cause.find_lasting(failures)
+        if self._workers_ended() and not any(process.is_worker for process in failures):
+            lasting = "every worker has done its work"
+        running = sum(process.ended_ns is None for process in self._processes)
+        if running:
+            self._display.message(f"{culprit.describe_end()}; stopping {show_count(running, 'other process', 'es')}")
+        self._send_all(signal.SIGTERM)
+        self._await_end(time.monotonic() + self._stop_s)
+        lines = "".join(f"\n    {line}" for line in culprit.tail()) or " (it is empty)"
+        self._display.message(f"{culprit.describe_end()}; last lines of its log {culprit.log_path}:{lines}")
+        self._display.message(f"logs of all processes in {self._log_dir}")
+        return End(culprit.code, culprit.describe_end(), lasting)
+
+    def _end_after_success(self) -> End:
+        done = self._run_until(lambda: bool(self.signals) or self._children_ended(), _REDUCERS_END_S)
+        if self.signals:
+            return self._end_after_signal()
+        if self._failures():
+            return self._end_after_failure()
+        if not done:
+            late = [process.name for process in self._processes if process.ended_ns is None]
+            self._display.message(
+                f"every worker is done but {', '.join(late)} did not end within {_REDUCERS_END_S:.0f} s; stopping"
+            )
+            self._send_all(signal.SIGTERM)
+            self._await_end(time.monotonic() + self._stop_s)
+        return End(0)
+
+    def _send_all(self, number: int) -> None:
+        for process in self._processes:
+            process.send(number)
+            # Only a process that runs can see the signal.
+            process.send(signal.SIGCONT)
+
+    def _await_end(self, deadline: float) -> None:
+        """Give processes that were told to end their time. What is left then is killed on leaving the context."""
+        if not self._run_until(self._children_ended, deadline - time.monotonic()):
+            late = [process.name for process in self._processes if process.ended_ns is None]
+            self._display.message(f"{', '.join(late)} did not end within {self._stop_s:g} s; killing")
+
+    def _end_everything(self) -> None:
+        """Leave nothing behind: not a child, not a grandchild, not a byte of output."""
+        for process in self._processes:
+            process.send(signal.SIGKILL if process.ended_ns is None else signal.SIGTERM)
+        groups = {process.popen.pid for process in self._processes if not process.group_gone}
+        self._run_until(lambda: self._children_ended() and not any_runs(groups), _STRAGGLERS_END_S)
+        for process in self._processes:
+            process.send(signal.SIGKILL)
+        for process in self._processes:
+            process.popen.wait()
+            self._drain(process)
+            process.close_log()
+            for stream in (process.popen.stdout, process.popen.stderr):
+                assert stream is not None
+                stream.close()
