@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import trainers
 
 import jaxhetero
 from models.common.batches import BatchPlan
+from models.common.checkpoint import Checkpoints
 from models.common.command import parse_options, run_command
 from models.common.errors import SettingsError
 from models.resnet import __main__ as command
@@ -126,9 +129,16 @@ def test_run_alone_needs_no_launcher(group_norm_runs: dict[int, tuple[dict[str, 
     assert output.count("n/a") == 4
 
 
-def test_batch_normalisation_and_reducers_inside_the_workers(tmp_path: Path) -> None:
-    """The preset as it is, on two workers that reduce for each other."""
-    result, output = trainers.run(tmp_path / "two", "models.resnet", "--preset", "mnist-smoke", workers=2)
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The preset as it is, on two workers that reduce for each other: the folder and the output."""
+    folder = tmp_path_factory.mktemp("runs") / "two"
+    return folder, trainers.run(folder, "models.resnet", "--preset", "mnist-smoke", workers=2)[1]
+
+
+def test_batch_normalisation_and_reducers_inside_the_workers(two_workers: tuple[Path, str]) -> None:
+    folder, output = two_workers
+    result = trainers.result_of(folder)
     assert result["differing_worker_count"] == 0
     assert "identical on 2 workers" in output
     assert np.mean(result["losses"][-8:]) < 0.95 * np.mean(result["losses"][:8])
@@ -156,6 +166,35 @@ def test_ctrl_c_on_a_job_saves_a_checkpoint_that_goes_on(tmp_path: Path) -> None
     assert result["differing_worker_count"] == 0
     assert (output / "checkpoints" / str(last)).is_dir()
     assert f"stopped after step {last} of 8000; its checkpoint is saved" in log.read_text()
+
+
+def test_a_job_that_loses_a_worker_ends_with_the_same_bits(two_workers: tuple[Path, str], tmp_path: Path) -> None:
+    """Killed after the first checkpoint, started anew by the launcher, and a reducer in a process of its own."""
+    undisturbed, output, log = two_workers[0], tmp_path / "run", tmp_path / "output.txt"
+    with log.open("w") as file:
+        arguments = ("--preset", "mnist-smoke")
+        launcher = {"workers": 2, "reducers": 1, "max_restarts": 1}
+        job = trainers.start(output, "models.resnet", *arguments, **launcher, stdout=file)
+    try:
+        while not (output / "checkpoints" / "8").is_dir():
+            assert job.poll() is None, log.read_text()
+            time.sleep(0.01)
+        victims = [
+            child for child in psutil.Process(job.pid).children() if child.environ().get("JAXHETERO_RANK") == "1"
+        ]
+        victims[0].kill()
+        assert job.wait(trainers.RUN_TIMEOUT_S) == 0, log.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    assert re.search(r"restart 1 of 1, because worker 1 \(pid \d+\) was killed by SIGKILL", log.read_text())
+    result, wanted = trainers.result_of(output), trainers.result_of(undisturbed)
+    assert result["first_step"] in (8, 16)
+    assert result["losses"] == wanted["losses"]
+    ours, theirs = (Checkpoints(folder / "checkpoints", {}).read_arrays(24) for folder in (output, undisturbed))
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name, strict=True)
 
 
 def test_gradients_in_half_the_bytes(tmp_path: Path) -> None:

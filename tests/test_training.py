@@ -136,6 +136,19 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(tmp_path: Path) ->
     assert resumed.is_complete
 
 
+def test_a_restarted_run_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its latest checkpoint, whatever the command line says; from the beginning where there is none yet."""
+    first, _ = run(toy(), None)
+    jaxhetero.shutdown()
+    monkeypatch.setenv("JAXHETERO_RESTART_COUNT", "1")
+    jaxhetero.initialize()
+    with pytest.raises(LossError, match="at step 8"):
+        run(toy(spoil_at=7), tmp_path)
+    again, _ = run(toy(), tmp_path, resume="3")
+    assert again.first_step == 6
+    assert again.losses == first.losses
+
+
 def test_a_second_ctrl_c_ends_at_once() -> None:
     def press(step: int) -> None:
         if step in (3, 4):
@@ -156,6 +169,8 @@ def test_checkpoints_that_cannot_be_continued_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         run(toy(), tmp_path, resume="latest")
     run(toy(), tmp_path)
+    with pytest.raises(SettingsError, match=r"there are checkpoints in .* already: go on from them by --resume latest"):
+        run(toy(), tmp_path)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint '4' in .*; there are 3, 6, 9"):
         run(toy(), tmp_path, resume="4")
     with pytest.raises(CheckpointError, match="is of another run: model is 'toy' there and 'other' here"):

@@ -25,11 +25,19 @@ LOSS_CURVE_TOLERANCE = 1e-3
 SMOKE = PRESETS["bert-smoke"]
 
 
-def start(folder: Path, module: str, *arguments: str, workers: int = 1, reducers: int = 0, **more: Any) -> Any:
+def start(
+    folder: Path,
+    module: str,
+    *arguments: str,
+    workers: int = 1,
+    reducers: int = 0,
+    max_restarts: int = 0,
+    **more: Any,
+) -> Any:
     """A run that leaves its results in ``folder``, through the launcher when it has several workers."""
     program = [sys.executable, "-m", module, "--output", str(folder), *arguments]
     if workers > 1:
-        counts = ["--workers", str(workers), "--reducers", str(reducers)]
+        counts = ["--workers", str(workers), "--reducers", str(reducers), "--max-restarts", str(max_restarts)]
         logs = ["--log-dir", str(folder.with_suffix(".logs")), "--start-timeout-ms", str(1000 * RUN_TIMEOUT_S)]
         program = [sys.executable, "-m", "jaxhetero", "launch", *counts, *logs, "--", *program]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAXHETERO_")}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from models.common.errors import CheckpointError
+from models.common.errors import CheckpointError, require
 
 T = TypeVar("T")
 
@@ -32,6 +32,25 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+
+    def choose(self, wanted: str | None) -> str | None:
+        """The checkpoint to go on from: what the user wants, or the latest one after a restart by the launcher.
+
+        Call on every worker. None: there is nothing to go on from.
+
+        Raises:
+          SettingsError: there are checkpoints of an earlier run, and nobody wants one. Those of this run could not be
+            told from them. On every worker.
+        """
+        has_any = bool(jaxhetero.broadcast(jnp.int32(bool(self.steps()))))
+        if has_any and jaxhetero.restart_count():
+            return "latest"
+        require(
+            wanted is not None or not has_any,
+            f"there are checkpoints in {self._folder} already: go on from them by --resume latest, or choose another "
+            "--output",
+        )
+        return wanted
 
     def save(self, step: int, state: Any, history: dict[str, Any]) -> None:
         """Call on every worker, with the same state; rank 0 writes it. ``history`` is kept as JSON."""

@@ -34,7 +34,8 @@ class RunOptions:
     json: Path | None = None
     """Write the result, the settings and the loss curve to this file as well."""
     resume: str | None = None
-    """Continue from a checkpoint in the output folder: its step, or "latest"."""
+    """Continue from a checkpoint in the output folder: its step, or "latest". After a restart by jaxhetero launch
+    --max-restarts it is always the latest, if there is one."""
     dry_run: bool = False
     """Print what would be done, and stop."""
     network_gbps: float = 10.0

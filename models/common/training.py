@@ -53,13 +53,12 @@ class Training:
     """Makes what differs between the workers' states the same, before an evaluation or a checkpoint."""
 
     def run(self, options: RunOptions, console: Console) -> Result:
-        """Train, from a checkpoint if the options say so, and say how it went."""
+        """Train, from a checkpoint if the options say so or the launcher has restarted the job, and say how it went."""
         checkpoints = Checkpoints(options.output / "checkpoints", self.identity) if options.output else None
         first_step = 0
         history: dict[str, Any] = {"losses": [], "evaluations": []}
-        if options.resume:
-            assert checkpoints, "RunOptions has checked it"
-            first_step, self.state, read = checkpoints.restore(options.resume, self.state)
+        if checkpoints and (chosen := checkpoints.choose(options.resume)):
+            first_step, self.state, read = checkpoints.restore(chosen, self.state)
             # Ranks other than 0 have no history, and nobody asks them for it.
             history = read or {"losses": [0.0] * first_step, "evaluations": []}
         log = TensorboardLog(options.file("tensorboard"))
