@@ -7,7 +7,7 @@ Where the user wants that axis is a matter of ``collectives``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,38 +119,32 @@ def _scatter_transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -
     return map_nonzero(all_gather, cotangents, zeros, {**params, "invariant": False, "what": "cotangents"})
 
 
-def _gather_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
-    outputs = all_gather(primals, **params)
-    return outputs, map_nonzero(all_gather, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
+def _define(
+    primitive: Primitive,
+    bind: Callable[..., list[jax.Array]],
+    compute: Callable[..., list[jax.Array]],
+    abstract_eval: Callable[..., list[Any]],
+    batch: Callable[..., tuple[list[jax.Array], list[Any]]],
+    transpose: Callable[..., list[Any]],
+) -> None:
+    """Tell JAX what a primitive does: ``compute`` says it in terms of those in ``_primitive``."""
+
+    @functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name", "invariant"))
+    def run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
+        return bind(bucket, **params)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
+        outputs = bind(primals, **params)
+        return outputs, map_nonzero(bind, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
+
+    primitive.multiple_results = True
+    primitive.def_impl(run_eagerly)
+    primitive.def_abstract_eval(abstract_eval)
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
+    batching.primitive_batchers[primitive] = batch
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
 
 
-def _scatter_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
-    outputs = psum_scatter(primals, **params)
-    return outputs, map_nonzero(psum_scatter, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
-
-
-@functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name", "invariant"))
-def _gather_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
-    return all_gather(bucket, **params)
-
-
-@functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name"))
-def _scatter_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
-    return psum_scatter(bucket, **params)
-
-
-_all_gather_p.multiple_results = True
-_all_gather_p.def_impl(_gather_eagerly)
-_all_gather_p.def_abstract_eval(_gather_abstract_eval)
-mlir.register_lowering(_all_gather_p, mlir.lower_fun(_gather_by_broadcasts, multiple_results=True))
-batching.primitive_batchers[_all_gather_p] = _gather_batch
-ad.primitive_jvps[_all_gather_p] = _gather_jvp
-ad.primitive_transposes[_all_gather_p] = _gather_transpose
-
-_psum_scatter_p.multiple_results = True
-_psum_scatter_p.def_impl(_scatter_eagerly)
-_psum_scatter_p.def_abstract_eval(_scatter_abstract_eval)
-mlir.register_lowering(_psum_scatter_p, mlir.lower_fun(_sum_and_slice, multiple_results=True))
-batching.primitive_batchers[_psum_scatter_p] = _scatter_batch
-ad.primitive_jvps[_psum_scatter_p] = _scatter_jvp
-ad.primitive_transposes[_psum_scatter_p] = _scatter_transpose
+_define(_all_gather_p, all_gather, _gather_by_broadcasts, _gather_abstract_eval, _gather_batch, _gather_transpose)
+_define(_psum_scatter_p, psum_scatter, _sum_and_slice, _scatter_abstract_eval, _scatter_batch, _scatter_transpose)

@@ -67,8 +67,7 @@ def psum(
         sharded over several devices outside ``shard_map``.
       jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
     """
-    label = name or _caller("psum")
-    _refuse_groups(axis_index_groups, label)
+    label = _label("psum", name, axis_index_groups)
     return _sum(x, axis_name, label, bucket_bytes, wire_dtype)
 
 
@@ -81,12 +80,11 @@ def pmean(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
-    """The mean of every leaf over all workers: ``psum`` divided by their number, as ``jax.lax.pmean``.
+    """The mean of every leaf over all workers, as ``jax.lax.pmean``: ``psum`` divided by their number.
 
-    Arguments, blocking and errors are those of ``psum``. Integers give floats, as division does.
+    Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does.
     """
-    label = name or _caller("pmean")
-    _refuse_groups(axis_index_groups, label)
+    label = _label("pmean", name, axis_index_groups)
     total = _sum(x, axis_name, label, bucket_bytes, wire_dtype)
     count = classify(axis_name, label).count
     mean: Tree = jax.tree.map(lambda leaf: leaf / count, total)
@@ -101,17 +99,12 @@ def pmax(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
-    """The largest value of every element over all workers, as ``jax.lax.pmax``.
+    """The largest value of every element over all workers, as ``jax.lax.pmax``: a pytree like ``x``.
 
-    NaN where any worker has NaN; +0 is larger than -0.
-
-    Args:
-      x: a pytree of arrays or numbers of the dtypes of ``psum``, but not complex; bool stays bool.
-      axis_name, axis_index_groups, bucket_bytes, name: as in ``psum``.
-
-    Blocking and errors are those of ``psum``. Like ``jax.lax.pmax`` it has no derivative.
+    NaN where any worker has NaN; +0 is larger than -0. It has no derivative, as in ``jax.lax``. Arguments, dtypes,
+    blocking and errors are those of ``psum``, but complex numbers are refused and bool stays bool.
     """
-    return _extreme(x, axis_name, Kind.MAX, name or _caller("pmax"), axis_index_groups, bucket_bytes)
+    return _extreme(x, axis_name, Kind.MAX, _label("pmax", name, axis_index_groups), bucket_bytes)
 
 
 def pmin(
@@ -123,7 +116,7 @@ def pmin(
     name: str | None = None,
 ) -> Tree:
     """The smallest value of every element over all workers, as ``jax.lax.pmin``; see ``pmax``."""
-    return _extreme(x, axis_name, Kind.MIN, name or _caller("pmin"), axis_index_groups, bucket_bytes)
+    return _extreme(x, axis_name, Kind.MIN, _label("pmin", name, axis_index_groups), bucket_bytes)
 
 
 def all_gather(
@@ -156,8 +149,7 @@ def all_gather(
 
     Blocking and errors are those of ``psum``.
     """
-    label = name or _caller("all_gather")
-    _refuse_groups(axis_index_groups, label)
+    label = _label("all_gather", name, axis_index_groups)
     if to not in ("varying", "invarying"):
         raise ConfigError(f"{label}: to is {to!r}; it can be 'varying' or 'invarying'")
     axes = classify(axis_name, label)
@@ -201,8 +193,7 @@ def psum_scatter(
     Blocking and errors are those of ``psum``. Compiled for this worker's rank where ``axis_name`` does not name the
     workers.
     """
-    label = name or _caller("psum_scatter")
-    _refuse_groups(axis_index_groups, label)
+    label = _label("psum_scatter", name, axis_index_groups)
     axes = classify(axis_name, label)
     leaves, structure = _reduction.prepare_leaves(x, label, bucket_bytes)
     places = [_normalize_axis(scatter_dimension, leaf.ndim) for leaf in leaves]
@@ -237,7 +228,7 @@ def broadcast(
     """
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
-    label = name or _caller("broadcast")
+    label = _label("broadcast", name)
     axes = classify(axis_name, label)
     if axes.local_count > 1:
         raise ConfigError(f"{label}: axes {axes.local_axes} lie inside a worker; broadcast goes over the workers' axis")
@@ -275,7 +266,7 @@ def replicated(
 
     Errors are those of ``psum``, raised where the gradient is taken.
     """
-    label = name or _caller("replicated")
+    label = _label("replicated", name)
     reduce = pmean if mean else psum
 
     @jax.custom_vjp
@@ -312,7 +303,7 @@ def barrier(*, name: str | None = None) -> None:
       ConfigError: inside a traced function, where there is nothing to block.
       JaxheteroError: a worker did not come, or was lost.
     """
-    label = name or _caller("barrier")
+    label = _label("barrier", name)
     arrived = psum(np.ones((), np.int32), name=label)
     if isinstance(arrived, jax.core.Tracer):
         raise ConfigError(f"{label}: inside a traced function there is nothing to block; call barrier() outside")
@@ -335,8 +326,7 @@ def _sum(x: Tree, axis_name: AxisName, label: str, bucket_bytes: int, wire_dtype
     return total
 
 
-def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, axis_index_groups: None, bucket_bytes: int) -> Tree:
-    _refuse_groups(axis_index_groups, label)
+def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, bucket_bytes: int) -> Tree:
     axes = classify(axis_name, label)
     for leaf in jax.tree.leaves(x):
         if jnp.iscomplexobj(leaf):
@@ -376,17 +366,20 @@ def _cut(array: jax.Array, place: int, count: int) -> jax.Array:
     return rows.reshape(count, rows.shape[0] // count, *rows.shape[1:])
 
 
-def _refuse_groups(axis_index_groups: Any, label: str) -> None:
+def _label(collective: str, name: str | None, axis_index_groups: Any = None) -> str:
+    """What messages and traces call an op: ``name``, or ``psum at train.py:train_step``."""
+    label = name or f"{collective} at {_caller()}"
     if axis_index_groups is not None:
         raise ConfigError(
             f"{label}: axis_index_groups is not supported, because every worker takes part in every round; for groups "
             "of devices inside a worker give the mesh one more axis and name the axes to reduce over"
         )
+    return label
 
 
-def _caller(collective: str) -> str:
-    """``psum at train.py:train_step``: the first frame outside this package. No line, which every edit would move."""
+def _caller() -> str:
+    """``train.py:train_step``: the first frame outside this package. No line, which every edit would move."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back
-    return f"{collective} at {Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"
