@@ -24,7 +24,7 @@ from typing import Self
 from jaxhetero import _cause
 from jaxhetero._display import Display, LineSplitter, Sink, show_count
 from jaxhetero._process import Guard, Process, any_runs, signal_name
-from jaxhetero.config import write_environment
+from jaxhetero.config import Config, read_environment, write_environment
 from jaxhetero.errors import ConfigError
 
 # Failures this close to the first one are looked at together: one process's end makes others fail within milliseconds.
@@ -82,7 +82,9 @@ class Attempt:
         self._log_dir = log_dir
         self._stop_s = stop_s
         self._display = display
+        self._failover = bool(read_environment(write_environment(settings)).get("failover", Config.failover))
         self._processes: list[Process] = []
+        self._lost_reducers: list[Process] = []
         self._pipes: list[_Pipe] = []
         self._exit_stack = contextlib.ExitStack()
         self.signals: list[int] = []
@@ -107,12 +109,19 @@ class Attempt:
             if self.signals:
                 break
             self._start(name, command)
-        self._run_until(lambda: bool(self.signals or self._failures() or self._workers_ended()))
+        self._run_until(self._is_over)
         if self.signals:
             return self._end_after_signal()
         if self._failures():
             return self._end_after_failure()
         return self._end_after_success()
+
+    def _is_over(self) -> bool:
+        for process in self._processes:
+            if self._can_be_lost(process) and process not in self._lost_reducers:
+                self._lost_reducers.append(process)
+                self._display.message(f"{process.describe_end()}; the workers may go on without it")
+        return bool(self.signals or self._failures() or self._workers_ended())
 
     # Starting
 
@@ -254,8 +263,12 @@ class Attempt:
                 if not self._read(pipe):
                     break
 
+    def _can_be_lost(self, process: Process) -> bool:
+        """Whether it is a reducer that was killed, which ends no job. What a reducer says by its exit code does."""
+        return self._failover and not process.is_worker and process.ended_ns is not None and process.code > 128
+
     def _failures(self) -> list[Process]:
-        return [process for process in self._processes if process.failed()]
+        return [process for process in self._processes if process.failed() and not self._can_be_lost(process)]
 
     def _dead(self) -> list[Process]:
         """Those that have failed, with their last words read."""
@@ -290,7 +303,7 @@ class Attempt:
             lambda: bool(self.signals) or self._children_ended() or _cause.is_known(self._dead()), self._stop_s
         )
         failures = self._dead()
-        culprit, lasting = _cause.find_culprit(failures), _cause.find_lasting(failures)
+        culprit, lasting = _cause.find_culprit(failures, self._lost_reducers), _cause.find_lasting(failures)
         if self._workers_ended() and not any(process.is_worker for process in failures):
             lasting = "every worker has done its work"
         running = sum(process.ended_ns is None for process in self._processes)

@@ -20,9 +20,14 @@ def is_known(failures: Sequence[Process]) -> bool:
     return not all(map(_accused, failures))
 
 
-def find_culprit(failures: Sequence[Process]) -> Process:
-    """The process whose end made the others fail, as far as their ends and last words tell."""
+def find_culprit(failures: Sequence[Process], lost_reducers: Sequence[Process]) -> Process:
+    """The process whose end made the others fail, as far as their ends and last words tell.
+
+    The job went on without ``lost_reducers``. They are the cause only where nobody names anything else than reducers.
+    """
     accused = set().union(*map(_accused, failures))
+    if not is_known(failures) and not any(name.startswith("worker") for name in accused):
+        failures = [*failures, *lost_reducers]
 
     def order(process: Process) -> tuple[bool, bool, bool, int]:
         assert process.ended_ns is not None

@@ -160,8 +160,8 @@ def _launch(**options: Any) -> int:
 
     Every process learns its rank, the coordinator and the job's secret from JAXHETERO_* variables. Its output is shown
     with its name in front and kept in a file. When one process fails, the others are stopped and its exit code becomes
-    that of the launcher. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a
-    second Ctrl-C kills them all.
+    that of the launcher; but a reducer that is killed is no failure as long as the workers can do without it. Ctrl-C,
+    SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a second Ctrl-C kills them all.
 
     With --max-restarts N a failure has all workers and reducers started anew, up to N times, with their count so far in
     JAXHETERO_RESTART_COUNT: a program has to go on from its latest checkpoint by itself, as the trainers in models/ do.

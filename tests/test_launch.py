@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from launcher import FAMILY, JAXHETERO, TIMEOUT_S, Run, Start, is_running, read_pids, wait_for
 
@@ -162,6 +163,45 @@ def test_the_cause_is_named_not_its_consequence(
     )
     assert done.returncode == code
     assert re.search(rf"worker {culprit} \(pid \d+\) .*; last lines", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "failover", "code", "words"),
+    [
+        ("exit 0", "1", 0, "killed by SIGKILL; the workers may go on without it"),
+        ("exit 3", "1", 3, r"worker 0 \(pid \d+\) exited with code 3; last lines"),
+        (
+            "echo ReducerLost: no reducer is left; exit 1",
+            "1",
+            137,
+            r"reducer 0 \(pid \d+\) was killed by SIGKILL; last",
+        ),
+        ("exit 0", "0", 137, "killed by SIGKILL; stopping 1 other process"),
+    ],
+)
+def test_workers_may_go_on_without_a_reducer(
+    start_launch: Start, tmp_path: Path, script: str, failover: str, code: int, words: str
+) -> None:
+    arguments = (
+        "--workers",
+        "1",
+        "--reducers",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        f"until [ -e go ]; do sleep 0.05; done; {script}",
+    )
+    process = start_launch(*arguments, env=os.environ | {"JAXHETERO_FAILOVER": failover})
+    launcher = psutil.Process(process.pid)
+    wait_for(lambda: any("reducer" in child.cmdline() for child in launcher.children()))
+    next(child for child in launcher.children() if "reducer" in child.cmdline()).kill()
+    assert process.stderr is not None
+    told = next(line for line in iter(process.stderr.readline, "") if "SIGKILL" in line)
+    (tmp_path / "go").touch()
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == code
+    assert re.search(words, told + err), err
 
 
 _TRAIN = """
