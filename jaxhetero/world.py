@@ -127,7 +127,7 @@ def initialize(**settings: int | str) -> None:
 def shutdown() -> None:
     """Finish the running rounds, take leave of the reducers, and free everything. Does nothing if not initialized.
 
-    Blocks for at most ``timeout_ms``; a worker with a co-located reducer, which the others need until they leave as
+    Blocks until nobody has a round running, and for at most ``timeout_ms`` without progress in one; a worker with a co-located reducer, which the others need until they leave as
     well, waits for them for up to ``start_timeout_ms``. Runs by itself when the process ends.
 
     Raises:

@@ -463,12 +463,13 @@ void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
   if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) return;
   Round& round = *op->second.running;
   round.late = decode_text(text);
+  if (header.count > 0) round.others_moved = EventLoop::Clock::now();
   const int64_t now = loop_->now_ms();
   if (now < round.next_late_report_ms) return;
   round.next_late_report_ms = now + kLateReportMs;
   const auto waited = duration_cast<milliseconds>(EventLoop::Clock::now() - round.progress);
-  log_.add(Severity::kWarning,
-           "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " + round.name());
+  log_.add(Severity::kWarning, "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " +
+                                   round.name() + (header.count > 0 ? "; data still moves there, slowly" : ""));
 }
 
 void Communicator::watch_progress() {
@@ -483,8 +484,9 @@ void Communicator::watch_progress() {
     if (!op.running) continue;
     Round& round = *op.running;
     // The first round of an op waits for the slowest compiler of the job as well.
-    const milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
-    if (now - round.progress < allowed || accuse_silent(round)) continue;
+    milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
+    if (phase_ == Phase::kLeaving) allowed = std::min(allowed, leave_patience_);
+    if (now - std::max(round.progress, round.others_moved) < allowed || accuse_silent(round)) continue;
     const std::string where =
         " for " + std::to_string(allowed.count()) + " ms in " + round.name() + "; last completed: " + last_completed_;
     if (!round.late.empty()) {
@@ -560,10 +562,8 @@ Status Communicator::shutdown(milliseconds patience) {
     if (has_ended()) return;
     if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
     phase_ = Phase::kLeaving;
-    loop_->after(patience, [this, patience] {
-      fail({Code::kRoundTimeout,
-            own_name() + ": the shutdown took longer than " + std::to_string(patience.count()) + " ms"});
-    });
+    leave_patience_ = patience;
+    if (patience.count() == 0) return fail({Code::kNotInitialized, "shut down without ceremony"});
     leave();
   });
   thread_.join();

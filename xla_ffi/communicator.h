@@ -80,7 +80,9 @@ class Communicator final : private ConnectionOwner {
   void feed();
   // Any thread; never blocks. Ends the job for everybody.
   void abort(Status why);
-  // Finishes the running rounds, takes leave of the reducers and ends the thread; after `patience`, without ceremony.
+  // Finishes the running rounds, takes leave of the reducers and ends the thread; without ceremony once the rounds
+  // stand still for `patience`, and at once if that is 0. When none runs here, it is for the others to end what stands
+  // still.
   Status shutdown(std::chrono::milliseconds patience);
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
@@ -174,6 +176,7 @@ class Communicator final : private ConnectionOwner {
   size_t waiting_round_count_ = 0;
   EventLoop::Clock::time_point busy_since_;
   std::string last_completed_ = "none";
+  std::chrono::milliseconds leave_patience_{0};
 
   std::atomic<uint64_t> round_count_ = 0;
   std::atomic<uint64_t> view_count_ = 0;

@@ -71,13 +71,13 @@ std::string Reducer::op_name(uint64_t op_id, const Op& op) const {
   return "op " + std::to_string(op_id);
 }
 
-std::string Reducer::missing_workers(const Op& op) const {
-  std::string names;
+// Whom the first open chunk waits for.
+std::vector<uint32_t> Reducer::missing_workers(const Op& op) const {
+  std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < worker_count(); ++rank) {
-    if (!op.open.empty() && op.open.front().pieces[rank].arrived) continue;
-    names += (names.empty() ? "" : ", ") + worker_name(rank);
+    if (!op.open.front().pieces[rank].arrived) ranks.push_back(rank);
   }
-  return names;
+  return ranks;
 }
 
 Status Reducer::describe_op(uint32_t rank, uint64_t op_id, std::string text) {
@@ -253,12 +253,18 @@ void Reducer::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& out
   }
 }
 
-void Reducer::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing) const {
+void Reducer::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
+                          const std::vector<bool>& moving) const {
   if (!fault_.ok()) return;
   for (const auto& [op_id, op] : ops_) {
     if (!op.running || op.open.empty() || now_ms - op.progress_ms < patience_ms) continue;
-    const auto text = std::make_shared<const Bytes>(encode(missing_workers(op)));
+    std::string names;
     FrameHeader header;
+    for (const uint32_t rank : missing_workers(op)) {
+      names += (names.empty() ? "" : ", ") + worker_name(rank);
+      header.count += rank < moving.size() && moving[rank] ? 1 : 0;
+    }
+    const auto text = std::make_shared<const Bytes>(encode(names));
     header.type = FrameType::kLate;
     header.payload_bytes = static_cast<uint32_t>(text->size());
     header.op = op_id;

@@ -57,8 +57,10 @@ class Reducer {
   // `rank` is gone: in order when `why` is ok, lost otherwise. Faults the job if somebody still needs it.
   void leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing);
 
-  // Tells every worker that waits in a round without progress for `patience_ms` whom it waits for.
-  void report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing) const;
+  // Tells every worker that waits in a round without progress for `patience_ms` whom it waits for, and of how many of
+  // those data still `moving` (by rank) says that it moves: they are slow, not stuck.
+  void report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
+                   const std::vector<bool>& moving = {}) const;
 
   // Ends the job: every worker that is still here gets `why`. Only the first call counts.
   void fail(const Status& why, std::vector<Outgoing>& outgoing);
@@ -105,7 +107,7 @@ class Reducer {
   void complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outgoing);
   Status disagreement(uint64_t op_id, const Op& op, uint32_t rank, const FrameHeader& header) const;
   [[nodiscard]] std::string op_name(uint64_t op_id, const Op& op) const;
-  [[nodiscard]] std::string missing_workers(const Op& op) const;
+  [[nodiscard]] std::vector<uint32_t> missing_workers(const Op& op) const;
 
   Job job_;
   std::shared_ptr<Pool> pool_;

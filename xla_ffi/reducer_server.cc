@@ -179,7 +179,11 @@ void ReducerServer::enter_view(uint32_t view) {
 void ReducerServer::deliver() {
   for (Outgoing& frame : outgoing_) {
     TcpConnection* connection = by_rank_[frame.rank];
-    if (connection != nullptr) connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
+    if (connection == nullptr) continue;
+    if (frame.header.type != FrameType::kResult) {
+      peers_[connection].word_bytes += static_cast<int64_t>(kHeaderBytes + frame.payload.size());
+    }
+    connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
   }
   outgoing_.clear();
   if (closing_ || reducer_->fault().ok()) return;
@@ -225,10 +229,23 @@ void ReducerServer::end_if_done() {
 void ReducerServer::watch_rounds() {
   const milliseconds patience = std::min(kMaxPatience, config_.timeout / 4);
   loop_->after(std::max(patience / 2, milliseconds(1)), [this, patience] {
-    reducer_->report_late(loop_->now_ms(), patience.count(), outgoing_);
+    reducer_->report_late(loop_->now_ms(), patience.count(), outgoing_, find_moving());
     deliver();
     watch_rounds();
   });
+}
+
+// Which workers have sent or taken some of a bucket since the last look. Our own words, which are no progress, are told
+// from data by this: of data, more has passed than ever before.
+std::vector<bool> ReducerServer::find_moving() {
+  std::vector<bool> moving(by_rank_.size());
+  for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
+    if (by_rank_[rank] == nullptr) continue;
+    Peer& peer = peers_[by_rank_[rank]];
+    const int64_t data_bytes = static_cast<int64_t>(by_rank_[rank]->passed_bytes()) - peer.word_bytes;
+    moving[rank] = data_bytes > std::exchange(peer.data_bytes, std::max(peer.data_bytes, data_bytes));
+  }
+  return moving;
 }
 
 void ReducerServer::finish(const Status& how) {

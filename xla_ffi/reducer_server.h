@@ -61,6 +61,8 @@ class ReducerServer final : private ConnectionOwner {
     std::shared_ptr<TcpConnection> connection;
     std::optional<uint32_t> rank;
     Bytes control;
+    int64_t word_bytes = 0;  // of what it was sent besides totals
+    int64_t data_bytes = 0;  // the most that has passed besides those
   };
 
   void on_open(Connection&) override {}
@@ -74,6 +76,7 @@ class ReducerServer final : private ConnectionOwner {
   void enter_view(uint32_t view);
   void check_everybody_joined();
   void watch_rounds();
+  [[nodiscard]] std::vector<bool> find_moving();
   void deliver();
   void close_down(const Status& how);
   void end_if_done();

@@ -69,7 +69,8 @@ struct Round {
   EventLoop::Clock::time_point begin;
   EventLoop::Clock::time_point first_result;
   EventLoop::Clock::time_point progress;
-  std::string late;  // whom the reducers wait for, by their last word
+  EventLoop::Clock::time_point others_moved;  // by the reducers' word: whom it waits for is slow, not stuck
+  std::string late;                           // whom the reducers wait for, by their last word
   int64_t next_late_report_ms = 0;
   bool is_replay = false;            // it is over here, but not for others
   bool is_answered = false;          // a total has begun to come

@@ -1,9 +1,11 @@
 #include "tcp_transport.h"
 
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -286,6 +288,7 @@ void TcpConnection::read_frames() {
       return;
     }
     const size_t asked = total_bytes(std::span(pieces).first(count));
+    received_bytes_ += static_cast<uint64_t>(got);
     context_.counters->received_bytes += static_cast<uint64_t>(got);
     turn_bytes += static_cast<size_t>(got);
     consume(static_cast<size_t>(got));
@@ -368,6 +371,12 @@ void TcpConnection::send_raw(std::span<const std::byte> bytes) {
   if (sent > 0) context_.counters->sent_bytes += static_cast<uint64_t>(sent);
 }
 
+uint64_t TcpConnection::passed_bytes() const {
+  int unacknowledged = 0;
+  if (ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) != 0) unacknowledged = 0;
+  return received_bytes_ + sent_bytes_ - std::min(sent_bytes_, static_cast<uint64_t>(unacknowledged));
+}
+
 void TcpConnection::write_queued() {
   for (size_t turn_bytes = 0; !queue_.empty() && turn_bytes < kTurnBytes;) {
     if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
@@ -382,6 +391,7 @@ void TcpConnection::write_queued() {
       end({Code::kInternal, error_text(errno)});
       return;
     }
+    sent_bytes_ += static_cast<uint64_t>(sent);
     context_.counters->sent_bytes += static_cast<uint64_t>(sent);
     turn_bytes += static_cast<size_t>(sent);
     front_written_ += static_cast<size_t>(sent);

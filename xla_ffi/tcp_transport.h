@@ -61,6 +61,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void close_with(OutFrame last) override;
   [[nodiscard]] const std::string& peer() const override { return peer_; }
   [[nodiscard]] const std::string& peer_host() const override { return peer_host_; }
+  // What has gone over it either way: what was received, and what the peer's host has acknowledged.
+  [[nodiscard]] uint64_t passed_bytes() const;
 
  private:
   enum class Phase : uint8_t { kConnecting, kHandshake, kOpen, kFlushing, kClosed };
@@ -112,6 +114,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   bool waits_for_room_ = false;
   uint64_t queued_frame_count_ = 0;
   uint64_t written_frame_count_ = 0;
+  uint64_t received_bytes_ = 0;
+  uint64_t sent_bytes_ = 0;
 };
 
 class TcpListener {

@@ -34,7 +34,7 @@ enum class FrameType : uint8_t {
   kDescribe = 6,   // worker -> reducer: text, what the op is, once per op
   kPush = 7,       // worker -> reducer: one chunk of a contribution
   kResult = 8,     // reducer -> worker: one chunk of the total
-  kLate = 9,       // reducer -> worker: text, whom the round waits for
+  kLate = 9,       // reducer -> worker: text, whom the round waits for, and how many of those still move data
   kFault = 10,     // any: Fault; the job cannot go on
   kGoodbye = 11,   // worker -> reducer, coordinator: no more rounds from here; coordinator -> all: nobody needs you
   kLost = 12,      // worker -> coordinator: Lost, a reducer of the view
@@ -75,7 +75,7 @@ struct FrameHeader {
   bool last = false;           // the shard's last chunk
   uint32_t payload_bytes = 0;  // bytes that follow the header
   uint32_t rank = 0;           // the worker that sent it (kPush)
-  uint32_t count = 0;          // elements in the chunk (kPush, kResult)
+  uint32_t count = 0;          // elements in the chunk (kPush, kResult); who is slow, not stuck (kLate)
   uint64_t op = 0;
   uint64_t round = 0;
   uint64_t offset = 0;  // first element of the chunk, counted in the bucket

@@ -514,6 +514,20 @@ TEST_F(LateTest, CountsFromTheLastProgress) {
   EXPECT_EQ(report(0), "rank 1 (host b), rank 2 (host c)");
 }
 
+TEST_F(LateTest, TellsTheSlowFromTheStuck) {
+  ASSERT_TRUE(push(push_header(1, f32_sum(4), 0)).ok());
+  now_ms_ += kPatience;
+  const auto moving_count = [&](const std::vector<bool>& moving) {
+    reducer_->report_late(now_ms_, kPatience, sent_, moving);
+    const std::vector<Outgoing> frames = take(1, FrameType::kLate);
+    sent_.clear();
+    return frames.empty() ? -1 : static_cast<int>(frames[0].header.count);
+  };
+  EXPECT_EQ(moving_count({false, true, false}), 0) << "it does not wait for itself";
+  EXPECT_EQ(moving_count({true, false, false}), 1);
+  EXPECT_EQ(moving_count({true, false, true}), 2);
+}
+
 // A worker at its window's edge in every round: memory comes from a bounded set of buffers.
 TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
   std::set<const std::byte*> buffers;
