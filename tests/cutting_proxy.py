@@ -29,12 +29,12 @@ SO_ORIGINAL_DST = 80
 RULES = f"""
 table ip cutting {{
   chain incoming {{
-    type nat hook prerouting priority dstnat;
-    iifname "eth0" ip protocol tcp redirect to :{PORT}
+    type nat hook prerouting priority -100;
+    iifname "eth0" meta l4proto tcp redirect to :{PORT}
   }}
   chain outgoing {{
-    type nat hook output priority dstnat;
-    oifname "eth0" meta mark != {MARK} ip protocol tcp redirect to :{PORT}
+    type nat hook output priority -100;
+    oifname "eth0" meta mark != {MARK} meta l4proto tcp redirect to :{PORT}
   }}
 }}
 """

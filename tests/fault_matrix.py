@@ -12,7 +12,7 @@ others push everything and then wait; when it has come, the totals flow back.
   push      rank 2 has not come to the round; the strike falls where a seeded part of the contribution has been sent
   return    rank 2 has come last; the strike falls where a seeded part of the total has been received
   start     rank 2 does not enrol until the strike, which falls 0.2 to 0.8 s after all others have begun to
-  shutdown  as push, but everybody has called shutdown() meanwhile
+  shutdown  rank 2 has not come to the last round, all others have, and have called shutdown(); then within 0.3 s
 """
 
 from __future__ import annotations
@@ -280,10 +280,11 @@ def _reach(job: Job, chance: random.Random) -> None:
     job.wait_for_all("running")
     if phase == "idle":
         time.sleep(chance.uniform(0.1, 0.4))
-    elif phase in ("push", "shutdown"):
+    elif phase == "push":
         job.wait_until("the push", lambda: job.moved(watched, "sent") >= part)
-        if phase == "shutdown":
-            job.wait_until("the shutdown", lambda: all(job.has_said(rank, "leaving") for rank in range(WORKERS - 1)))
+    elif phase == "shutdown":
+        job.wait_until("the shutdown", lambda: all(job.has_said(rank, "leaving") for rank in range(WORKERS - 1)))
+        time.sleep(chance.uniform(0, 0.3))
     else:
         job.wait_until("the whole push", lambda: all(job.moved(rank, "sent") >= 1 for rank in range(WORKERS - 1)))
         job.let("come")
@@ -304,7 +305,8 @@ def _go_on(job: Job, struck: float) -> None:
 def _saw(job: Job, name: str, struck: float) -> Saw:
     shown = f"rank {name.split()[1]}" if name.startswith("worker") else name
     if name not in job.ended:
-        return Saw(shown, "hangs", "", None)
+        has_ended = name.startswith("worker") and job.has_said(int(name.split()[1]), "end")
+        return Saw(shown, "hangs", "after its last word" if has_ended else "", None)
     if name.startswith("reducer"):
         code, after_s = job.processes[name].returncode, round(job.ended[name] - struck, 1)
         said = re.findall(r"^jaxhetero: (\w+): (.*)", job.text(name, "err"), re.MULTILINE)

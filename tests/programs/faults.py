@@ -134,7 +134,7 @@ def main() -> None:
         program()
     except JaxheteroError as raised:
         error = raised
-    except jax.errors.JaxRuntimeError as raised:
+    except (jax.errors.JaxRuntimeError, ValueError) as raised:
         error = from_message(str(raised))
     except BaseException as raised:
         error = InternalError(f"another exception: {raised!r}")
