@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <string>
 #include <utility>
 
 namespace jaxhetero {
@@ -218,12 +220,29 @@ bool Coordinator::beat() {
   }
   if (stopped == nullptr) return true;
   const std::string why = "no sign of life for " + std::to_string(Pulse::patience(timeout_).count()) + " ms";
-  if (is_worker(*stopped)) {
+  if (is_cut_off()) {
+    refuse_all(
+        {Code::kWorkerLost, "rank 0 (host " + members_.worker_hosts[0] +
+                                "), where the coordinator is, was cut off: no other host gave a sign of life for " +
+                                std::to_string(Pulse::patience(timeout_).count()) + " ms"});
+  } else if (is_worker(*stopped)) {
     refuse_all({Code::kWorkerLost, named(stopped->registration) + " was lost: " + why});
   } else {
     lose_reducer(stopped->number, why);
   }
   return true;
+}
+
+// Whether all other hosts, of several, went silent within a few beats of each other: then it is not they who broke.
+bool Coordinator::is_cut_off() const {
+  std::set<std::string> others;
+  for (const auto& [connection, guest] : guests_) {
+    const Registration& who = guest.registration;
+    if (!guest.registered || guest.released || who.host_name == members_.worker_hosts[0]) continue;
+    if (guest.pulse.silence() < Pulse::patience(timeout_) * 3 / 4) return false;
+    others.insert(who.host_name);
+  }
+  return others.size() > 1;
 }
 
 // --- Leaving.
@@ -298,6 +317,7 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
 Status Coordinator::check(const Registration& registration) const {
   const bool may_come_later = job_.failover && !has_left_ && registration.role == Role::kReducer &&
                               registration.rank < 0 && (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
+  if (phase_ == Phase::kFailed) return fault_;
   if (phase_ != Phase::kGathering && !may_come_later) {
     return {Code::kInvalidArgument, "this job has started already, with everybody it needs"};
   }
@@ -339,6 +359,7 @@ void Coordinator::refuse(Connection& connection, const Status& why) {
 }
 
 void Coordinator::refuse_all(const Status& why) {
+  if (phase_ != Phase::kFailed) fault_ = why;
   phase_ = Phase::kFailed;
   std::vector<std::shared_ptr<TcpConnection>> connections;  // refusing may change guests_
   for (const auto& [connection, guest] : guests_) connections.push_back(guest.connection);

@@ -71,6 +71,7 @@ class Coordinator final : private ConnectionOwner {
   void change_view(const std::string& why);
   void tell_view();
   bool beat();
+  [[nodiscard]] bool is_cut_off() const;
   void ask_whether_idle();
   [[nodiscard]] std::vector<Members::Resume> rounds_to_resume() const;
   Members::Reducer enter_reducer(Guest& guest);
@@ -97,6 +98,7 @@ class Coordinator final : private ConnectionOwner {
   std::map<Connection*, Guest> guests_;
   Members members_;
   Phase phase_ = Phase::kGathering;
+  Status fault_;  // why, once it failed
   std::string last_refusal_;
   RefusalLog refusals_;
   std::chrono::milliseconds patience_{0};

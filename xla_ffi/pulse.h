@@ -24,9 +24,8 @@ class Pulse {
   static std::chrono::milliseconds patience(std::chrono::milliseconds timeout) { return timeout * 4 / 5; }
 
   void heard() { heard_ = Clock::now(); }
-  [[nodiscard]] bool stopped(std::chrono::milliseconds timeout) const {
-    return Clock::now() - heard_ > patience(timeout);
-  }
+  [[nodiscard]] bool stopped(std::chrono::milliseconds timeout) const { return silence() > patience(timeout); }
+  [[nodiscard]] Clock::duration silence() const { return Clock::now() - heard_; }
 
  private:
   Clock::time_point heard_ = Clock::now();
