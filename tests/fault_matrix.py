@@ -1,9 +1,9 @@
 """Every fault at every kind of process in every phase of a job: what the others saw, and when.
 
-    python -m tests.fault_matrix --faults cut slow --json cells.json
+    python -m tests.fault_matrix --faults down slow --json-file cells.json
 
-Each cell is a job of its own in the lab: three workers and two reducers, a host of 200 Mbit/s each. All rounds sum known
-integers in float32 and are compared bit by bit.
+Each cell is a job of its own in the lab: three workers and two reducers, a host of 200 Mbit/s each. All rounds sum
+known integers in float32 and are compared bit by bit.
 
 How a phase is hit. The window is as large as a shard, so in the round that is held until the last rank comes, all the
 others push everything and then wait; when it has come, the totals flow back.
@@ -344,22 +344,33 @@ def _problems(job: Job, saw: list[Saw]) -> list[str]:
     return problems
 
 
+# What a connection that ends looks like depends on what was on its way.
+_ENDED = r"it closed the connection|Connection reset by peer|Software caused connection abort|Broken pipe"
+_ASIDE = r"(; running| for \d+ ms in|; last completed|; is rank 0|; the job goes on|no sign of life).*"
+
+
 def _short(why: str) -> str:
     """The reason without what differs from run to run."""
-    text = re.sub(r"(; running| for \d+ ms in|; last completed|; is rank 0|\. |; the job goes on).*", "", why)
-    text = re.sub(
-        r":\d{4,5}\b|, 10\.77\.0\.\d+|\(host (\w+)\)", lambda found: f"({found[1]})" if found[1] else "", text
-    )
-    return text[:140]
+    text = re.sub(_ENDED, "its connection ended", why)
+    text = re.sub(_ASIDE, lambda found: "no sign of life" if found[1].startswith("no") else "", text)
+    text = re.sub(r"\(host (\w+), [\d.:]+\)", r"(\1)", text)
+    return re.sub(r":\d{4,5}\b|\(host (\w+)\)", lambda found: f"({found[1]})" if found[1] else "", text)[:160]
 
 
-def _line(saw: list[Saw]) -> str:
-    """Those who saw the same, together."""
+def _groups(saw: list[Saw]) -> dict[str, list[Saw]]:
+    """Those who saw the same, together, by what it was."""
     groups: dict[str, list[Saw]] = {}
     for one in saw:
         text = "goes on, same bits" if one.kind == GOES_ON else f"`{one.kind}` {_short(one.why)}".strip()
         groups.setdefault(text, []).append(one)
-    return "; ".join(f"{', '.join(one.who for one in group)}: {text}{_times(group)}" for text, group in groups.items())
+    return groups
+
+
+def _who(group: list[Saw]) -> str:
+    names: dict[str, list[str]] = {}
+    for name in sorted({one.who for one in group}):
+        names.setdefault(name.split()[0], []).append(name.split()[1])
+    return ", ".join(f"{kind}{'s' if len(which) > 1 else ''} {', '.join(which)}" for kind, which in names.items())
 
 
 def _times(group: list[Saw]) -> str:
@@ -371,12 +382,28 @@ def _times(group: list[Saw]) -> str:
 
 
 def markdown(results: list[Result]) -> str:
-    lines = ["| what | at | when | what each of the others saw |", "|---|---|---|---|"]
+    """A line for the phases of a fault at one place that ended in the same way."""
+    lines = ["| what | at | when | what the others saw, and after how long |", "|---|---|---|---|"]
+    same: dict[tuple[object, ...], list[Result]] = {}
     for result in results:
-        cell = result.cell
-        bad = "".join(f" **{problem}**" for problem in result.problems)
-        lines.append(f"| {FAULTS[cell.fault]} | {cell.role} | {cell.phase} | {_line(result.saw)}{bad} |")
+        seen = {(text, _who(group)) for text, group in _groups(result.saw).items()}
+        same.setdefault((result.cell.fault, result.cell.role, *sorted(seen), *result.problems), []).append(result)
+    for alike in same.values():
+        cell = alike[0].cell
+        groups = _groups([one for result in alike for one in result.saw])
+        seen = "; ".join(f"{_who(group)}: {text}{_times(group)}" for text, group in groups.items())
+        bad = "".join(f" **{problem.splitlines()[0]}**" for problem in alike[0].problems)
+        when = ", ".join(result.cell.phase for result in alike)
+        lines.append(f"| {FAULTS[cell.fault]} | {cell.role} | {when} | {seen}{bad} |")
     return "\n".join(lines)
+
+
+def _read(file: Path) -> list[Result]:
+    entries = json.loads(file.read_text())
+    return [
+        Result(**{**entry, "cell": Cell(**entry["cell"]), "saw": [Saw(**one) for one in entry["saw"]]})
+        for entry in entries
+    ]
 
 
 def cells(faults: Sequence[str] = (), roles: Sequence[str] = (), phases: Sequence[str] = ()) -> list[Cell]:
@@ -392,6 +419,7 @@ def main(
     seed: int = 0,
     at_once: int = 2,
     json_file: Path | None = None,
+    show: tuple[Path, ...] = (),
 ) -> None:
     """
     Args:
@@ -401,7 +429,11 @@ def main(
         seed: Of the instants.
         at_once: How many cells to run at the same time.
         json_file: Where to write everything that was seen, with the ends of the logs.
+        show: Runs nothing, and prints the table of these files; of a cell that is in several, the last counts.
     """
+    if show:
+        print(markdown(list({result.cell: result for file in show for result in _read(file)}.values())))
+        return
     begin = time.monotonic()
 
     def run(cell: Cell) -> Result:
