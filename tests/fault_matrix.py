@@ -328,11 +328,13 @@ def _problems(job: Job, saw: list[Saw]) -> list[str]:
     cell, problems = job.cell, []
     cut_off = cell.fault in ("stop", "down", "frames", "reset")
     for one in saw:
-        is_victim = f"{one.who}" == cell.victim.replace("worker", "rank")
+        is_victim = one.who == cell.victim.replace("worker", "rank")
         if one.kind == "hangs" or one.kind.startswith("exit code") or one.kind == "InternalError":
             problems.append(f"{one.who}: {one.kind} {one.why}")
         elif one.who.startswith("rank") and not (is_victim and cut_off) and one.kind not in cell.expected:
             problems.append(f"{one.who}: {one.kind}, not {' or '.join(sorted(cell.expected))}: {one.why}")
+        if one.who == "rank 0" and cell.fault == "down" and cell.phase != "start" and is_victim:
+            problems += [] if "was cut off" in one.why else [f"rank 0 takes the others for lost: {one.why}"]
     for rank in range(WORKERS):
         for event in job.events(rank):
             if event.get("wrong"):

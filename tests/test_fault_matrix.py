@@ -14,7 +14,7 @@ from tests.netlab import missing
 
 CELLS = [
     Cell("down", "reducer", "shutdown"),
-    Cell("down", "worker", "return"),
+    Cell("down", "coordinator", "push"),
     Cell("slow", "coordinator", "return"),
     Cell("frames", "reducer", "push"),
     Cell("reset", "worker", "push"),
