@@ -11,6 +11,12 @@ namespace {
 
 // Shards begin on whole cache lines of the first leaf.
 constexpr uint64_t kAlignBytes = 64;
+// A bucket of less than this for every reducer goes to fewer of them: a message has its price. Measured; see
+// docs/performance.md.
+#ifndef KLEAST
+#define KLEAST 4096
+#endif
+constexpr uint64_t kLeastShardBytes = KLEAST;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -42,20 +48,27 @@ uint32_t ShardPlan::reducer_at(uint64_t point) const {
 
 std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_bytes) const {
   const uint32_t first = reducer_at(mix(op) % whole_);
-  if (count * item_bytes <= kSmallBucketBytes) return {{first, 0, count}};
+  const uint64_t most_shards = std::max<uint64_t>(1, (count * item_bytes + kLeastShardBytes - 1) / kLeastShardBytes);
+  const auto reducer_count = static_cast<uint32_t>(shares_.size());
+  std::vector<uint32_t> owners;
+  uint64_t whole = 0;  // the owners' shares
+  for (uint32_t i = 0; i < reducer_count && owners.size() < most_shards; ++i) {
+    const uint32_t reducer = (first + i) % reducer_count;
+    if (shares_[reducer] == 0) continue;
+    owners.push_back(reducer);
+    whole += shares_[reducer];
+  }
 
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / item_bytes);
-  const auto reducer_count = static_cast<uint32_t>(shares_.size());
   std::vector<Shard> shards;
   uint64_t begin = 0;
-  uint64_t cut_off = 0;  // of whole_
-  for (uint32_t i = 0; i < reducer_count; ++i) {
-    const uint32_t reducer = (first + i) % reducer_count;
+  uint64_t cut_off = 0;  // of `whole`
+  for (const uint32_t reducer : owners) {
     cut_off += shares_[reducer];
-    // Exact quotients without overflow: count may be near 2^60, whole_ is less than 2^26.
-    uint64_t end = count / whole_ * cut_off + count % whole_ * cut_off / whole_;
-    if (cut_off < whole_) end -= end % align;
-    if (end > begin) shards.push_back({reducer, begin, end - begin});
+    // Exact quotients without overflow: count may be near 2^60, `whole` is less than 2^26.
+    uint64_t end = count / whole * cut_off + count % whole * cut_off / whole;
+    if (cut_off < whole) end -= end % align;
+    if (end > begin || owners.size() == 1) shards.push_back({reducer, begin, end - begin});
     begin = std::max(begin, end);
   }
   return shards;

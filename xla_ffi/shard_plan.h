@@ -31,7 +31,8 @@ class ShardPlan {
   explicit ShardPlan(std::vector<uint32_t> shares);
 
   // The shards of a bucket of `count` elements: they cover it without overlap, in order, and none is empty but the only
-  // one of an empty bucket. A small bucket goes whole to one reducer, which the op's number chooses.
+  // one of an empty bucket. The op's number chooses which reducer has the first one; a small bucket goes to that one
+  // only, or to a few.
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes) const;
 
  private:
