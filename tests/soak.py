@@ -71,11 +71,10 @@ def soak(seconds: float, workers: int = 2, reducers: int = 2, look_every_s: floa
         cluster.start_reducers()
         cluster.start_workers("soak.py", str(end))
         for rank in range(workers):
-            cluster.wait_for_output(f"worker {rank}", "running")
+            cluster.wait_for_output(f"worker {rank}", "running", timeout_s=300)
         processes = {name: psutil.Process(cluster.process(name).pid) for name in cluster.names()}
         holdings = {name: Holdings() for name in processes}
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        for _ in range(max(1, round(seconds / look_every_s))):
             for name, process in processes.items():
                 holdings[name].look(process)
             time.sleep(look_every_s)
