@@ -127,8 +127,9 @@ def initialize(**settings: int | str) -> None:
 def shutdown() -> None:
     """Finish the running rounds, take leave of the reducers, and free everything. Does nothing if not initialized.
 
-    Blocks until nobody has a round running, and for at most ``timeout_ms`` without progress in one; a worker with a co-located reducer, which the others need until they leave as
-    well, waits for them for up to ``start_timeout_ms``. Runs by itself when the process ends.
+    Blocks until nobody has a round running, and for at most ``timeout_ms`` without progress in one; a worker with a
+    co-located reducer, which the others need until they leave as well, waits for them for up to ``start_timeout_ms``.
+    Runs by itself when the process ends.
 
     Raises:
       JaxheteroError: the job had failed, or a round could not be finished.
