@@ -13,10 +13,7 @@ namespace {
 constexpr uint64_t kAlignBytes = 64;
 // A bucket of less than this for every reducer goes to fewer of them: a message has its price. Measured; see
 // docs/performance.md.
-#ifndef KLEAST
-#define KLEAST 4096
-#endif
-constexpr uint64_t kLeastShardBytes = KLEAST;
+constexpr uint64_t kLeastShardBytes = 4096;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
