@@ -135,7 +135,7 @@ uint32_t Communicator::reducer_of(const Connection& connection) const {
 
 void Communicator::on_open(Connection& connection) {
   links_[reducer_of(connection)].set_open();
-  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_})));
+  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, plan_->digest()})));
   if (std::ranges::all_of(links_, &Link::is_open)) resume();
 }
 

@@ -127,9 +127,16 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
 }
 
 Status ReducerServer::check(const Join& join) const {
-  if (join.job_id != members_.job_id) return {Code::kProtocol, "it belongs to another job"};
+  const std::string hint = "; is it of this job, and its rank its own?";
+  if (join.job_id != members_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
   if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
-    return {Code::kProtocol, "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist"};
+    return {Code::kInvalidArgument,
+            "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
+  }
+  const auto first = std::ranges::find_if(by_rank_, [](const TcpConnection* c) { return c != nullptr; });
+  if (first != by_rank_.end() && join.plan != plan_) {
+    return {Code::kVersionMismatch, "its plan, which reducer sums what, is not that of " +
+                                        reducer_->worker_name(static_cast<uint32_t>(first - by_rank_.begin()))};
   }
   return {};
 }
@@ -145,14 +152,14 @@ Status ReducerServer::join(Peer& peer) {
     // It learns why, and so does the log: it may have been started with the settings of another job.
     refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
                   loop_->now_ms());
-    const Status word(Code::kInvalidArgument, "refused by a reducer on host " + config_.host_name + ": " +
-                                                  refusal.message() + "; is it of this job, and its rank its own?");
+    const Status word(refusal.code(), "refused by a reducer on host " + config_.host_name + ": " + refusal.message());
     peer.connection->send(OutFrame::control(FrameType::kFault, encode(word)));
     peer.connection->close_after_flush();
     return {};
   }
   peer.rank = join->rank;
   by_rank_[join->rank] = peer.connection.get();
+  plan_ = join->plan;
   ++joined_count_;
   if (!reducer_->fault().ok()) {
     peer.connection->send(OutFrame::control(FrameType::kFault, encode(reducer_->fault())));

@@ -97,6 +97,7 @@ class ReducerServer final : private ConnectionOwner {
   std::unique_ptr<Reducer> reducer_;  // of the view
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;
+  uint64_t plan_ = 0;  // of those who have joined
   uint32_t joined_count_ = 0;
   std::vector<Outgoing> outgoing_;
   RefusalLog refusals_;

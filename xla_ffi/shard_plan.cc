@@ -4,8 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "wire.h"
-
 namespace jaxhetero {
 namespace {
 
@@ -41,6 +39,12 @@ uint32_t ShardPlan::reducer_at(uint64_t point) const {
   uint32_t reducer = 0;
   while (point >= shares_[reducer]) point -= shares_[reducer++];
   return reducer;
+}
+
+uint64_t ShardPlan::digest() const {
+  uint64_t digest = shares_.size();
+  for (const uint32_t share : shares_) digest = mix(digest + share + 1);
+  return digest;
 }
 
 std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_bytes) const {

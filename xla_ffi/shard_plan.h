@@ -30,6 +30,9 @@ class ShardPlan {
   // The relative size of every reducer's share; at least one is not 0.
   explicit ShardPlan(std::vector<uint32_t> shares);
 
+  // Equal for equal plans, so that workers with different ones can be told apart.
+  [[nodiscard]] uint64_t digest() const;
+
   // The shards of a bucket of `count` elements: they cover it without overlap, in order, and none is empty but the only
   // one of an empty bucket. The op's number chooses which reducer has the first one; a small bucket goes to that one
   // only, or to a few.

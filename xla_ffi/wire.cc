@@ -341,6 +341,7 @@ Bytes encode(const Join& join) {
   writer.number(join.job_id);
   writer.number(join.rank);
   writer.number(join.view);
+  writer.number(join.plan);
   return bytes;
 }
 
@@ -350,6 +351,7 @@ Result<Join> decode_join(std::span<const std::byte> bytes) {
   join.job_id = reader.number<uint64_t>();
   join.rank = reader.number<uint32_t>();
   join.view = reader.number<uint32_t>();
+  join.plan = reader.number<uint64_t>();
   if (!reader.finished()) return malformed("join");
   return join;
 }

@@ -15,7 +15,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -165,6 +165,7 @@ struct Join {
   uint64_t job_id = 0;
   uint32_t rank = 0;
   uint32_t view = 0;
+  uint64_t plan = 0;  // ShardPlan::digest()
 };
 
 struct Lost {

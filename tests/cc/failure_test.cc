@@ -16,6 +16,7 @@
 #include "tests/cc/job.h"
 #include "tests/cc/loop_thread.h"
 #include "xla_ffi/enrolment.h"
+#include "xla_ffi/shard_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -75,6 +76,7 @@ class FakeWorker final : public ConnectionOwner {
  private:
   void join(const Members& members) {
     job_id_ = members.job_id;
+    plan_ = ShardPlan(std::vector<uint32_t>(members.reducers.size(), 1)).digest();
     for (const Members::Reducer& reducer : members.reducers) {
       connections_.push_back(
           TcpConnection::connect(context_, *resolve(reducer.address, reducer.port), *this, kPatience));
@@ -96,7 +98,7 @@ class FakeWorker final : public ConnectionOwner {
   void on_close(Connection&, const Status& why) override { note_end(why); }
 
   void send_join(Connection& connection) {
-    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, 0})));
+    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, 0, plan_})));
   }
   void note_end(const Status& why) {
     if (!std::exchange(has_ended_, true)) end_.set_value(why);
@@ -109,6 +111,7 @@ class FakeWorker final : public ConnectionOwner {
   EventLog log_;
   std::unique_ptr<Enrolment> enrolment_;
   uint64_t job_id_ = 0;
+  uint64_t plan_ = 0;
   size_t open_count_ = 0;
   bool has_ended_ = false;
   Bytes payload_;
@@ -209,16 +212,23 @@ TEST_F(FakeWorkerTest, IsToldWhatFailedBeforeItJoined) {
 }
 
 // Who has the token but does not belong here reads why, as does who looks after the reducer; the others go on.
-class StrayWorkerTest : public FakeWorkerTest, public testing::WithParamInterface<std::pair<Join, std::string>> {};
+struct Stray {
+  Join join;  // its job_id is added to the right one
+  Code code;
+  std::string reason;
+};
+
+class StrayWorkerTest : public FakeWorkerTest, public testing::WithParamInterface<Stray> {};
 
 TEST_P(StrayWorkerTest, IsRefusedAndToldWhy) {
   ASSERT_NO_FATAL_FAILURE(start({.workers = 3, .reducers = 2}, /*fake_joins=*/false));
-  Join join = GetParam().first;
+  const auto& [stray, code, reason] = GetParam();
+  Join join = stray;
   join.job_id += fake_->job_id();
   fake_->send(OutFrame::control(FrameType::kJoin, encode(join)));
-  EXPECT_TRUE(failed_with(fake_->wait_end(), Code::kInvalidArgument, {"refused by a reducer", GetParam().second}));
+  EXPECT_TRUE(failed_with(fake_->wait_end(), code, {"refused by a reducer", reason}));
   std::string logged;
-  const auto is_it = [&](const Event& event) { return has(logged = event.text, GetParam().second); };
+  const auto is_it = [&](const Event& event) { return has(logged = event.text, reason); };
   for (const auto& reducer : job_->reducers) {
     std::optional<Event> event;
     while ((event = reducer->next_event(milliseconds(100))) && !is_it(*event)) {
@@ -233,10 +243,12 @@ TEST_P(StrayWorkerTest, IsRefusedAndToldWhy) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StrayWorkerTest,
-                         testing::Values(std::pair(Join{1, 1}, "it belongs to another job"),
-                                         std::pair(Join{0, 0}, "it joined as rank 0, which is taken"),
-                                         std::pair(Join{0, 3}, "it joined as rank 3, which is taken or does not")));
+INSTANTIATE_TEST_SUITE_P(
+    All, StrayWorkerTest,
+    testing::Values(Stray{{1, 1}, Code::kInvalidArgument, "it belongs to another job"},
+                    Stray{{0, 0}, Code::kInvalidArgument, "it joined as rank 0, which is taken"},
+                    Stray{{0, 3}, Code::kInvalidArgument, "it joined as rank 3, which is taken or does not"},
+                    Stray{{0, 1, 0, 7}, Code::kVersionMismatch, "its plan, which reducer sums what, is not that of"}));
 
 // What a worker does against the protocol ends it, and its peers learn that it was the one.
 struct Misdeed {

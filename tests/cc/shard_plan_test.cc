@@ -63,6 +63,14 @@ INSTANTIATE_TEST_SUITE_P(All, Cut,
 
 TEST(ShardPlan, IsTheSameForTheSameQuestion) { EXPECT_EQ(equal(5).cut(42, 1000000, 4), equal(5).cut(42, 1000000, 4)); }
 
+TEST(ShardPlan, DiffersInItsDigestFromAnother) {
+  const std::vector<std::vector<uint32_t>> plans{{1}, {1, 1}, {2, 1}, {1, 2}, {1, 1, 1}, {1, 1, 0}, {0, 1, 1}};
+  std::set<uint64_t> digests;
+  for (const auto& shares : plans) digests.insert(ShardPlan(shares).digest());
+  EXPECT_EQ(digests.size(), plans.size());
+  EXPECT_EQ(ShardPlan({2, 1}).digest(), ShardPlan({2, 1}).digest());
+}
+
 // Small buckets and first shards go to one reducer each; over many ops, even with consecutive numbers, to all alike.
 class Spread : public testing::TestWithParam<uint64_t> {};
 
