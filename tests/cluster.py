@@ -124,7 +124,7 @@ class Cluster:
             assert self.process(name).poll() is None, f"{name} ended: {self._log(name, 'err').read_text()}"
             time.sleep(0.01)
 
-    def wait(self, name: str, timeout_s: float = 100) -> Outcome:
+    def wait(self, name: str, timeout_s: float = 240) -> Outcome:
         try:
             code = self.process(name).wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -133,7 +133,7 @@ class Cluster:
             ) from None
         return Outcome(code, self._log(name, "out").read_text(), self._log(name, "err").read_text())
 
-    def wait_workers(self, timeout_s: float = 100) -> list[Outcome]:
+    def wait_workers(self, timeout_s: float = 240) -> list[Outcome]:
         deadline = time.monotonic() + timeout_s
         return [self.wait(f"worker {rank}", max(0.1, deadline - time.monotonic())) for rank in range(self.workers)]
 
