@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -38,6 +39,16 @@ class Outcome:
         """What the program printed as JSON on its last line."""
         assert self.code == 0, f"exit code {self.code}\n{self.output}\n{self.errors}"
         return json.loads(self.output.splitlines()[-1])
+
+    @property
+    def exception_line(self) -> str:
+        """The last line with an exception of ours: at its start, or behind the name of XLA's."""
+        assert self.code != 0
+        lines = [
+            line for line in self.errors.splitlines() if re.match(r"(?!\s).*jaxhetero\.(errors\.)?[A-Z]\w+: ", line)
+        ]
+        assert lines, self.errors
+        return lines[-1]
 
 
 @dataclass

@@ -167,7 +167,7 @@ uint64_t chunk_count(const JobShape& job, const RoundSpec& spec) {
   constexpr uint64_t kLeastBytes = 8 << 10;
   const size_t item = item_bytes(spec.dtype);
   if (job.chunk_bytes > 0) return job.chunk_bytes / item;
-  if (spec.total_count <= kSmallBucketBytes / item) return kSmallBucketBytes / item;
+  if (spec.total_count <= kMostAutoChunkBytes / item) return kMostAutoChunkBytes / item;
   const uint64_t wanted = spec.total_count / std::max(total_reducer_count(job), 1u) / kChunksPerShard * item;
   return std::bit_floor(std::clamp<uint64_t>(wanted, kLeastBytes, kMostAutoChunkBytes)) / item;
 }

@@ -19,8 +19,6 @@ inline constexpr uint32_t kProtocolVersion = 3;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
-// A bucket up to this size goes whole to one reducer, in one frame each way.
-inline constexpr size_t kSmallBucketBytes = size_t{32} << 10;
 inline constexpr uint32_t kMaxWorkers = 4096;
 inline constexpr uint32_t kMaxReducers = 4096;
 inline constexpr uint32_t kMaxOps = 65536;
@@ -116,9 +114,10 @@ std::string difference(const JobShape& job, const JobShape& from);
 // Every reducer of a job: the dedicated ones and those inside workers. None for a worker alone.
 uint32_t total_reducer_count(const JobShape& job);
 
-// The elements of every chunk of a round but a shard's last one.
+// The elements of every chunk of a round but a shard's last one. Where the job does not say how many bytes that is,
+// never more than these: measured, see docs/performance.md. Reducers have memory for chunks of this size.
+inline constexpr size_t kMostAutoChunkBytes = size_t{16} << 10;
 uint64_t chunk_count(const JobShape& job, const RoundSpec& spec);
-inline constexpr size_t kMostAutoChunkBytes = size_t{64} << 10;
 
 // What a worker may have under way at one reducer when its window adapts to the path. A reducer holds that much for
 // each worker and round.
