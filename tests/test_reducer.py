@@ -38,20 +38,12 @@ def _await_listener(port: int) -> None:
     wait_for(listens)
 
 
-def test_a_reducer_starts_fast_and_small() -> None:
-    seconds: list[float] = []
-    peak_bytes: list[int] = []
-    # The best of several: a machine that is busy with other things says nothing about the reducer.
-    while len(seconds) < 20 and min(seconds, default=1) >= 0.5:
-        port = free_port()
-        started = time.monotonic()
-        with _reducer(port) as process:
-            _await_listener(port)
-            seconds.append(time.monotonic() - started)
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            peak_bytes.append(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10)
-    assert min(seconds) < 0.5, seconds
-    assert max(peak_bytes) < 60e6, peak_bytes
+def test_a_reducer_is_small() -> None:
+    port = free_port()
+    with _reducer(port) as process:
+        _await_listener(port)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    assert int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10 < 60e6
 
 
 def test_a_reducer_imports_neither_jax_nor_numpy() -> None:

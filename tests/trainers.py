@@ -38,8 +38,9 @@ def start(
     program = [sys.executable, "-m", module, "--output", str(folder), *arguments]
     if workers > 1:
         counts = ["--workers", str(workers), "--reducers", str(reducers), "--max-restarts", str(max_restarts)]
-        logs = ["--log-dir", str(folder.with_suffix(".logs")), "--start-timeout-ms", str(1000 * RUN_TIMEOUT_S)]
-        program = [sys.executable, "-m", "jaxhetero", "launch", *counts, *logs, "--", *program]
+        logs = ["--log-dir", str(folder.with_suffix(".logs"))]
+        patience = ["--start-timeout-ms", str(1000 * RUN_TIMEOUT_S), "--stop-timeout-ms", str(1000 * RUN_TIMEOUT_S)]
+        program = [sys.executable, "-m", "jaxhetero", "launch", *counts, *logs, *patience, "--", *program]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAXHETERO_")}
     environment["PYTHONWARNINGS"] = "error"
     return subprocess.Popen(program, cwd=REPOSITORY, env=environment, stderr=subprocess.STDOUT, text=True, **more)
