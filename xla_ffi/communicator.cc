@@ -418,6 +418,9 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   round.progress = EventLoop::Clock::now();
   if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
   links_[reducer].finish_result(round, segment, header, round.progress);
+  if (round.note_slowest()) {
+    for (Link& link : links_) link.push_chunks();
+  }
   if (!segment.done) return;
   if (--round.open_segment_count == 0) finish_round(header.op, op);
 }

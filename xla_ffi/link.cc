@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 namespace jaxhetero {
 namespace {
@@ -51,12 +52,22 @@ void Link::push_chunks() {
     const auto [round, segment] = entry;
     under_way_bytes += segment->in_flight_bytes;
     const size_t room_bytes = window_bytes(*round);
+    const size_t ahead_bytes = lead_bytes(*round, *segment);
     while (can_push(*round, *segment) &&
-           (under_way_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
+           (under_way_bytes + ahead_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
       under_way_bytes += push_chunk(*round, *segment);
     }
     if (under_way_bytes >= room_bytes) return;
   }
+}
+
+// What is here of a segment before its turn, if all of the round's were to be done at the same time: it counts as under
+// way. Without that, links that share an interface would run at one rate, and where shards are of unequal size the
+// small ones be done early, while the interfaces of those who sum the large ones stand still for the rest of the round.
+size_t Link::lead_bytes(const Round& round, const Segment& segment) const {
+  const RoundSpec& spec = round.request.spec;
+  const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
+  return static_cast<size_t>(std::round(lead / static_cast<double>(chunk_count(job_, spec)))) * frame_bytes(spec);
 }
 
 // Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -59,6 +60,12 @@ struct Segment {
 
   explicit Segment(const Shard& from) : shard(from), next_push(from.begin), next_result(from.begin) {}
   [[nodiscard]] uint64_t end() const { return shard.begin + shard.count; }
+  // How much of its total is here, from 0 to 1.
+  [[nodiscard]] double done_part() const {
+    return done ? 1
+                : static_cast<double>(next_result - shard.begin) /
+                      static_cast<double>(std::max<uint64_t>(shard.count, 1));
+  }
 };
 
 struct Round {
@@ -76,6 +83,7 @@ struct Round {
   bool is_answered = false;          // a total has begun to come
   Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed
   bool has_accused = false;
+  double slowest_part = 0;  // of the segments' done_part()
 
   // Of several rounds that run, all workers push the chunks of the same one first: the order they got them in may
   // differ, and chunks wait at a reducer until everybody's are there.
@@ -83,6 +91,13 @@ struct Round {
   [[nodiscard]] Turn turn() const { return {number, request.sequence, request.op}; }
 
   [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
+
+  // A total has come. Whether the slowest segment is further now.
+  bool note_slowest() {
+    double part = 1;
+    for (const Segment& segment : segments) part = std::min(part, segment.done_part());
+    return part > std::exchange(slowest_part, part);
+  }
 
   // The segment that goes through this reducer, by its place in the view; null if none does.
   [[nodiscard]] Segment* segment_at(uint32_t reducer) {

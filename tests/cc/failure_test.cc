@@ -1,11 +1,15 @@
 // What the others learn when one of them fails, or does what it should not.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <future>
 #include <latch>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -66,6 +70,11 @@ class FakeWorker final : public ConnectionOwner {
       enrolment_->stop();
     });
   }
+  // Whether so many totals of that reducer are here before the patience ends.
+  bool wait_results(size_t count, size_t reducer, milliseconds patience = kPatience) {
+    std::unique_lock lock(results_mutex_);
+    return results_changed_.wait_for(lock, patience, [&] { return result_counts_[reducer] >= count; });
+  }
   // The first fault that a reducer told it, or how a connection ended without one.
   Status wait_end() {
     std::future<Status> end = end_.get_future();
@@ -91,8 +100,14 @@ class FakeWorker final : public ConnectionOwner {
     into = as_pieces(payload_);
     return {};
   }
-  Status on_frame(Connection&, const FrameHeader& header) override {
+  Status on_frame(Connection& connection, const FrameHeader& header) override {
     if (header.type == FrameType::kFault) note_end(decode_fault(payload_));
+    if (header.type == FrameType::kResult) {
+      const auto from = std::ranges::find_if(connections_, [&](const auto& c) { return c.get() == &connection; });
+      const std::lock_guard lock(results_mutex_);
+      ++result_counts_[static_cast<size_t>(from - connections_.begin())];
+      results_changed_.notify_all();
+    }
     return {};
   }
   void on_close(Connection&, const Status& why) override { note_end(why); }
@@ -118,7 +133,12 @@ class FakeWorker final : public ConnectionOwner {
   std::promise<void> ready_;
   std::promise<Status> end_;
   std::vector<std::shared_ptr<TcpConnection>> connections_;
+  std::mutex results_mutex_;
+  std::condition_variable results_changed_;
+  std::map<size_t, size_t> result_counts_;  // by reducer
 };
+
+const auto kSomeBytes = std::make_shared<const Bytes>(100000);
 
 FrameHeader push_header(const TestRound& round, uint32_t rank) {
   FrameHeader header;
@@ -201,6 +221,38 @@ TEST_F(FakeWorkerTest, IsNamedToAllWhenItIsLate) {
   EXPECT_TRUE(has(event->text, "waiting for rank 1 (host host-1)")) << event->text;
 }
 
+// The shards of a round are pushed in step, so that no interface is done before the others: while the totals of one
+// reducer fail to come, no more than a window of another's do.
+TEST_F(FakeWorkerTest, IsNotRunAwayFrom) {
+  const Shape shape{.workers = 3, .reducers = 2, .chunk_bytes = 1024, .window_chunks = 3};
+  ASSERT_NO_FATAL_FAILURE(start(shape));
+  const TestRound round{.leaf_counts = {8192}};
+  begin(round);
+  const std::vector<Shard> shards = ShardPlan({1, 1}).cut(round.op, 8192, 4);
+  ASSERT_EQ(shards.size(), 2);
+  auto push = [&, next = std::map<uint32_t, uint64_t>()](const Shard& shard) mutable {
+    FrameHeader header = push_header(round, 1);
+    header.offset = shard.begin + 256 * next[shard.reducer]++;
+    header.count = 256;
+    header.last = header.offset + header.count == shard.begin + shard.count;
+    header.payload_bytes = 1024;
+    fake_->send(OutFrame::of(header, std::span(*kSomeBytes).first(1024), kSomeBytes), shard.reducer);
+  };
+  for (uint32_t reducer : {0u, 1u}) {
+    FrameHeader header;
+    header.op = round.op;
+    fake_->send(OutFrame::control(FrameType::kDescribe, bytes_of("the fake's op"), header), reducer);
+  }
+  for (size_t chunk = 1; chunk <= shape.window_chunks; ++chunk) {
+    push(shards[0]);
+    ASSERT_TRUE(fake_->wait_results(chunk, shards[0].reducer));
+  }
+  push(shards[0]);
+  EXPECT_FALSE(fake_->wait_results(shape.window_chunks + 1, shards[0].reducer, milliseconds(300)));
+  push(shards[1]);
+  EXPECT_TRUE(fake_->wait_results(shape.window_chunks + 1, shards[0].reducer));
+}
+
 // The job may fail while somebody is still on his way in. He shall hear why, and not be left with a closed connection.
 TEST_F(FakeWorkerTest, IsToldWhatFailedBeforeItJoined) {
   ASSERT_NO_FATAL_FAILURE(start({.workers = 3, .reducers = 2}, /*fake_joins=*/false));
@@ -267,8 +319,6 @@ TEST_P(MisdeedTest, IsBlamedOnWhoDidIt) {
   expect_failure(Code::kWorkerLost, {"rank 1 (host host-1) was lost: ", GetParam().word});
   EXPECT_FALSE(fake_->wait_end().ok());
 }
-
-const auto kSomeBytes = std::make_shared<const Bytes>(100000);
 
 OutFrame push_frame(const FrameHeader& header, size_t bytes) {
   return OutFrame::of(header, std::span(*kSomeBytes).first(bytes), kSomeBytes);
