@@ -273,6 +273,7 @@ def _start(config: Config) -> World:
         window_chunks=config.window_chunks,
         checksum=config.checksum,
         failover=config.failover,
+        measure_rates=config.measure_rates,
     )
     reducer = None
     if config.rank < config.colocated_count:

@@ -113,9 +113,8 @@ void Communicator::join(const Members& members) {
   job_id_ = members.job_id;
   view_ = members.view;
   resume_ = members.resume;
-  std::vector<bool> colocated;
-  for (const Members::Reducer& reducer : members.reducers) colocated.push_back(reducer.colocated_rank >= 0);
-  plan_ = std::make_unique<ShardPlan>(balanced_shares(config_.job.worker_count, colocated));
+  reducers_ = members.reducers;
+  make_plan();
   for (const Members::Reducer& reducer : members.reducers) {
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
     if (!address.ok()) {
@@ -128,6 +127,22 @@ void Communicator::join(const Members& members) {
   for (Link& link : links_) link.connect(*context_, *this, patience);
 }
 
+// From the view and the rates, which every worker has alike.
+void Communicator::make_plan() {
+  std::vector<ReducerPlace> even;
+  std::vector<ReducerPlace> measured;
+  for (const Members::Reducer& reducer : reducers_) {
+    const bool colocated = reducer.colocated_rank >= 0;
+    const auto rate = rates_.find(reducer.number);
+    even.push_back({colocated});
+    measured.push_back({colocated, rate != rates_.end() ? rate->second : RateProbe::kFullRate});
+  }
+  ShardPlan::ChunkSize chunks{.fixed_bytes = config_.job.chunk_bytes};
+  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(config_.job.worker_count, even), chunks);
+  if (chunk_bytes_ > 0) chunks.most_bytes = std::clamp(chunk_bytes_, kLeastAutoChunkBytes, kMostAutoChunkBytes);
+  plan_ = std::make_shared<ShardPlan>(balanced_shares(config_.job.worker_count, measured), chunks);
+}
+
 uint32_t Communicator::reducer_of(const Connection& connection) const {
   const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.has(connection); });
   return static_cast<uint32_t>(link - links_.begin());
@@ -135,28 +150,74 @@ uint32_t Communicator::reducer_of(const Connection& connection) const {
 
 void Communicator::on_open(Connection& connection) {
   links_[reducer_of(connection)].set_open();
-  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, plan_->digest()})));
+  connection.send(
+      OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, even_plan_->digest()})));
   if (std::ranges::all_of(links_, &Link::is_open)) resume();
 }
 
 // Every reducer of the view is reached: the rounds go on, first those that are over here and not everywhere.
 void Communicator::resume() {
   halted_ = false;
-  if (phase_ == Phase::kStarting) {
-    phase_ = Phase::kRunning;
-    set_ready({});
-  } else {
+  if (phase_ != Phase::kStarting) {
     const auto stood = duration_cast<milliseconds>(EventLoop::Clock::now() - halted_since_);
     log_.add(Severity::kWarning, "going on with " + std::to_string(links_.size()) + " reducers after " +
                                      std::to_string(stood.count()) + " ms");
   }
   for (auto& [op_id, op] : ops_) op.described.assign(links_.size(), false);
   for (const Members::Resume& again : resume_) replay(again.op, again.round);
-  for (auto& [op_id, op] : ops_) {
-    if (!op.running && !op.waiting.empty()) start_next(op_id, op);
-  }
+  start_waiting();
+  if (phase_ == Phase::kStarting && !probe_) probe_rates();
   note_idle();
   if (phase_ == Phase::kLeaving) leave();
+}
+
+void Communicator::start_waiting() {
+  for (auto& [op_id, op] : ops_) {
+    if (may_start(op)) start_next(op_id, op);
+  }
+}
+
+// The program's rounds need the plan, which the start makes.
+bool Communicator::may_start(const Op& op) const {
+  return !halted_ && !op.running && !op.waiting.empty() &&
+         (phase_ != Phase::kStarting || op.waiting.front().is_internal);
+}
+
+// "measured 23.6 MB/s at reducers, 23.4 MB/s at workers; half of that at reducer 3 (host c)"
+std::string Communicator::rates_text() const {
+  if (rates_.empty()) return "the rates of the interfaces were not measured: the reducers changed meanwhile";
+  std::string text = "measured " + std::to_string(probe_->bytes_per_s() / 1'000'000) + " MB/s";
+  for (const Members::Reducer& reducer : reducers_) {
+    const auto rate = rates_.find(reducer.number);
+    if (rate == rates_.end() || rate->second == RateProbe::kFullRate) continue;
+    text += "; " + std::to_string(100 * rate->second / RateProbe::kFullRate) + " % of that at reducer " +
+            std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
+    if (text.size() > 1000) break;
+  }
+  return text + "; chunks of at most " + std::to_string(chunk_bytes_) + " bytes";
+}
+
+// Runs the rounds of the probe, one by one. With its answer comes the plan, and the job can begin.
+void Communicator::probe_rates() {
+  if (config_.job.measure_rates && !probe_) {
+    std::vector<ReducerPlace> places;
+    for (const Members::Reducer& reducer : reducers_) {
+      places.push_back({reducer.colocated_rank >= 0});
+      probed_.push_back(reducer.number);
+    }
+    probe_.emplace(config_.job.worker_count, places, ShardPlan::ChunkSize{.fixed_bytes = config_.job.chunk_bytes});
+    probe_view_ = view_;
+  }
+  if (probe_) {
+    if (std::optional<RoundRequest> request = probe_->next()) return enqueue(std::move(*request));
+    for (size_t i = 0; i < probe_->rates().size(); ++i) rates_[probed_[i]] = probe_->rates()[i];
+    chunk_bytes_ = probe_->chunk_bytes();
+    make_plan();
+    if (config_.rank == 0) log_.add(Severity::kInfo, rates_text());
+  }
+  phase_ = Phase::kRunning;
+  set_ready({});
+  start_waiting();
 }
 
 void Communicator::replay(uint64_t op_id, uint64_t number) {
@@ -203,6 +264,7 @@ void Communicator::stop_round(Op& op) {
       }
       round.request.inputs = op.kept.leaves();
     }
+    round.request.plan = nullptr;  // its reducers may be gone
     op.waiting.push_front(std::move(round.request));
     ++waiting_round_count_;
     --op.next_round;
@@ -279,7 +341,7 @@ void Communicator::enqueue(RoundRequest request) {
   op.described.resize(links_.size());
   op.waiting.push_back(std::move(request));
   ++waiting_round_count_;
-  if (!op.running && !halted_) start_next(op_id, op);
+  if (may_start(op)) start_next(op_id, op);
 }
 
 void Communicator::start_next(uint64_t op_id, Op& op) {
@@ -298,9 +360,10 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
   if (running_round_count_++ == 0) busy_since_ = round.progress;
 
   const RoundSpec& spec = round.request.spec;
-  for (const Shard& shard : plan_->cut(op_id, spec.total_count, item_bytes(spec.dtype))) {
-    round.segments.emplace_back(shard);
-  }
+  const ShardPlan& plan = plan_of(round.request);
+  const size_t item = item_bytes(spec.dtype);
+  const uint64_t chunk_count = plan.chunk_count(spec.total_count, item);
+  for (const Shard& shard : plan.cut(op_id, spec.total_count, item)) round.segments.emplace_back(shard, chunk_count);
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
     copy_bucket(round.request.inputs, round.request.outputs);
@@ -309,6 +372,12 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
     describe_op(op_id, op, segment.shard.reducer);
     links_[segment.shard.reducer].begin(round, segment);
   }
+}
+
+// A worker that has the rates may be asked again for a round of another that does not: those are cut evenly.
+const ShardPlan& Communicator::plan_of(const RoundRequest& request) const {
+  if (request.plan) return *request.plan;
+  return request.is_internal ? *even_plan_ : *plan_;
 }
 
 void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
@@ -384,6 +453,7 @@ void Communicator::keep(Op& op) {
   op.replay.sequence = request.sequence;
   op.replay.description = request.description;
   op.replay.spec = request.spec;
+  op.replay.is_internal = request.is_internal;
   if (!has_data || request.inputs_owner) return;
   for (const Segment& segment : round.segments) {
     const size_t pushed = segment.next_push - segment.shard.begin;
@@ -428,13 +498,18 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
 void Communicator::finish_round(uint64_t op_id, Op& op) {
   const std::unique_ptr<Round> round = std::move(op.running);
   if (--running_round_count_ == 0) note_busy();
-  if (!round->is_replay) {
+  if (round->request.is_internal) {
+    if (!round->is_replay) {
+      probe_->finish(view_ == probe_view_);
+      probe_rates();
+    }
+  } else if (!round->is_replay) {
     last_completed_ = round->name();
     ++round_count_;
     record(*round);
     complete(std::move(round->request), {});
   }
-  if (!op.waiting.empty()) start_next(op_id, op);
+  if (may_start(op)) start_next(op_id, op);
   note_idle();
   if (phase_ == Phase::kLeaving) leave();
 }

@@ -9,6 +9,34 @@ namespace {
 
 constexpr std::chrono::milliseconds kStandstill{20};
 
+// Of every chunk but a shard's last one.
+size_t frame_bytes(const Round& round, const Segment& segment) {
+  return kHeaderBytes + segment.chunk_count * item_bytes(round.request.spec.dtype);
+}
+
+uint64_t next_chunk_count(const Segment& segment) {
+  return std::min(segment.chunk_count, segment.end() - segment.next_push);
+}
+
+// Whether there is a next chunk and its bytes are here.
+bool can_push(const Round& round, const Segment& segment) {
+  if (segment.all_pushed) return false;
+  const RoundRequest& request = round.request;
+  if (request.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
+  const size_t end = (segment.next_push + next_chunk_count(segment)) * item_bytes(request.spec.dtype);
+  return end <= request.ready_bytes->load(std::memory_order_acquire);
+}
+
+// How much more is here of a segment than of the round's slowest one, if all were to be done at the same time. A
+// segment goes no further ahead than a window. Without that, links that share an interface run at one rate: where
+// shards are of unequal size the small ones are done early, and for the rest of the round only the interfaces of those
+// who sum the large ones have work.
+size_t lead_bytes(const Round& round, const Segment& segment) {
+  if (round.request.plan) return 0;
+  const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
+  return static_cast<size_t>(std::round(lead / static_cast<double>(segment.chunk_count))) * frame_bytes(round, segment);
+}
+
 }  // namespace
 
 Link::Link(const Members::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank)
@@ -39,7 +67,7 @@ std::vector<iovec> Link::take_control(size_t bytes) {
 }
 
 void Link::begin(Round& round, Segment& segment) {
-  if (unfinished_.empty()) window_.restart(2 * frame_bytes(round.request.spec), round.begin);
+  if (unfinished_.empty()) window_.restart(2 * frame_bytes(round, segment), round.begin);
   unfinished_.emplace(round.turn(), std::pair(&round, &segment));
   push_chunks();
 }
@@ -51,23 +79,15 @@ void Link::push_chunks() {
   for (const auto& [turn, entry] : unfinished_) {
     const auto [round, segment] = entry;
     under_way_bytes += segment->in_flight_bytes;
-    const size_t room_bytes = window_bytes(*round);
+    const size_t room_bytes = window_bytes(*round, *segment);
     const size_t ahead_bytes = lead_bytes(*round, *segment);
     while (can_push(*round, *segment) &&
-           (under_way_bytes + ahead_bytes < room_bytes || (segment->was_starved && segment->in_flight.empty()))) {
+           ((under_way_bytes < room_bytes && under_way_bytes + ahead_bytes < 2 * room_bytes) ||
+            (segment->was_starved && segment->in_flight.empty()))) {
       under_way_bytes += push_chunk(*round, *segment);
     }
     if (under_way_bytes >= room_bytes) return;
   }
-}
-
-// What is here of a segment before its turn, if all of the round's were to be done at the same time: it counts as under
-// way. Without that, links that share an interface would run at one rate, and where shards are of unequal size the
-// small ones be done early, while the interfaces of those who sum the large ones stand still for the rest of the round.
-size_t Link::lead_bytes(const Round& round, const Segment& segment) const {
-  const RoundSpec& spec = round.request.spec;
-  const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
-  return static_cast<size_t>(std::round(lead / static_cast<double>(chunk_count(job_, spec)))) * frame_bytes(spec);
 }
 
 // Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
@@ -81,29 +101,10 @@ void Link::feed_starved(EventLoop::Clock::time_point now) {
   }
 }
 
-size_t Link::window_bytes(const Round& round) const {
-  const RoundSpec& spec = round.request.spec;
-  const size_t frame = frame_bytes(spec);
+size_t Link::window_bytes(const Round& round, const Segment& segment) const {
+  const size_t frame = frame_bytes(round, segment);
   if (job_.window_chunks > 0) return job_.window_chunks * frame;
-  return std::clamp(window_.bytes(), 2 * frame, most_chunks_under_way(job_, spec) * frame);
-}
-
-// Of every chunk but a shard's last one.
-size_t Link::frame_bytes(const RoundSpec& spec) const {
-  return kHeaderBytes + chunk_count(job_, spec) * item_bytes(spec.dtype);
-}
-
-uint64_t Link::next_chunk_count(const Round& round, const Segment& segment) const {
-  return std::min(chunk_count(job_, round.request.spec), segment.end() - segment.next_push);
-}
-
-// Whether there is a next chunk and its bytes are here.
-bool Link::can_push(const Round& round, const Segment& segment) const {
-  if (segment.all_pushed) return false;
-  const RoundRequest& request = round.request;
-  if (request.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
-  const size_t end = (segment.next_push + next_chunk_count(round, segment)) * item_bytes(request.spec.dtype);
-  return end <= request.ready_bytes->load(std::memory_order_acquire);
+  return std::clamp(window_.bytes(), 2 * frame, most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
 }
 
 // Returns the chunk's bytes, header included.
@@ -117,7 +118,7 @@ size_t Link::push_chunk(const Round& round, Segment& segment) {
   header.round = round.number;
   header.spec = request.spec;
   header.offset = segment.next_push;
-  header.count = static_cast<uint32_t>(next_chunk_count(round, segment));
+  header.count = static_cast<uint32_t>(next_chunk_count(segment));
   segment.next_push += header.count;
   segment.all_pushed = segment.next_push == segment.end();
   header.last = segment.all_pushed;
@@ -132,7 +133,7 @@ size_t Link::push_chunk(const Round& round, Segment& segment) {
 
 Status Link::check_result(const Segment& segment, const FrameHeader& header) const {
   const RoundSpec& spec = header.spec;
-  const uint64_t expected = std::min(chunk_count(job_, spec), segment.end() - segment.next_result);
+  const uint64_t expected = std::min(segment.chunk_count, segment.end() - segment.next_result);
   const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != rank_;
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.
   const bool pushed =

@@ -51,11 +51,7 @@ class Link {
   [[nodiscard]] const Bytes& control() const { return control_; }
 
  private:
-  [[nodiscard]] size_t window_bytes(const Round& round) const;
-  [[nodiscard]] size_t lead_bytes(const Round& round, const Segment& segment) const;
-  [[nodiscard]] size_t frame_bytes(const RoundSpec& spec) const;
-  [[nodiscard]] uint64_t next_chunk_count(const Round& round, const Segment& segment) const;
-  [[nodiscard]] bool can_push(const Round& round, const Segment& segment) const;
+  [[nodiscard]] size_t window_bytes(const Round& round, const Segment& segment) const;
   size_t push_chunk(const Round& round, Segment& segment);
 
   const JobShape& job_;

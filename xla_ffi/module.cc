@@ -112,11 +112,12 @@ void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, uint32_t colocated_count,
                        std::string coordinator, std::string source, const nb::bytes& token, int64_t start_timeout_ms,
-                       int64_t timeout_ms, uint32_t chunk_bytes, uint32_t window_chunks, bool checksum, bool failover) {
+                       int64_t timeout_ms, uint32_t chunk_bytes, uint32_t window_chunks, bool checksum, bool failover,
+                       bool measure_rates) {
              CommunicatorConfig config;
              config.rank = rank;
              config.job = {worker_count,  reducer_count, colocated_count, chunk_bytes,
-                           window_chunks, checksum,      failover};
+                           window_chunks, checksum,      failover,        measure_rates};
              config.coordinator = std::move(coordinator);
              config.source = std::move(source);
              config.token = to_bytes(token);
@@ -128,7 +129,7 @@ void bind_communicator(nb::module_& module) {
            }),
            nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "colocated_count"_a, "coordinator"_a,
            "source"_a = "", "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a,
-           "checksum"_a, "failover"_a)
+           "checksum"_a, "failover"_a, "measure_rates"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
       .def(

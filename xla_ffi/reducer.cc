@@ -1,6 +1,8 @@
 #include "reducer.h"
 
 #include <algorithm>
+#include <bit>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -17,45 +19,51 @@ Arithmetic arithmetic_of(Kind kind) {
 
 }  // namespace
 
-// Chunk-sized memory, kept for the next round. Buffers may outlive the Reducer in a connection's queue, so they hold
+// Memory for chunks, kept for the next round. Buffers may outlive the Reducer in a connection's queue, so they hold
 // the pool, not the other way round. One thread only.
 class Reducer::Pool : public std::enable_shared_from_this<Pool> {
  public:
-  explicit Pool(size_t chunk_bytes) : chunk_bytes_(chunk_bytes) {}
+  Pool() = default;
   ~Pool() {
-    for (std::byte* memory : idle_) ::operator delete(memory, kAlign);
+    for (const auto& [bytes, buffers] : idle_) {
+      for (std::byte* memory : buffers) ::operator delete(memory, kAlign);
+    }
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  std::shared_ptr<std::byte> take() {
+  std::shared_ptr<std::byte> take(size_t least_bytes) {
+    const size_t bytes = std::bit_ceil(std::max(least_bytes, kLeastBytes));
+    std::vector<std::byte*>& idle = idle_[bytes];
     std::byte* memory = nullptr;
-    if (idle_.empty()) {
-      memory = static_cast<std::byte*>(::operator new(chunk_bytes_, kAlign));
+    if (idle.empty()) {
+      memory = static_cast<std::byte*>(::operator new(bytes, kAlign));
     } else {
-      memory = idle_.back();
-      idle_.pop_back();
+      memory = idle.back();
+      idle.pop_back();
+      idle_bytes_ -= bytes;
     }
-    return {memory, [pool = shared_from_this()](std::byte* used) { pool->put_back(used); }};
+    return {memory, [pool = shared_from_this(), bytes](std::byte* used) { pool->put_back(used, bytes); }};
   }
 
  private:
-  void put_back(std::byte* memory) {
-    if ((idle_.size() + 1) * chunk_bytes_ <= kMaxIdleBytes) {
-      idle_.push_back(memory);
+  static constexpr size_t kLeastBytes = 1024;
+
+  void put_back(std::byte* memory, size_t bytes) {
+    if (idle_bytes_ + bytes <= kMaxIdleBytes) {
+      idle_[bytes].push_back(memory);
+      idle_bytes_ += bytes;
     } else {
       ::operator delete(memory, kAlign);
     }
   }
 
-  size_t chunk_bytes_;
-  std::vector<std::byte*> idle_;
+  std::map<size_t, std::vector<std::byte*>> idle_;  // by their bytes, a power of two
+  size_t idle_bytes_ = 0;
 };
 
 Reducer::Reducer(Job job)
-    : job_(std::move(job)),
-      pool_(std::make_shared<Pool>(job_.shape.chunk_bytes > 0 ? job_.shape.chunk_bytes : kMostAutoChunkBytes)),
-      gone_(job_.worker_hosts.size(), false) {}
+    : job_(std::move(job)), pool_(std::make_shared<Pool>()), gone_(job_.worker_hosts.size(), false) {}
 
 Reducer::~Reducer() = default;
 
@@ -126,7 +134,7 @@ Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& he
   op.pushed[rank] = {op.pushed[rank].chunk_count + 1, header.offset + header.count, header.last};
   Piece& piece = chunk.value()->pieces[rank];
   if (!wanted || header.payload_bytes == 0) return std::span<std::byte>{};
-  piece.memory = pool_->take();
+  piece.memory = pool_->take(header.payload_bytes);
   return std::span(piece.memory.get(), header.payload_bytes);
 }
 
@@ -140,6 +148,7 @@ Status Reducer::start_round(Op& op, uint32_t rank, const FrameHeader& header, in
   op.first_rank = rank;
   op.progress_ms = now_ms;
   op.completed_chunk_count = 0;
+  op.chunk_count = header.count;
   op.pushed.assign(worker_count(), {});
   return {};
 }
@@ -148,10 +157,14 @@ Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHe
                                             std::vector<Outgoing>& outgoing) {
   const Pushed& pushed = op.pushed[rank];
   const uint64_t position = pushed.chunk_count - op.completed_chunk_count;
-  if (position >= most_chunks_under_way(job_.shape, op.spec) || header.count > chunk_count(job_.shape, op.spec)) {
+  const size_t item = item_bytes(op.spec.dtype);
+  const size_t chunk_bytes = std::max(op.chunk_count * item, least_chunk_bytes(job_.shape));
+  if (position >= most_chunks_under_way(job_.shape, chunk_bytes) ||
+      header.count * item > most_chunk_bytes(job_.shape)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed more than its window in " + op_name(header.op, op));
   }
-  if (pushed.last || (pushed.chunk_count > 0 && header.offset != pushed.end)) {
+  const bool follows = header.offset == pushed.end && header.count <= op.chunk_count;
+  if (pushed.last || (pushed.chunk_count > 0 && !follows)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk out of order in " + op_name(header.op, op));
   }
   if (position == op.open.size()) {

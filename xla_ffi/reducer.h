@@ -98,6 +98,7 @@ class Reducer {
     uint32_t first_rank = 0;             // who defined `spec`
     int64_t progress_ms = 0;             // when it started, or last completed a chunk
     uint64_t completed_chunk_count = 0;  // of the running round
+    uint32_t chunk_count = 0;            // elements of each of its chunks, but perhaps of the shard's last one
     std::deque<Chunk> open;              // the chunks after those
     std::vector<Pushed> pushed;          // by rank
   };

@@ -37,6 +37,8 @@ struct RoundRequest {
   std::function<void(size_t begin, size_t bytes)> received;  // of the outputs; called on the communicator's own thread
   std::shared_ptr<const void> inputs_owner;                  // who holds it may read the inputs after `done` as well
   Ranges reported;                                           // what `received` was called for, also before a halt
+  std::shared_ptr<const ShardPlan> plan;                     // if not the job's: then its shards need not go in step
+  bool is_internal = false;                                  // nothing that the program asked for
   EventLoop::Clock::time_point requested{};
 };
 
@@ -50,7 +52,8 @@ struct Pushed {
 // The part of a round that goes through one reducer.
 struct Segment {
   Shard shard;
-  uint64_t next_push = 0;  // elements, counted in the bucket
+  uint64_t chunk_count = 0;  // elements of every chunk but perhaps the last one
+  uint64_t next_push = 0;    // elements, counted in the bucket
   uint64_t next_result = 0;
   std::deque<Pushed> in_flight;
   size_t in_flight_bytes = 0;
@@ -58,7 +61,8 @@ struct Segment {
   bool all_pushed = false;
   bool done = false;
 
-  explicit Segment(const Shard& from) : shard(from), next_push(from.begin), next_result(from.begin) {}
+  Segment(const Shard& from, uint64_t count_of_chunks)
+      : shard(from), chunk_count(count_of_chunks), next_push(from.begin), next_result(from.begin) {}
   [[nodiscard]] uint64_t end() const { return shard.begin + shard.count; }
   // How much of its total is here, from 0 to 1.
   [[nodiscard]] double done_part() const {

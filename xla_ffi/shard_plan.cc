@@ -1,8 +1,12 @@
 #include "shard_plan.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <numeric>
 #include <utility>
+
+#include "wire.h"
 
 namespace jaxhetero {
 namespace {
@@ -12,6 +16,8 @@ constexpr uint64_t kAlignBytes = 64;
 // A bucket of less than this for every reducer goes to fewer of them: a message has its price. Measured; see
 // docs/performance.md.
 constexpr uint64_t kLeastShardBytes = 4096;
+constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
+constexpr uint64_t kChunksPerShard = 128;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -21,19 +27,53 @@ uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flo
 
 }  // namespace
 
-std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<bool>& colocated) {
-  const auto inside = static_cast<uint32_t>(std::ranges::count(colocated, true));
-  const auto dedicated = static_cast<uint32_t>(colocated.size()) - inside;
-  std::vector<uint32_t> shares(colocated.size(), 1);
-  if (inside == 0 || dedicated == 0) return shares;
-  // As many dedicated reducers as workers: they carry everything.
-  const uint32_t share_inside = worker_count - std::min(dedicated, worker_count);
-  for (size_t i = 0; i < shares.size(); ++i) shares[i] = colocated[i] ? share_inside : worker_count + inside - 2;
+std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers) {
+  const auto inside = static_cast<uint32_t>(std::ranges::count(reducers, true, &ReducerPlace::colocated));
+  uint64_t dedicated_rate = 0;
+  uint64_t worker_rate = std::numeric_limits<uint32_t>::max();
+  for (const ReducerPlace& reducer : reducers) {
+    if (reducer.colocated) {
+      worker_rate = std::min<uint64_t>(worker_rate, reducer.rate);
+    } else {
+      dedicated_rate += reducer.rate;
+    }
+  }
+  // Where the dedicated reducers can take what all workers send, they carry everything.
+  const uint64_t share_inside = worker_count * worker_rate - std::min(dedicated_rate, worker_count * worker_rate);
+  std::vector<uint32_t> shares;
+  for (const ReducerPlace& reducer : reducers) {
+    if (inside == 0) {
+      shares.push_back(reducer.rate);
+    } else if (dedicated_rate == 0) {
+      shares.push_back(1);
+    } else {
+      shares.push_back(static_cast<uint32_t>(reducer.colocated ? share_inside
+                                                               : (worker_count + inside - 2) * uint64_t{reducer.rate}));
+    }
+  }
+  // Equal rates give one plan, whatever they are.
+  const uint32_t common = std::reduce(shares.begin(), shares.end(), 0u, std::gcd<uint32_t, uint32_t>);
+  for (uint32_t& share : shares) share /= std::max(common, 1u);
   return shares;
 }
 
-ShardPlan::ShardPlan(std::vector<uint32_t> shares)
-    : shares_(std::move(shares)), whole_(std::accumulate(shares_.begin(), shares_.end(), uint64_t{0})) {}
+ShardPlan::ShardPlan(std::vector<uint32_t> shares) : ShardPlan(std::move(shares), ChunkSize()) {}
+
+ShardPlan::ShardPlan(std::vector<uint32_t> shares, const ChunkSize& chunks)
+    : shares_(std::move(shares)),
+      whole_(std::accumulate(shares_.begin(), shares_.end(), uint64_t{0})),
+      chunks_(chunks) {}
+
+uint64_t ShardPlan::owner_count() const { return shares_.size() - std::ranges::count(shares_, 0u); }
+
+// A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
+// bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
+uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes) const {
+  if (chunks_.fixed_bytes > 0) return chunks_.fixed_bytes / item_bytes;
+  if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
+  const uint64_t wanted = count / owner_count() / kChunksPerShard * item_bytes;
+  return std::bit_floor(std::clamp<uint64_t>(wanted, kLeastAutoChunkBytes, chunks_.most_bytes)) / item_bytes;
+}
 
 uint32_t ShardPlan::reducer_at(uint64_t point) const {
   uint32_t reducer = 0;

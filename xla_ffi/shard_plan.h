@@ -1,6 +1,7 @@
 // Which reducer sums which part of a bucket.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,20 +16,33 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// The shares with which the largest load of any network interface is as small as it can be, where all interfaces have
-// one rate. `colocated` tells of every reducer whether it lives inside a worker.
+// A reducer, and what carries its traffic: its own network interface, or that of the worker it lives in.
+struct ReducerPlace {
+  bool colocated = false;
+  uint32_t rate = 1;  // of the interface, in any unit
+};
+
+// The shares with which no network interface is busy for longer than it must be.
 //
 // A worker whose own reducer has share a sends 1 - a, and n - 1 totals of a: 1 + a(n - 2) in all. A dedicated reducer
-// with share b sends and receives nb. With k dedicated reducers and c inside workers, kb + ca = 1 and both loads equal
-// give a : b = (n - k) : (n + c - 2); for c = n that is the optimum of Jiang et al. (OSDI 2020).
-std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<bool>& colocated);
+// with share b sends and receives nb. With workers of rate w and dedicated reducers of rates r, c reducers inside
+// workers, and all bytes reduced, equal times give a : b = (nw - sum of r) : (n + c - 2)r. For c = n and equal rates
+// that is the optimum of Jiang et al. (OSDI 2020). Workers are as fast as the slowest of them.
+std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers);
 
 // The same on every worker, computed from what all of them know. Cuts by bytes and not by leaves, so that every reducer
 // has its exact share whatever the leaves' sizes are.
 class ShardPlan {
  public:
+  // Of the chunks that shards are pushed in.
+  struct ChunkSize {
+    size_t fixed_bytes = 0;  // not 0: of every chunk but a shard's last one
+    size_t most_bytes = size_t{16} << 10;
+  };
+
   // The relative size of every reducer's share; at least one is not 0.
   explicit ShardPlan(std::vector<uint32_t> shares);
+  ShardPlan(std::vector<uint32_t> shares, const ChunkSize& chunks);
 
   // Equal for equal plans, so that workers with different ones can be told apart.
   [[nodiscard]] uint64_t digest() const;
@@ -38,11 +52,16 @@ class ShardPlan {
   // only, or to a few.
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes) const;
 
+  // The elements of every chunk of such a bucket but a shard's last one.
+  [[nodiscard]] uint64_t chunk_count(uint64_t count, uint64_t item_bytes) const;
+  [[nodiscard]] uint64_t owner_count() const;  // how many reducers have a share
+
  private:
   [[nodiscard]] uint32_t reducer_at(uint64_t point) const;
 
   std::vector<uint32_t> shares_;
   uint64_t whole_;  // their sum
+  ChunkSize chunks_;
 };
 
 }  // namespace jaxhetero

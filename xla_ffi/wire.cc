@@ -104,6 +104,7 @@ void write(Writer& writer, const JobShape& job) {
   writer.number(job.window_chunks);
   writer.number(static_cast<uint8_t>(job.checksums));
   writer.number(static_cast<uint8_t>(job.failover));
+  writer.number(static_cast<uint8_t>(job.measure_rates));
 }
 
 JobShape read_job(Reader& reader) {
@@ -115,6 +116,7 @@ JobShape read_job(Reader& reader) {
   job.window_chunks = reader.number<uint32_t>();
   job.checksums = reader.number<uint8_t>() != 0;
   job.failover = reader.number<uint8_t>() != 0;
+  job.measure_rates = reader.number<uint8_t>() != 0;
   return job;
 }
 
@@ -155,27 +157,19 @@ std::string difference(const JobShape& job, const JobShape& from) {
   compare("window_chunks", job.window_chunks, from.window_chunks);
   compare("checksum", job.checksums ? 1 : 0, from.checksums ? 1 : 0);
   compare("failover", job.failover ? 1 : 0, from.failover ? 1 : 0);
+  compare("measure_rates", job.measure_rates ? 1 : 0, from.measure_rates ? 1 : 0);
   return text;
 }
 
 uint32_t total_reducer_count(const JobShape& job) { return job.reducer_count + job.colocated_count; }
 
-// A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
-// bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
-uint64_t chunk_count(const JobShape& job, const RoundSpec& spec) {
-  constexpr uint64_t kChunksPerShard = 128;
-  constexpr uint64_t kLeastBytes = 8 << 10;
-  const size_t item = item_bytes(spec.dtype);
-  if (job.chunk_bytes > 0) return job.chunk_bytes / item;
-  if (spec.total_count <= kMostAutoChunkBytes / item) return kMostAutoChunkBytes / item;
-  const uint64_t wanted = spec.total_count / std::max(total_reducer_count(job), 1u) / kChunksPerShard * item;
-  return std::bit_floor(std::clamp<uint64_t>(wanted, kLeastBytes, kMostAutoChunkBytes)) / item;
-}
+size_t most_chunk_bytes(const JobShape& job) { return job.chunk_bytes > 0 ? job.chunk_bytes : kMostAutoChunkBytes; }
 
-uint64_t most_chunks_under_way(const JobShape& job, const RoundSpec& spec) {
+size_t least_chunk_bytes(const JobShape& job) { return job.chunk_bytes > 0 ? job.chunk_bytes : kLeastAutoChunkBytes; }
+
+uint64_t most_chunks_under_way(const JobShape& job, size_t chunk_bytes) {
   if (job.window_chunks > 0) return job.window_chunks;
-  const uint64_t frame_bytes = kHeaderBytes + chunk_count(job, spec) * item_bytes(spec.dtype);
-  return std::max<uint64_t>(2, kMostWindowBytes / frame_bytes);
+  return std::max<uint64_t>(2, kMostWindowBytes / (kHeaderBytes + chunk_bytes));
 }
 
 EncodedHeader encode(const FrameHeader& header) {

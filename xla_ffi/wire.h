@@ -105,6 +105,7 @@ struct JobShape {
   uint32_t window_chunks = 0;    // 0: as many as the path needs
   bool checksums = false;        // of every frame
   bool failover = false;         // go on when a reducer is lost
+  bool measure_rates = false;    // of the interfaces, at the start: see rate_probe.h
 
   bool operator==(const JobShape&) const = default;
 };
@@ -114,16 +115,17 @@ std::string difference(const JobShape& job, const JobShape& from);
 // Every reducer of a job: the dedicated ones and those inside workers. None for a worker alone.
 uint32_t total_reducer_count(const JobShape& job);
 
-// The elements of every chunk of a round but a shard's last one. Where the job does not say how many bytes that is,
-// never more than these: measured, see docs/performance.md. Reducers have memory for chunks of this size.
-inline constexpr size_t kMostAutoChunkBytes = size_t{16} << 10;
-uint64_t chunk_count(const JobShape& job, const RoundSpec& spec);
+// Where the job does not say how large chunks are, the plan does, between these.
+inline constexpr size_t kLeastAutoChunkBytes = size_t{8} << 10;
+inline constexpr size_t kMostAutoChunkBytes = size_t{256} << 10;
+size_t most_chunk_bytes(const JobShape& job);
+size_t least_chunk_bytes(const JobShape& job);  // of a shard that takes several
 
 // What a worker may have under way at one reducer when its window adapts to the path. A reducer holds that much for
 // each worker and round.
 inline constexpr size_t kMostWindowBytes = size_t{4} << 20;
 // Two at least: while the total of one comes back, the other goes out.
-uint64_t most_chunks_under_way(const JobShape& job, const RoundSpec& spec);
+uint64_t most_chunks_under_way(const JobShape& job, size_t chunk_bytes);
 
 struct Registration {
   Role role = Role::kWorker;

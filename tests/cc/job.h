@@ -148,6 +148,7 @@ struct Shape {
   milliseconds start_timeout = kPatience;
   milliseconds timeout = kPatience;
   bool failover = false;
+  bool measure_rates = false;
 };
 
 class Job {
@@ -166,7 +167,7 @@ class Job {
     CommunicatorConfig config;
     config.rank = rank;
     config.job = {shape_.workers,       shape_.reducers,  colocated_count(), shape_.chunk_bytes,
-                  shape_.window_chunks, shape_.checksums, shape_.failover};
+                  shape_.window_chunks, shape_.checksums, shape_.failover,   shape_.measure_rates};
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
     config.host_name = "host-" + std::to_string(rank);

@@ -78,6 +78,35 @@ INSTANTIATE_TEST_SUITE_P(Dedicated, EveryShape, testing::Combine(testing::Range(
 INSTANTIATE_TEST_SUITE_P(Colocated, EveryShape, testing::Combine(testing::Range(2u, 5u), testing::Values(0u)),
                          [](const auto& info) { return std::to_string(std::get<0>(info.param)) + "_workers"; });
 
+// What the interfaces carry is measured first, over the same ways; the program's rounds go on from there.
+class Measured : public testing::TestWithParam<Shape> {};
+
+TEST_P(Measured, StartsAndReduces) {
+  Shape shape = GetParam();
+  shape.measure_rates = true;
+  Job job(shape);
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  for (uint64_t op = 0; op < 3; ++op) job.expect_works({.op = op, .leaf_counts = {300'000, 17}});
+  for (const auto& worker : job.workers) {
+    EXPECT_EQ(worker->metrics().round_count, 3u);
+    EXPECT_EQ(worker->timeline().size(), 3u);
+  }
+  job.expect_shutdown();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Measured,
+    testing::Values(Shape{.workers = 3, .reducers = 2, .chunk_bytes = 0, .window_chunks = 0},
+                    Shape{.workers = 3, .reducers = 0, .chunk_bytes = 0, .window_chunks = 0},
+                    Shape{.workers = 3, .reducers = 2, .colocated = 3, .chunk_bytes = 0, .window_chunks = 0},
+                    Shape{.workers = 2, .reducers = 1, .chunk_bytes = 1 << 17, .window_chunks = 0},
+                    Shape{.workers = 1, .reducers = 1, .failover = true}),
+    [](const auto& info) {
+      const Shape& shape = info.param;
+      return std::to_string(shape.workers) + "_workers_" + std::to_string(shape.reducers) + "_and_" +
+             std::to_string(shape.colocated) + "_reducers_chunks_" + std::to_string(shape.chunk_bytes);
+    });
+
 TEST(Loopback, RunsManyRoundsOfManyOps) {
   Job job({.workers = 3, .reducers = 2});
   ASSERT_NO_FATAL_FAILURE(job.start());

@@ -90,13 +90,13 @@ class Balance : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uin
 TEST_P(Balance, LoadsNoInterfaceMoreThanItMust) {
   const auto [n, k, c] = GetParam();
   if (c > n || k + c == 0) return;
-  std::vector<bool> colocated(k, false);
-  colocated.resize(k + c, true);
+  std::vector<ReducerPlace> reducers(k);
+  reducers.resize(k + c, {.colocated = true});
   constexpr uint64_t kCount = 100'000'000;
   double dedicated = 0;
   double inside = 0;
-  for (const Shard& shard : ShardPlan(balanced_shares(n, colocated)).cut(7, kCount, 4)) {
-    double& largest = colocated[shard.reducer] ? inside : dedicated;
+  for (const Shard& shard : ShardPlan(balanced_shares(n, reducers)).cut(7, kCount, 4)) {
+    double& largest = reducers[shard.reducer].colocated ? inside : dedicated;
     largest = std::max(largest, static_cast<double>(shard.count) / kCount);
   }
   const double load = std::max({1.0, n * dedicated, 1 + inside * (n - 2.0)});
@@ -113,6 +113,57 @@ TEST_P(Balance, LoadsNoInterfaceMoreThanItMust) {
   if (c == n && k <= n) {
     EXPECT_NEAR(load, 2.0 * n * (n - 1) / (n * n + k * n - 2.0 * k), 1e-4);
   }
+}
+
+// Where interfaces are of unequal rates, all that have anything to carry take the same time.
+TEST(Rates, GiveToEachWhatItCarries) {
+  constexpr double kWorkerRate = 12;
+  constexpr uint64_t kCount = 100'000'000;
+  for (const uint32_t n : {2u, 3u, 8u}) {
+    for (const uint32_t c : {0u, n - 1, n}) {
+      std::vector<ReducerPlace> reducers{{.rate = 1}, {.rate = 2}, {.rate = 3}};
+      reducers.resize(reducers.size() + c, {.colocated = true, .rate = static_cast<uint32_t>(kWorkerRate)});
+      const std::vector<Shard> shards = ShardPlan(balanced_shares(n, reducers)).cut(0, kCount, 4);
+      ASSERT_EQ(shards.size(), reducers.size());
+      double dedicated_time = 0;
+      for (const Shard& shard : shards) {
+        const ReducerPlace& place = reducers[shard.reducer];
+        const double share = static_cast<double>(shard.count) / kCount;
+        const double time = place.colocated ? (1 + share * (n - 2)) / kWorkerRate : n * share / place.rate;
+        if (dedicated_time == 0 && !place.colocated) dedicated_time = time;
+        EXPECT_NEAR(time, place.colocated && c == 0 ? time : dedicated_time, 1e-4 * time);
+      }
+    }
+  }
+}
+
+TEST(Rates, MakeNoDifferenceWhereTheyAreEqual) {
+  for (const uint32_t rate : {1u, 16u}) {
+    const std::vector<ReducerPlace> reducers{{.rate = rate}, {.rate = rate}, {.colocated = true, .rate = rate}};
+    EXPECT_EQ(balanced_shares(4, reducers), (std::vector<uint32_t>{3, 3, 2}));
+  }
+}
+
+TEST(Rates, LeaveOutWorkersWhereTheDedicatedCarryAll) {
+  const std::vector<uint32_t> shares =
+      balanced_shares(2, {{.rate = 5}, {.rate = 3}, {.colocated = true, .rate = 4}, {.colocated = true, .rate = 4}});
+  EXPECT_EQ(shares[2], 0u);
+  EXPECT_EQ(shares[0] * 3, shares[1] * 5);
+}
+
+TEST(Chunks, AreNoSmallerAndNoLargerThanTheyMay) {
+  constexpr size_t kMost = 64 << 10;
+  for (const uint32_t reducer_count : {1u, 3u, 4096u}) {
+    const ShardPlan plan(std::vector<uint32_t>(reducer_count, 1), {.most_bytes = kMost});
+    for (const uint64_t item : {1, 2, 4, 8}) {
+      for (uint64_t count = 0; count < uint64_t{1} << 40; count = 3 * count + 1) {
+        const uint64_t bytes = plan.chunk_count(count, item) * item;
+        EXPECT_GE(bytes, 8192u);
+        EXPECT_LE(bytes, kMost);
+      }
+    }
+  }
+  EXPECT_EQ(ShardPlan({1, 1}, {.fixed_bytes = 4096}).chunk_count(1 << 20, 4), 1024u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Balance,

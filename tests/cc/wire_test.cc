@@ -391,27 +391,14 @@ TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(RoundSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
 }
 
-TEST(Chunks, FitTheMemoryThatReducersHaveForThem) {
-  for (const uint32_t reducer_count : {1u, 3u, 4096u}) {
-    for (const DType dtype : {DType::kI8, DType::kBF16, DType::kF32, DType::kF64}) {
-      for (uint64_t total = 0; total < uint64_t{1} << 40; total = 3 * total + 1) {
-        const uint64_t chunk =
-            chunk_count({.reducer_count = reducer_count}, {.dtype = dtype, .total_count = total}) * item_bytes(dtype);
-        EXPECT_GE(chunk, 1024u);
-        EXPECT_LE(chunk, kMostAutoChunkBytes);
-      }
-    }
-  }
-}
-
 TEST(Difference, NamesEachFieldThatDiffers) {
   const JobShape job{4, 2, 1, 65536, 8, false};
   EXPECT_EQ(difference(job, job), "");
   EXPECT_EQ(difference({4, 2, 1, 4096, 8, false}, job), "chunk_bytes is 4096, not 65536");
   EXPECT_EQ(
-      difference({5, 3, 0, 1024, 9, true, true}, job),
+      difference({5, 3, 0, 1024, 9, true, true, true}, job),
       "worker_count is 5, not 4, reducer_count is 3, not 2, colocated_count is 0, not 1, chunk_bytes is 1024, not "
-      "65536, window_chunks is 9, not 8, checksum is 1, not 0, failover is 1, not 0");
+      "65536, window_chunks is 9, not 8, checksum is 1, not 0, failover is 1, not 0, measure_rates is 1, not 0");
 }
 
 }  // namespace

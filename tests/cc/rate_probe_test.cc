@@ -1,0 +1,147 @@
+#include "xla_ffi/rate_probe.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <vector>
+
+namespace jaxhetero {
+namespace {
+
+constexpr uint32_t kWorkers = 4;
+
+// Plays the other workers and the network: a round takes what a test says, whatever was pushed.
+class RateProbeTest : public testing::Test {
+ protected:
+  // Dedicated reducers with such times for a MiB each, and so many inside workers with that one.
+  void start(const std::vector<int64_t>& dedicated_us, size_t colocated_count = 0, int64_t colocated_us = 0) {
+    std::vector<ReducerPlace> places(dedicated_us.size());
+    places.resize(places.size() + colocated_count, {.colocated = true});
+    us_per_mib_ = dedicated_us;
+    us_per_mib_.resize(places.size(), colocated_us);
+    probe_.emplace(kWorkers, places, ShardPlan::ChunkSize());
+  }
+
+  // Runs the next round; false when there is none.
+  bool run_round(bool undisturbed = true, int64_t answer_count = kWorkers) {
+    const std::optional<RoundRequest> request = probe_->next();
+    if (!request.has_value()) return false;
+    EXPECT_TRUE(request->is_internal);
+    if (request->plan) {
+      pushed_bytes_ = request->inputs.bytes();
+      shard_count_ = request->plan->owner_count();
+      request->received(0, 0);
+    } else {
+      std::vector<int64_t> totals{answer_count};
+      for (const int64_t us : us_per_mib_) {
+        totals.push_back(kWorkers * us * static_cast<int64_t>(pushed_bytes_ / shard_count_) >> 20);
+      }
+      std::vector<iovec> into;
+      request->outputs.slice(0, request->outputs.bytes(), into);
+      std::memcpy(into[0].iov_base, totals.data(), into[0].iov_len);
+    }
+    probe_->finish(undisturbed);
+    return true;
+  }
+  void run() {
+    for (int round = 0; run_round(); ++round) ASSERT_LT(round, 30) << "it does not end";
+  }
+
+  std::optional<RateProbe> probe_;
+  std::vector<int64_t> us_per_mib_;
+  size_t pushed_bytes_ = 0;
+  size_t shard_count_ = 1;
+};
+
+using Rates = std::vector<uint32_t>;
+
+TEST_F(RateProbeTest, TakesWhatIsNearlyEqualForEqual) {
+  start({40'000, 42'000, 41'000});
+  run();
+  EXPECT_EQ(probe_->rates(), Rates(3, RateProbe::kFullRate));
+  // Every worker pushed a MiB there in that time.
+  EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), kWorkers * (1 << 20) / 0.04, 1e6);
+  EXPECT_NEAR(static_cast<double>(probe_->chunk_bytes()), (1 << 20) * 3.0 / 40, 100);
+}
+
+TEST_F(RateProbeTest, FindsTheSlowOnes) {
+  start({40'000, 80'000, 160'000, 40'000});
+  run();
+  EXPECT_EQ(probe_->rates(), Rates({16, 8, 4, 16}));
+}
+
+// A worker of four with a reducer in each sends 6 / 4 of a bucket, a dedicated one of two 4 / 2 of it: equal times for
+// equal shards are interfaces of 3 : 4.
+TEST_F(RateProbeTest, ComparesWorkersWithDedicatedReducers) {
+  start({40'000, 40'000}, 4, 40'000);
+  run();
+  EXPECT_EQ(probe_->rates(), Rates({16, 16, 24, 24, 24, 24}));
+  start({40'000, 40'000}, 4, 60'000);
+  run();
+  EXPECT_EQ(probe_->rates(), Rates(6, 16));
+}
+
+TEST_F(RateProbeTest, WorksWithoutDedicatedReducers) {
+  start({}, 4, 60'000);
+  run();
+  EXPECT_EQ(probe_->rates(), Rates(4, 16));
+  EXPECT_GT(probe_->bytes_per_s(), 0u);
+}
+
+TEST_F(RateProbeTest, PushesMoreUntilItTakesLongEnough) {
+  start({400});
+  run();
+  EXPECT_GE(pushed_bytes_, 16u << 20);
+  EXPECT_LE(pushed_bytes_, 64u << 20);
+}
+
+TEST_F(RateProbeTest, GivesNoAnswerWhereOneWorkerWasDisturbed) {
+  start({40'000, 80'000});
+  ASSERT_TRUE(run_round());
+  ASSERT_TRUE(run_round());
+  ASSERT_TRUE(run_round(true, kWorkers - 1));
+  EXPECT_FALSE(run_round());
+  EXPECT_TRUE(probe_->rates().empty());
+}
+
+TEST_F(RateProbeTest, SaysThatItWasDisturbed) {
+  start({40'000, 80'000});
+  ASSERT_TRUE(run_round());
+  ASSERT_TRUE(run_round(false));
+  const std::optional<RoundRequest> request = probe_->next();
+  ASSERT_TRUE(request.has_value());
+  std::vector<iovec> operands;
+  request->inputs.slice(0, sizeof(int64_t), operands);
+  int64_t valid = -1;
+  std::memcpy(&valid, operands[0].iov_base, sizeof valid);
+  EXPECT_EQ(valid, 0);
+}
+
+// What it adds up comes from its own clock: a shard that comes later has taken longer.
+TEST_F(RateProbeTest, TimesEachShardFromItsLastTotal) {
+  start({1, 1});
+  ASSERT_TRUE(run_round());
+  const std::optional<RoundRequest> push = probe_->next();
+  ASSERT_TRUE(push.has_value());
+  const size_t half = push->inputs.bytes() / 2;
+  for (const size_t begin : {size_t{0}, half}) {
+    push->received(begin, half / 2);
+    push->received(begin + half / 2, half / 2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  probe_->finish(true);
+  const std::optional<RoundRequest> agree = probe_->next();
+  ASSERT_TRUE(agree.has_value());
+  std::vector<iovec> operands;
+  agree->inputs.slice(0, 3 * sizeof(int64_t), operands);
+  std::vector<int64_t> own(3);
+  std::memcpy(own.data(), operands[0].iov_base, operands[0].iov_len);
+  const std::vector<Shard> shards = push->plan->cut(push->op, push->spec.total_count, sizeof(float));
+  EXPECT_GE(own[1 + shards[1].reducer], own[1 + shards[0].reducer] + 5000);
+}
+
+}  // namespace
+}  // namespace jaxhetero

@@ -1,0 +1,179 @@
+#include "rate_probe.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+// Reducers count the rounds of an op, and those inside workers see only their own.
+constexpr uint64_t kPushDedicatedOp = ~uint64_t{0};
+constexpr uint64_t kPushColocatedOp = ~uint64_t{1};
+constexpr uint64_t kAgreeOp = ~uint64_t{2};
+
+constexpr uint64_t kFirstShardBytes = 64 << 10;
+constexpr uint64_t kMostProbeBytes = 64 << 20;
+constexpr uint64_t kGrowth = 4;
+constexpr uint64_t kLongEnoughUs = 60'000;
+// Measured; see docs/performance.md.
+constexpr uint64_t kChunkUs = 3'000;
+
+// A probe of any size reads and fills the same memory.
+constexpr size_t kLeafBytes = 64 << 10;
+
+struct Payload {
+  std::vector<std::byte> input = std::vector<std::byte>(kLeafBytes);
+  std::vector<std::byte> output = std::vector<std::byte>(kLeafBytes);
+};
+
+uint32_t snapped(uint64_t rate) {
+  constexpr uint64_t kFull = RateProbe::kFullRate;
+  constexpr uint64_t kMost = 64 * kFull;
+  if (rate + kFull / 8 >= kFull && rate <= kFull + kFull / 8) return kFull;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rate, 1, kMost));
+}
+
+}  // namespace
+
+RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers,
+                     const ShardPlan::ChunkSize& chunks)
+    : worker_count_(worker_count),
+      reducers_(reducers),
+      chunks_(chunks),
+      own_(1 + reducers.size()),
+      totals_(own_.size()) {
+  own_[0] = 1;
+  probe(std::ranges::all_of(reducers_, &ReducerPlace::colocated));
+}
+
+// Begins with the reducers of one sort.
+void RateProbe::probe(bool colocated) {
+  colocated_ = colocated;
+  std::vector<uint32_t> shares;
+  for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated ? 1 : 0);
+  plan_ = std::make_shared<ShardPlan>(std::move(shares), chunks_);
+  probed_count_ = plan_->owner_count();
+  probe_bytes_ = probed_count_ * kFirstShardBytes;
+}
+
+std::optional<RoundRequest> RateProbe::next() {
+  if (stage_ == Stage::kOver) return std::nullopt;
+  RoundRequest request = stage_ == Stage::kPushing ? push_request() : agree_request();
+  request.is_internal = true;
+  return request;
+}
+
+RoundRequest RateProbe::push_request() {
+  const auto payload = std::make_shared<Payload>();
+  RoundRequest request;
+  request.op = colocated_ ? kPushColocatedOp : kPushDedicatedOp;
+  request.description = "the measurement of rates";
+  request.spec = {Kind::kSum, DType::kF32, 0, 1, probe_bytes_ / sizeof(float), 0};
+  for (uint64_t at = 0; at < probe_bytes_; at += kLeafBytes) {
+    const size_t bytes = std::min<uint64_t>(kLeafBytes, probe_bytes_ - at);
+    request.inputs.append(payload->input.data(), bytes);
+    request.outputs.append(payload->output.data(), bytes);
+  }
+  request.inputs_owner = payload;
+  request.plan = plan_;
+  request.received = [this](size_t begin, size_t bytes) { note_received(begin, bytes); };
+  shards_ = plan_->cut(request.op, request.spec.total_count, sizeof(float));
+  left_bytes_.clear();
+  for (const Shard& shard : shards_) left_bytes_.push_back(shard.count * sizeof(float));
+  begin_ = Clock::now();
+  return request;
+}
+
+RoundRequest RateProbe::agree_request() {
+  RoundRequest request;
+  request.op = kAgreeOp;
+  request.description = "the agreement on rates";
+  request.spec = {Kind::kSum, DType::kI64, 0, 1, own_.size(), 0};
+  const auto operands = std::make_shared<std::vector<int64_t>>(own_);
+  request.inputs.append(operands->data(), own_.size() * sizeof(int64_t));
+  request.outputs.append(totals_.data(), totals_.size() * sizeof(int64_t));
+  request.inputs_owner = operands;
+  return request;
+}
+
+void RateProbe::note_received(size_t begin, size_t bytes) {
+  // Totals come in order within a shard, and a report spans no two of them.
+  const auto after = std::ranges::upper_bound(shards_, begin / sizeof(float), {}, &Shard::begin);
+  if (after == shards_.begin()) return;
+  const auto index = static_cast<size_t>(after - shards_.begin()) - 1;
+  left_bytes_[index] -= std::min(bytes, left_bytes_[index]);
+  if (left_bytes_[index] > 0) return;
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin_);
+  own_[1 + shards_[index].reducer] = std::max<int64_t>(1, took.count());
+}
+
+void RateProbe::finish(bool undisturbed) {
+  if (!undisturbed) own_[0] = 0;
+  if (stage_ == Stage::kPushing) {
+    stage_ = Stage::kAgreeing;
+  } else if (totals_[0] != worker_count_) {
+    rates_.clear();
+    bytes_per_s_ = 0;
+    stage_ = Stage::kOver;
+  } else if (std::exchange(stage_, Stage::kPushing) == Stage::kAgreeing) {
+    evaluate();
+  }
+}
+
+uint64_t RateProbe::mean_us(size_t reducer) const {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(totals_[1 + reducer]) / worker_count_);
+}
+
+void RateProbe::evaluate() {
+  uint64_t slowest_us = 0;
+  for (size_t i = 0; i < reducers_.size(); ++i) {
+    if (reducers_[i].colocated == colocated_) slowest_us = std::max(slowest_us, mean_us(i));
+  }
+  if (slowest_us < kLongEnoughUs && probe_bytes_ * kGrowth <= kMostProbeBytes) {
+    probe_bytes_ *= kGrowth;
+    return;
+  }
+  colocated_ ? conclude_colocated() : conclude_dedicated();
+}
+
+void RateProbe::conclude_dedicated() {
+  uint64_t fastest_us = ~uint64_t{0};
+  for (size_t i = 0; i < reducers_.size(); ++i) {
+    if (!reducers_[i].colocated) fastest_us = std::min(fastest_us, mean_us(i));
+  }
+  rates_.assign(reducers_.size(), kFullRate);
+  for (size_t i = 0; i < reducers_.size(); ++i) {
+    if (!reducers_[i].colocated) rates_[i] = snapped((kFullRate * fastest_us + mean_us(i) / 2) / mean_us(i));
+  }
+  const uint64_t shard_bytes = probe_bytes_ / probed_count_;
+  bytes_per_s_ = worker_count_ * shard_bytes * 1'000'000 / fastest_us;
+  chunk_bytes_ = shard_bytes * kChunkUs / fastest_us;
+  if (probed_count_ == reducers_.size()) {
+    stage_ = Stage::kOver;
+  } else {
+    probe(true);
+  }
+}
+
+// All workers go at the pace of the slowest of them: their shards take the same time.
+void RateProbe::conclude_colocated() {
+  uint64_t slowest_us = 1;
+  for (size_t i = 0; i < reducers_.size(); ++i) {
+    if (reducers_[i].colocated) slowest_us = std::max(slowest_us, mean_us(i));
+  }
+  // What such a worker sends: its pieces to the others, and totals to them.
+  const uint64_t shard_bytes = probe_bytes_ / probed_count_;
+  const uint64_t load_bytes = shard_bytes * (probed_count_ - 1 + worker_count_ - 1);
+  const uint64_t bytes_per_s = load_bytes * 1'000'000 / slowest_us;
+  if (rates_.empty()) {
+    rates_.assign(reducers_.size(), kFullRate);
+    bytes_per_s_ = bytes_per_s;
+    chunk_bytes_ = shard_bytes * kChunkUs / slowest_us;
+  }
+  for (size_t i = 0; i < reducers_.size(); ++i) {
+    if (reducers_[i].colocated) rates_[i] = snapped((kFullRate * bytes_per_s + bytes_per_s_ / 2) / bytes_per_s_);
+  }
+  stage_ = Stage::kOver;
+}
+
+}  // namespace jaxhetero
