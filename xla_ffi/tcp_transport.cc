@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include "checksum.h"
 
@@ -86,6 +87,14 @@ void own_payload(OutFrame& frame) {
 void set_option(int fd, int level, int name) {
   const int on = 1;
   setsockopt(fd, level, name, &on, sizeof on);  // an optimisation: a socket without it still works
+}
+
+// What is under way is bounded by our own window, and flows pause whenever others are behind. Congestion control that
+// paces by what a flow sent lately, as bbr does, takes the pauses for the path and slows down for good: 12 times, see
+// docs/performance.md. Where cubic is not to be had the system's choice stays.
+void set_congestion_control(int fd) {
+  constexpr std::string_view kName = "cubic";
+  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kName.data(), kName.size());
 }
 
 // The error number of that, or 0. The port is chosen when we connect: so many connections can share one.
@@ -182,6 +191,7 @@ std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd soc
   self->socket_ = std::move(socket);
   self->admission_ = std::move(admission);
   set_option(self->socket_.get(), IPPROTO_TCP, TCP_NODELAY);
+  set_congestion_control(self->socket_.get());
   if (const Status status = self->begin_handshake(Handshake::Side::kServer); !status.ok()) {
     context.loop.at_end_of_turn([self, status] { self->end(status); });
     return self;
@@ -232,6 +242,7 @@ void TcpConnection::finish_connecting() {
     return;
   }
   set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY);
+  set_congestion_control(socket_.get());
   Status status = begin_handshake(Handshake::Side::kClient);
   if (status.ok()) status = context_.loop.change(socket_.get(), EPOLLIN);
   if (!status.ok()) end(status);
