@@ -1,48 +1,98 @@
-"""The reducer's state machine against a model of ten lines, under orders of events that hypothesis thinks up."""
+"""The reducer's state machine against a model of ten lines, under orders of events that hypothesis thinks up.
+
+Several reducers and workers that keep to the rules of failover, without sockets: reducers die and come, so views
+change, and what the old view has left undone is pushed again. Every total must be the sum of what all contributed.
+"""
 
 from __future__ import annotations
 
 import subprocess
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 ROOT = Path(__file__).parent.parent
 CORE = ["checksum", "reduce", "reducer", "wire"]
 SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in CORE)]
 OPS = 2
-CHUNK = 3
-CHUNKS = 4
-TOTAL = CHUNK * CHUNKS - 1  # the last chunk is short
+CHUNK = 2
+TOTAL = 7  # elements of a bucket: shards of one to four chunks, of which the last may be short
 WINDOW = 2
 
 
+class Chunk(NamedTuple):
+    """Of a round, as a reducer gets it."""
+
+    op: int
+    round: int
+    offset: int
+    last: int
+
+
 class Model:
-    """What a reducer is: once everybody's piece of a chunk is there, everybody gets the sum."""
+    """What a view's reducers are: once everybody's piece of a chunk is there, everybody gets the sum."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.pieces: defaultdict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(dict)
+        self.pieces: defaultdict[Chunk, dict[int, list[int]]] = defaultdict(dict)
 
-    def push(self, rank: int, op: int, round_number: int, chunk: int, values: list[int]) -> list[str]:
-        pieces = self.pieces[op, round_number, chunk]
+    def push(self, rank: int, chunk: Chunk, values: list[int]) -> list[str]:
+        pieces = self.pieces[chunk]
         pieces[rank] = values
         if len(pieces) < self.workers:
             return []
-        total = " ".join(map(str, map(sum, zip(*pieces.values(), strict=True))))
-        head = f"{op} {round_number} {chunk * CHUNK} {int(chunk == CHUNKS - 1)}"
-        return [f"result {worker} {head} {total}" for worker in range(self.workers)]
+        total = map(sum, zip(*pieces.values(), strict=True))
+        words = " ".join(map(str, [*chunk, *total]))
+        return [f"result {worker} {words}" for worker in range(self.workers)]
+
+
+class Segment:
+    """What one worker has to do with one reducer in the round of an op that it runs."""
+
+    def __init__(self, reducer: int, begin: int, end: int) -> None:
+        self.reducer = reducer
+        self.chunks = [(at, min(at + CHUNK, end)) for at in range(begin, end, CHUNK)]
+        self.pushed = 0
+        self.returned = 0
+
+    @property
+    def may_push(self) -> bool:
+        return self.pushed < len(self.chunks) and self.pushed - self.returned < WINDOW
+
+
+class Worker:
+    """An honest one: what it runs, what it has completed, and what it keeps for those who have not."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.completed = [0] * OPS
+        self.running = [0] * OPS
+        self.segments: list[list[Segment]] = [[] for _ in range(OPS)]
+        self.kept: dict[tuple[int, int], list[int]] = {}  # contributions, by op and round
+        self.begun: dict[int, tuple[Chunk, list[int]]] = {}  # by reducer: the header is there, not the payload
+        self.coming: defaultdict[int, deque[str]] = defaultdict(deque)  # by reducer: totals on their way here
+
+    def begin_round(self, op: int, number: int, view: list[int]) -> None:
+        self.running[op] = number
+        cuts = [TOTAL * i // len(view) for i in range(len(view) + 1)]
+        # Another first reducer for each op, as with small buckets.
+        order = view[op % len(view) :] + view[: op % len(view)]
+        self.segments[op] = [Segment(*place) for place in zip(order, cuts, cuts[1:], strict=False)]
+
+    def segment_at(self, op: int, reducer: int) -> Segment:
+        [segment] = [segment for segment in self.segments[op] if segment.reducer == reducer]
+        return segment
+
+    def chunk(self, op: int, segment: Segment, index: int) -> tuple[Chunk, int]:
+        begin, end = segment.chunks[index]
+        return Chunk(op, self.running[op], begin, int(index == len(segment.chunks) - 1)), end - begin
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +103,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Reducer:
+class Reducers:
     def __init__(self, binary: Path) -> None:
         self._process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -64,7 +114,7 @@ class Reducer:
         print(*words, file=self._process.stdin, flush=True)
         lines = [self._process.stdout.readline().rstrip("\n")]
         while lines[-1] != "ok" and not lines[-1].startswith("error"):
-            assert lines[-1], "the reducer crashed"
+            assert lines[-1], "the reducers crashed"
             lines.append(self._process.stdout.readline().rstrip("\n"))
         return lines
 
@@ -73,130 +123,220 @@ class Reducer:
 
 
 @pytest.fixture(scope="module")
-def reducer(binary: Path) -> Iterator[Reducer]:
-    reducer = Reducer(binary)
-    yield reducer
-    reducer.close()
+def reducers(binary: Path) -> Iterator[Reducers]:
+    reducers = Reducers(binary)
+    yield reducers
+    reducers.close()
 
 
-def make_machine(reducer: Reducer) -> type[RuleBasedStateMachine]:
-    """The state machine of hypothesis; a class of its own per test, because it takes no arguments."""
-    ranks = st.integers(0, 3)
-    ops = st.integers(0, OPS - 1)
+class Job:
+    """Honest workers and reducers that die and come, until a worker errs or dies: then everybody must be told."""
 
-    class Interleaving(RuleBasedStateMachine):
-        """Honest workers, until one errs or dies; afterwards everybody must have been told."""
+    def __init__(self, reducers: Reducers, workers: int, view: int, seen: Counter[str]) -> None:
+        self.reducers = reducers
+        self.seen = seen  # what happened, counted
+        self.workers = [Worker(rank) for rank in range(workers)]
+        self.given: dict[tuple[int, int, int], list[int]] = {}  # what was contributed, by op, round and rank
+        self.gone: set[int] = set()
+        self.over = False
+        self.begin_view(list(range(view)), resumed=False)
 
-        @initialize(workers=st.integers(1, 4), quiet_steps=st.sampled_from([2, 10, 30, 1000]))
-        def start(self, workers: int, quiet_steps: int) -> None:
-            self.quiet_steps = quiet_steps  # before anything goes wrong
-            self.workers = workers
-            self.model = Model(workers)
-            self.begun: dict[int, tuple[int, int, int, list[int]]] = {}
-            self.pushed = [[0] * OPS for _ in range(workers)]  # chunks, over all rounds
-            self.returned = [[0] * OPS for _ in range(workers)]
-            self.gone: set[int] = set()
-            self.over = False
-            assert reducer("new", workers, CHUNK, WINDOW) == ["ok"]
-            for rank in range(workers):
+    # --- Views.
+
+    def begin_view(self, view: list[int], resumed: bool) -> None:
+        """Everybody connects anew: what was on its way is lost, and so is all that reducers knew."""
+        self.view = view
+        self.dead: set[int] = set()
+        self.model = Model(len(self.workers))
+        self.totals: defaultdict[tuple[int, int], int] = defaultdict(int)  # chunks, by reducer and op
+        self.pushes: defaultdict[tuple[int, int, int], int] = defaultdict(int)  # the same by reducer, op and rank
+        for reducer in view:
+            assert self.reducers("new", reducer, len(self.workers), CHUNK, WINDOW, int(resumed)) == ["ok"]
+            for rank in range(len(self.workers)):
                 for op in range(OPS):
-                    assert reducer("describe", rank, op) == ["ok"]
+                    assert self.reducers("describe", reducer, rank, op) == ["ok"]
+        for op in range(OPS):
+            # Those who have completed a round that others have not push it again for them.
+            number = min(worker.completed[op] for worker in self.workers)
+            for worker in self.workers:
+                self.seen["replay"] += worker.completed[op] > number
+                worker.begin_round(op, number, view)
+        for worker in self.workers:
+            worker.begun.clear()
+            worker.coming.clear()
 
-        def can_begin(self, rank: int, op: int) -> bool:
-            """As a worker's window has it: the next round only after the last chunk of this one is back."""
-            pushed, returned = self.pushed[rank][op], self.returned[rank][op]
-            return not self.gone and pushed - returned < WINDOW and pushed // CHUNKS == returned // CHUNKS
+    @property
+    def living(self) -> list[int]:
+        return [reducer for reducer in self.view if reducer not in self.dead]
 
-        def header(self, rank: int, op: int, index: int) -> tuple[int, ...]:
-            chunk = index % CHUNKS
-            last = chunk == CHUNKS - 1
-            count = TOTAL - chunk * CHUNK if last else CHUNK
-            return rank, op, index // CHUNKS, chunk * CHUNK, count, TOTAL, int(last)
+    def lose_reducer(self, random: Random) -> None:
+        """It takes nothing any more; what it has sent may still come. Until all are told, the others go on."""
+        if len(self.living) > 1:
+            self.dead.add(random.choice(self.living))
+            self.seen["reducer's death"] += 1
 
-        def may_err(self, rank: int) -> bool:
-            self.quiet_steps -= 1
-            return self.quiet_steps < 0 and rank < self.workers and rank not in self.gone and not self.over
+    def change_view(self, random: Random) -> None:
+        """Because somebody died or comes. Of what was on its way, some workers get more than others."""
+        for worker in self.workers:
+            for reducer, coming in worker.coming.items():
+                for _ in range(random.choice([0, len(coming)])):
+                    self.take_total(worker, reducer)
+        name = max(self.view) + 1
+        newcomers = range(name, name + random.randrange(3))
+        self.begin_view([*self.living, *newcomers][-3:], resumed=True)
 
-        @precondition(lambda self: not self.over)
-        @rule(moves=st.lists(st.tuples(st.integers(0, 1000), st.integers(-5, 5)), min_size=10, max_size=60))
-        def go_on(self, moves: list[tuple[int, int]]) -> None:
-            """Headers and payloads of honest workers, in any order that they may come in."""
-            for choice, seed in moves:
-                places = [(rank, op) for rank in range(self.workers) for op in range(OPS)]
-                possible = [(rank, op) for rank, op in places if rank in self.begun or self.can_begin(rank, op)]
-                if not possible:
-                    return
-                rank, op = possible[choice % len(possible)]
-                if rank in self.begun:
-                    self.commit(rank)
-                else:
-                    self.begin(rank, op, seed)
+    # --- What honest workers do.
 
-        def begin(self, rank: int, op: int, seed: int) -> None:
-            index = self.pushed[rank][op]
-            header = self.header(rank, op, index)
-            assert reducer("begin", *header) == ["ok"]
-            self.begun[rank] = (op, *divmod(index, CHUNKS), [seed * 10 + i for i in range(header[4])])
-            self.pushed[rank][op] += 1
-
-        def commit(self, rank: int) -> None:
-            op, round_number, chunk, values = self.begun.pop(rank)
-            expected = self.model.push(rank, op, round_number, chunk, values)
-            assert reducer("commit", rank, *values) == [*expected, "ok"]
-            for worker in range(self.workers if expected else 0):
-                self.returned[worker][op] += 1
-
-        @rule(rank=ranks, op=ops, step=st.sampled_from([-2, -1, 1, 2, CHUNKS]))
-        def push_out_of_order(self, rank: int, op: int, step: int) -> None:
-            """A chunk that was pushed already, or is not yet due."""
-            if not self.may_err(rank) or rank in self.begun or self.gone:
+    def go_on(self, random: Random) -> None:
+        """Headers, payloads and totals, in any order that they may come in; to one worker perhaps no total comes."""
+        deaf = random.randrange(2 * len(self.workers))
+        for _ in range(random.choice([10, 100])):
+            possible = list(self.possible(deaf, random))
+            if self.over or not possible:
                 return
-            pushed = self.pushed[rank][op]
-            index = pushed + step
-            if index < 0 or (pushed % CHUNKS == 0 and index // CHUNKS == pushed // CHUNKS):
-                return  # a round's first chunk defines where the shard begins
-            *frames, end = reducer("begin", *self.header(rank, op, index))
-            assert end.startswith("error"), (index, end)
-            self.expect_fault(frames + (reducer("lose", rank)[:-1] if not frames else []), {rank}, optional=rank)
+            random.choice(possible)()
 
-        @rule(rank=ranks)
-        def die(self, rank: int) -> None:
-            """At any moment, also between the header and the payload of a chunk."""
-            if self.may_err(rank):
-                self.expect_fault(reducer("lose", rank)[:-1], {rank})
+    def possible(self, deaf: int, random: Random) -> Iterator[Callable[[], None]]:
+        for worker in self.workers:
+            for reducer, coming in worker.coming.items():
+                if coming and worker.rank != deaf:
+                    yield partial(self.take_total, worker, reducer)
+            for reducer in worker.begun.keys() - self.dead:
+                yield partial(self.commit, worker, reducer)
+            for op in range(OPS):
+                for segment in worker.segments[op]:
+                    busy = self.gone or segment.reducer in self.dead or segment.reducer in worker.begun
+                    if segment.may_push and not busy:
+                        yield partial(self.begin, worker, op, segment, random)
 
-        @rule(rank=ranks)
-        def leave(self, rank: int) -> None:
-            """In order. Whoever waits for this worker must be told."""
-            if not self.may_err(rank) or rank in self.begun:
-                return
-            awaited = any(
-                self.pushed[other][op] > self.returned[other][op] and self.pushed[rank][op] == self.returned[rank][op]
-                for other in range(self.workers)
-                for op in range(OPS)
-            )
-            frames = reducer("leave", rank)[:-1]
-            self.gone.add(rank)
-            if awaited:
-                self.expect_fault(frames, set())
+    def contribution(self, worker: Worker, op: int, random: Random) -> list[int]:
+        number = worker.running[op]
+        if number < worker.completed[op]:
+            return worker.kept[op, number]  # a replay: it must have been kept
+        return self.given.setdefault((op, number, worker.rank), [random.randrange(-99, 100) for _ in range(TOTAL)])
 
-        def expect_fault(self, frames: list[str], dead: set[int], optional: int = -1) -> None:
-            """Everybody who is still there is told; nothing else is sent."""
-            told = {int(frame.split()[1]) for frame in frames if frame.startswith("fault")}
-            assert len(told) == len(frames)
-            assert told - {optional} == set(range(self.workers)) - self.gone - dead
-            self.over = True
-            # From here on nobody can go on.
-            for rank in set(range(self.workers)) - self.gone:
-                assert reducer("begin", *self.header(rank, 0, self.pushed[rank][0]))[-1].startswith("error")
+    def begin(self, worker: Worker, op: int, segment: Segment, random: Random) -> None:
+        chunk, count = worker.chunk(op, segment, segment.pushed)
+        values = self.contribution(worker, op, random)[chunk.offset : chunk.offset + count]
+        assert self.begin_chunk(worker, segment, chunk, count) == ["ok"]
+        worker.begun[segment.reducer] = chunk, values
+        segment.pushed += 1
+        self.pushes[segment.reducer, op, worker.rank] += 1
 
-    return Interleaving
+    def begin_chunk(self, worker: Worker, segment: Segment, chunk: Chunk, count: int) -> list[str]:
+        op, number, offset, last = chunk
+        return self.reducers("begin", segment.reducer, worker.rank, op, number, offset, count, TOTAL, last)
+
+    def commit(self, worker: Worker, reducer: int) -> None:
+        chunk, values = worker.begun.pop(reducer)
+        expected = self.model.push(worker.rank, chunk, values)
+        assert self.reducers("commit", reducer, worker.rank, *values) == [*expected, "ok"]
+        self.totals[reducer, chunk.op] += bool(expected)
+        for other, frame in zip(self.workers, expected, strict=False):
+            other.coming[reducer].append(frame)
+
+    def take_total(self, worker: Worker, reducer: int) -> None:
+        words = map(int, worker.coming[reducer].popleft().split()[1:])
+        rank, chunk, values = next(words), Chunk(*(next(words) for _ in Chunk._fields)), list(words)
+        op, number = chunk.op, chunk.round
+        segment = worker.segment_at(op, reducer)
+        assert (rank, (chunk, len(values))) == (worker.rank, worker.chunk(op, segment, segment.returned))
+        given = [self.given[op, number, other.rank] for other in self.workers]
+        true = [sum(column) for column in zip(*given, strict=True)]
+        assert values == true[chunk.offset : chunk.offset + len(values)]
+        segment.returned += 1
+        replays = number < worker.completed[op]
+        if not replays:
+            # Everybody has come to this round, so nobody needs the one before.
+            worker.kept.pop((op, number - 1), None)
+            worker.kept[op, number] = self.given[op, number, worker.rank]
+        if any(segment.returned < len(segment.chunks) for segment in worker.segments[op]):
+            return
+        worker.completed[op] += not replays
+        self.seen["round"] += not replays
+        worker.begin_round(op, number + 1, self.view)
+
+    # --- What workers do wrong.
+
+    def culprit(self, random: Random) -> Worker:
+        return random.choice([worker for worker in self.workers if worker.rank not in self.gone])
+
+    def push_out_of_order(self, random: Random) -> None:
+        """A chunk that was pushed already, or is not yet due."""
+        worker, reducer, op = self.culprit(random), random.choice(self.living), random.randrange(OPS)
+        segment = worker.segment_at(op, reducer)
+        indices = [index for index in range(len(segment.chunks)) if index != segment.pushed]
+        if self.gone or segment.pushed == 0 or not indices:
+            return  # a round's first chunk defines where the shard begins
+        if reducer in worker.begun:
+            self.commit(worker, reducer)
+        *frames, end = self.begin_chunk(worker, segment, *worker.chunk(op, segment, random.choice(indices)))
+        assert end.startswith("error"), end
+        self.seen["worker's error"] += 1
+        frames += self.reducers("lose", reducer, worker.rank)[:-1] if not frames else []
+        self.expect_fault(reducer, frames, {worker.rank}, optional=worker.rank)
+
+    def die(self, random: Random) -> None:
+        """At any moment, also between the header and the payload of a chunk."""
+        worker = self.culprit(random)
+        self.seen["worker's death"] += 1
+        for reducer in self.living:
+            self.expect_fault(reducer, self.reducers("lose", reducer, worker.rank)[:-1], {worker.rank})
+
+    def leave(self, random: Random) -> None:
+        """In order. Whoever waits for this worker must be told."""
+        worker = self.culprit(random)
+        if worker.begun or len(self.gone) + 1 == len(self.workers):
+            return
+        self.gone.add(worker.rank)
+        self.seen["worker leaves"] += 1
+        for reducer in self.living:
+            frames = self.reducers("leave", reducer, worker.rank)[:-1]
+            if any(self.is_awaited(worker, reducer, op) for op in range(OPS)):
+                self.expect_fault(reducer, frames, set())
+            else:
+                assert frames == []
+
+    def is_awaited(self, worker: Worker, reducer: int, op: int) -> bool:
+        done = self.totals[reducer, op]
+        pushes = [self.pushes[reducer, op, other.rank] for other in self.workers]
+        return max(pushes) > done and pushes[worker.rank] == done
+
+    def expect_fault(self, reducer: int, frames: list[str], dead: set[int], optional: int = -1) -> None:
+        """Everybody who is still there is told; nothing else is sent."""
+        told = {int(frame.split()[1]) for frame in frames if frame.startswith("fault")}
+        assert len(told) == len(frames)
+        there = set(range(len(self.workers))) - self.gone
+        assert told - {optional} == there - dead
+        self.over = True
+        # From here on nobody can go on.
+        for rank in there:
+            assert self.reducers("begin", reducer, rank, 0, 0, 0, 1, TOTAL, 0)[-1].startswith("error")
 
 
-def test_any_interleaving_gives_what_the_model_gives(reducer: Reducer) -> None:
-    run_state_machine_as_test(
-        make_machine(reducer),
-        settings=settings(
-            max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+Event = Callable[[Job, Random], None]
+
+
+def events(first: int, most: int, *kinds: Event) -> st.SearchStrategy[list[tuple[Event, int]]]:
+    """So many, each with what its own choices come from."""
+    return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 1 << 32)), min_size=first, max_size=most)
+
+
+def test_any_interleaving_gives_what_the_model_gives(reducers: Reducers) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        workers=st.integers(1, 4),
+        view=st.integers(1, 3),
+        peace=events(10, 20, Job.go_on, Job.go_on, Job.lose_reducer, Job.change_view),
+        trouble=events(1, 3, Job.go_on, Job.push_out_of_order, Job.die, Job.leave),
     )
+    def run(workers: int, view: int, peace: list[tuple[Event, int]], trouble: list[tuple[Event, int]]) -> None:
+        job = Job(reducers, workers, view, seen)
+        for happen, seed in peace + trouble:
+            if not job.over:
+                happen(job, Random(seed))
+
+    run()
+    assert all(seen[kind] for kind in ("round", "replay", "reducer's death", "worker's death"))

@@ -1,11 +1,12 @@
-// A Reducer behind a line protocol, for tests/test_reducer_model.py. One command a line on standard input; for each,
-// the frames that the reducer sends and then a line that says how it went:
+// Reducers behind a line protocol, for tests/test_reducer_model.py. One command a line on standard input; for each, the
+// frames that the reducer sends and then a line that says how it went. REDUCER is any number; `new` takes the place of
+// what had it.
 //
-//   new WORKERS CHUNK WINDOW                           a fresh reducer, for chunks of so many int64
-//   describe RANK OP
-//   begin RANK OP ROUND OFFSET COUNT TOTAL LAST        the header of a push
-//   commit RANK VALUE...                               its payload
-//   leave RANK / lose RANK                             in order, or not
+//   new REDUCER WORKERS CHUNK WINDOW RESUMED                   for chunks of so many int64; of the first view or not
+//   describe REDUCER RANK OP
+//   begin REDUCER RANK OP ROUND OFFSET COUNT TOTAL LAST        the header of a push
+//   commit REDUCER RANK VALUE...                               its payload
+//   leave REDUCER RANK / lose REDUCER RANK                     in order, or not
 //
 //   -> result RANK OP ROUND OFFSET LAST VALUE... / fault RANK TEXT
 //   -> ok / error TEXT
@@ -13,16 +14,36 @@
 #include <cstring>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/reducer.h"
 
 namespace jaxhetero {
 namespace {
+
+template <typename Number>
+Number next(std::istringstream& words) {
+  Number number = 0;
+  words >> number;
+  return number;
+}
+
+Reducer::Job job_of(std::istringstream& words) {
+  Reducer::Job job;
+  job.shape.worker_count = next<uint32_t>(words);
+  for (uint32_t rank = 0; rank < job.shape.worker_count; ++rank) {
+    job.worker_hosts.push_back("host-" + std::to_string(rank));
+  }
+  job.shape.reducer_count = 1;
+  job.shape.chunk_bytes = next<uint32_t>(words) * static_cast<uint32_t>(sizeof(int64_t));
+  job.shape.window_chunks = next<uint32_t>(words);
+  job.resumed = next<int>(words) != 0;
+  return job;
+}
 
 struct Push {
   FrameHeader header;
@@ -31,17 +52,15 @@ struct Push {
 
 class Machine {
  public:
-  Status run(const std::string& line) {
-    std::istringstream words(line);
-    std::string command;
-    uint32_t rank = 0;
-    words >> command >> rank;
-    if (command == "new") return start(rank, words);
-    if (command == "describe") return reducer_->describe_op(rank, next<uint64_t>(words), "op");
+  explicit Machine(Reducer::Job job) : reducer_(std::move(job)) {}
+
+  Status run(const std::string& command, std::istringstream& words) {
+    const auto rank = next<uint32_t>(words);
+    if (command == "describe") return reducer_.describe_op(rank, next<uint64_t>(words), "op");
     if (command == "begin") return begin(rank, words);
     if (command == "commit") return commit(rank, words);
     const bool in_order = command == "leave";
-    reducer_->leave(rank, in_order ? Status() : Status(Code::kInternal, "it closed the connection"), outgoing_);
+    reducer_.leave(rank, in_order ? Status() : Status(Code::kInternal, "it closed the connection"), outgoing_);
     return {};
   }
 
@@ -65,25 +84,6 @@ class Machine {
   }
 
  private:
-  template <typename Number>
-  static Number next(std::istringstream& words) {
-    Number number = 0;
-    words >> number;
-    return number;
-  }
-
-  Status start(uint32_t worker_count, std::istringstream& words) {
-    Reducer::Job job;
-    for (uint32_t rank = 0; rank < worker_count; ++rank) job.worker_hosts.push_back("host-" + std::to_string(rank));
-    job.shape.worker_count = worker_count;
-    job.shape.reducer_count = 1;
-    job.shape.chunk_bytes = next<uint32_t>(words) * static_cast<uint32_t>(sizeof(int64_t));
-    job.shape.window_chunks = next<uint32_t>(words);
-    reducer_ = std::make_unique<Reducer>(std::move(job));
-    pushes_.clear();
-    return {};
-  }
-
   Status begin(uint32_t rank, std::istringstream& words) {
     FrameHeader header;
     header.type = FrameType::kPush;
@@ -95,7 +95,7 @@ class Machine {
     header.spec = {Kind::kSum, DType::kI64, 0, 1, next<uint64_t>(words), 0};
     header.last = next<int>(words) != 0;
     header.payload_bytes = header.count * static_cast<uint32_t>(sizeof(int64_t));
-    Result<std::span<std::byte>> memory = reducer_->begin(rank, header, 0, outgoing_);
+    Result<std::span<std::byte>> memory = reducer_.begin(rank, header, 0, outgoing_);
     if (!memory.ok()) return memory.status();
     pushes_[rank] = {header, *memory};
     return {};
@@ -104,14 +104,14 @@ class Machine {
   Status commit(uint32_t rank, std::istringstream& words) {
     const Push push = pushes_.at(rank);
     pushes_.erase(rank);
-    for (size_t at = 0; reducer_->fault().ok() && at < push.memory.size(); at += sizeof(int64_t)) {
+    for (size_t at = 0; reducer_.fault().ok() && at < push.memory.size(); at += sizeof(int64_t)) {
       const auto value = next<int64_t>(words);
       std::memcpy(push.memory.data() + at, &value, sizeof value);
     }
-    return reducer_->commit(rank, push.header, 0, outgoing_);
+    return reducer_.commit(rank, push.header, 0, outgoing_);
   }
 
-  std::unique_ptr<Reducer> reducer_;
+  Reducer reducer_;
   std::map<uint32_t, Push> pushes_;  // begun, by rank
   std::vector<Outgoing> outgoing_;
 };
@@ -120,10 +120,20 @@ class Machine {
 }  // namespace jaxhetero
 
 int main() {
-  jaxhetero::Machine machine;
+  std::map<uint32_t, jaxhetero::Machine> machines;
   for (std::string line; std::getline(std::cin, line);) {
-    const jaxhetero::Status status = machine.run(line);
-    machine.print_outgoing();
+    std::istringstream words(line);
+    std::string command;
+    uint32_t reducer = 0;
+    words >> command >> reducer;
+    jaxhetero::Status status;
+    if (command == "new") {
+      machines.erase(reducer);
+      machines.try_emplace(reducer, jaxhetero::job_of(words));
+    } else {
+      status = machines.at(reducer).run(command, words);
+      machines.at(reducer).print_outgoing();
+    }
     std::cout << (status.ok() ? "ok" : "error " + status.message()) << std::endl;
   }
 }
