@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parent.parent
@@ -325,7 +325,13 @@ def events(first: int, most: int, *kinds: Event) -> st.SearchStrategy[list[tuple
 def test_any_interleaving_gives_what_the_model_gives(reducers: Reducers) -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    # Nothing is to be had from making seeds smaller, and it would take minutes.
+    @settings(
+        max_examples=100,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    )
     @given(
         workers=st.integers(1, 4),
         view=st.integers(1, 3),

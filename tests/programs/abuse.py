@@ -1,20 +1,20 @@
-"""All-reduces without a pause: some undisturbed, then for as long as the file named by the first argument exists."""
+"""All-reduces without a pause, each timed, until the file named by the first argument says "end".
+
+That file names what goes on meanwhile; prints on its last line the times in ms of the steps under each such name.
+"""
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxhetero
 
-FLAG = Path(sys.argv[1])
-ROUNDS = 200
+PHASE = Path(sys.argv[1])
 
 
 def main() -> None:
@@ -22,30 +22,24 @@ def main() -> None:
     mine = jnp.full(100_000, jaxhetero.rank() + 1.0)
     expected = jnp.full(100_000, sum(range(1, jaxhetero.size() + 1)), mine.dtype)
     step = jax.jit(lambda x, go_on: (jaxhetero.psum(x), jaxhetero.pmin(go_on)))
+    jax.block_until_ready(step(mine, jnp.float32(1)))
+    print("running", flush=True)
+    times = defaultdict(list)
     wrong = 0
-
-    def run(until: Callable[[int], bool]) -> dict[str, Any]:
-        """Rounds until every worker has had enough; they agree by the rounds themselves."""
-        nonlocal wrong
-        times: list[float] = []
-        going = True
-        while going:
-            start = time.perf_counter()
-            total, go_on = jax.block_until_ready(step(mine, jnp.float32(not until(len(times)))))
-            times.append(time.perf_counter() - start)
-            wrong += not bool((total == expected).all())
-            going = bool(go_on)
-        return {"rounds": len(times), "median_ms": 1e3 * statistics.median(times), "max_ms": 1e3 * max(times)}
-
-    run(lambda count: count > 0)
-    undisturbed = run(lambda count: count >= ROUNDS)
-    print("undisturbed", flush=True)
-    disturbed = run(lambda _: not FLAG.exists())
+    going = True
+    while going:
+        phase = PHASE.read_text()
+        start = time.perf_counter()
+        # They agree by the rounds themselves when to end.
+        total, go_on = jax.block_until_ready(step(mine, jnp.float32(phase != "end")))
+        took = time.perf_counter() - start
+        if phase == PHASE.read_text():
+            times[phase].append(1e3 * took)
+        wrong += not bool((total == expected).all())
+        going = bool(go_on)
     refused_count = jaxhetero.metrics().refused_count
     jaxhetero.shutdown()
-    print(
-        json.dumps({"undisturbed": undisturbed, "disturbed": disturbed, "wrong": wrong, "refused_count": refused_count})
-    )
+    print(json.dumps({"times_ms": times, "wrong": wrong, "refused_count": refused_count}))
 
 
 main()
