@@ -1,0 +1,262 @@
+// Two sides of connections with real sockets on the loopback, and peers that are not ours.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cc/loop_thread.h"
+#include "tests/cc/printing.h"
+#include "xla_ffi/auth.h"
+#include "xla_ffi/tcp_transport.h"
+
+namespace jaxhetero {
+
+using std::chrono::milliseconds;
+
+inline constexpr milliseconds kPatience{20000};  // of a test; nothing should take that long
+
+inline Bytes bytes_of(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+inline Bytes pattern(size_t size, uint32_t seed = 1) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(size);
+  for (size_t i = 0; i < size; i += 8) {
+    const uint64_t value = random();
+    std::memcpy(bytes.data() + i, &value, std::min<size_t>(8, size - i));
+  }
+  return bytes;
+}
+
+struct Received {
+  FrameHeader header;
+  Bytes payload;
+};
+
+// One process's side: an event loop, a listener or not, and an owner that remembers what happened.
+class Side : public ConnectionOwner {
+ public:
+  explicit Side(const std::string& token = "secret", bool checksums = false)
+      : context_{thread_.loop(), bytes_of(token), checksums} {}
+  ~Side() override { thread_.stop(); }
+
+  template <typename Function>
+  auto call(Function function) {
+    return thread_.call(std::move(function));
+  }
+
+  TcpAddress listen() {
+    Result<std::unique_ptr<TcpListener>> listener =
+        TcpListener::bind(thread_.loop(), *resolve("127.0.0.1", 0), "a test");
+    EXPECT_TRUE(listener.ok()) << listener.status().message();
+    listener_ = std::move(*listener);
+    const Status status = call([&] {
+      return listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
+        connections_.push_back(TcpConnection::accept(context_, std::move(socket), peer, *this, std::move(admission)));
+      });
+    });
+    EXPECT_TRUE(status.ok()) << status.message();
+    return *resolve("127.0.0.1", listener_->port());
+  }
+
+  void connect(const TcpAddress& address, milliseconds patience = kPatience) {
+    call([&] { connections_.push_back(TcpConnection::connect(context_, address, *this, patience)); });
+  }
+
+  // Runs `condition` on the loop's thread until it holds.
+  [[nodiscard]] bool wait(const std::function<bool()>& condition) {
+    const auto deadline = EventLoop::Clock::now() + kPatience;
+    while (!call(condition)) {
+      if (EventLoop::Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return true;
+  }
+  [[nodiscard]] bool wait_open(size_t count = 1) {
+    return wait([=, this] { return open_count_ == count; });
+  }
+  [[nodiscard]] bool wait_frames(size_t count) {
+    return wait([=, this] { return frames_.size() >= count; });
+  }
+  // How the first connection ended.
+  Status wait_closed() {
+    const bool closed = wait([this] { return !closed_.empty(); });
+    return closed ? call([this] { return closed_.front(); }) : Status(Code::kInternal, "the test waited in vain");
+  }
+
+  void send(OutFrame frame, size_t connection = 0) {
+    call([&] { connections_.at(connection)->send(std::move(frame)); });
+  }
+
+  // What on_header and on_frame do instead, where a test says so; on the loop's thread.
+  std::function<Status(Connection&, const FrameHeader&, std::vector<iovec>&)> on_header_;
+  std::function<Status(Connection&, const FrameHeader&)> on_frame_;
+
+  // For the loop's thread, thus call(), only.
+  std::vector<std::shared_ptr<TcpConnection>> connections_;
+  std::vector<Received> frames_;
+  std::vector<Status> closed_;
+  size_t open_count_ = 0;
+
+  [[nodiscard]] TransportCounters& counters() { return *context_.counters; }
+
+ private:
+  void on_open(Connection&) override { ++open_count_; }
+  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override {
+    if (on_header_) return on_header_(connection, header, into);
+    Bytes& payload = coming_[&connection];
+    payload.assign(header.payload_bytes, {});
+    into = as_pieces(payload);
+    return {};
+  }
+  Status on_frame(Connection& connection, const FrameHeader& header) override {
+    frames_.push_back({header, std::move(coming_[&connection])});
+    return on_frame_ ? on_frame_(connection, header) : Status();
+  }
+  void on_close(Connection&, const Status& why) override { closed_.push_back(why); }
+
+  LoopThread thread_;
+  TcpContext context_;
+  std::unique_ptr<TcpListener> listener_;
+  std::map<Connection*, Bytes> coming_;
+};
+
+// A peer without our code: a blocking socket.
+class RawPeer {
+ public:
+  explicit RawPeer(const TcpAddress& address) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    const timeval patience{kPatience.count() / 1000, 0};
+    setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    EXPECT_EQ(::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length), 0);
+  }
+  explicit RawPeer(Fd socket) : socket_(std::move(socket)) {}
+
+  void send(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent <= 0) return;
+      bytes = bytes.subspan(static_cast<size_t>(sent));
+    }
+  }
+
+  // Up to `count` bytes; fewer when the other side closed.
+  Bytes read(size_t count) {
+    Bytes bytes(count);
+    size_t end = 0;
+    while (end < count) {
+      const ssize_t got = ::recv(socket_.get(), bytes.data() + end, count - end, 0);
+      if (got <= 0) break;
+      end += static_cast<size_t>(got);
+    }
+    bytes.resize(end);
+    return bytes;
+  }
+  [[nodiscard]] bool is_closed_within(milliseconds patience) {
+    pollfd events{socket_.get(), POLLIN, 0};
+    return ::poll(&events, 1, static_cast<int>(patience.count())) == 1 && read(1).empty();
+  }
+
+  static Bytes hello(uint32_t version, const Nonce& nonce) {
+    Bytes bytes = bytes_of("jxhetero");
+    for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<std::byte>(version >> shift));
+    bytes.insert(bytes.end(), nonce.begin(), nonce.end());
+    return bytes;
+  }
+
+  // The whole handshake of a client; this pins its bytes.
+  void prove_token(const std::string& token) {
+    const Nonce client{std::byte{1}, std::byte{2}};
+    send(hello(kProtocolVersion, client));
+    const Bytes answer = read(8 + 4 + 32 + 32);
+    ASSERT_EQ(answer.size(), 76u);
+    Nonce server;
+    std::copy_n(answer.begin() + 12, server.size(), server.begin());
+    EXPECT_EQ(Bytes(answer.begin(), answer.begin() + 44), hello(kProtocolVersion, server));
+    const Digest proof = prove(bytes_of(token), "server", client, server);
+    EXPECT_TRUE(std::equal(proof.begin(), proof.end(), answer.begin() + 44));
+    send(prove(bytes_of(token), "client", client, server));
+  }
+
+  Fd socket_;
+};
+
+// A server of our own making, for what a client may meet.
+class RawServer {
+ public:
+  RawServer() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    const TcpAddress any = *resolve("127.0.0.1", 0);
+    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&any.storage), any.length), 0);
+    EXPECT_EQ(::listen(socket_.get(), 8), 0);
+    address_.length = sizeof address_.storage;
+    getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address_.storage), &address_.length);
+  }
+  RawPeer accept() { return RawPeer(Fd(::accept(socket_.get(), nullptr, nullptr))); }
+
+  Fd socket_;
+  TcpAddress address_;
+};
+
+inline Bytes frame_bytes(FrameHeader header, std::span<const std::byte> payload) {
+  header.payload_bytes = static_cast<uint32_t>(payload.size());
+  const EncodedHeader encoded = encode(header);
+  Bytes bytes(encoded.size() + payload.size());
+  std::ranges::copy(encoded, bytes.begin());
+  std::ranges::copy(payload, bytes.begin() + encoded.size());
+  return bytes;
+}
+
+inline FrameHeader header_of(FrameType type, uint64_t op = 0) {
+  FrameHeader header;
+  header.type = type;
+  header.op = op;
+  return header;
+}
+
+// A push of `count` bytes, which may be larger than a control frame.
+inline FrameHeader push_of(uint64_t offset, uint32_t count) {
+  FrameHeader header = header_of(FrameType::kPush);
+  header.spec = {Kind::kSum, DType::kU8, 0, 1, uint64_t{1} << 40, 0};
+  header.offset = offset;
+  header.count = count;
+  header.payload_bytes = count;
+  return header;
+}
+
+class TransportTest : public testing::Test {
+ protected:
+  void open() {
+    client_.connect(server_.listen());
+    ASSERT_TRUE(client_.wait_open());
+    ASSERT_TRUE(server_.wait_open());
+  }
+
+  // A frame there and one back.
+  void expect_works(Side& client, size_t connection = 0) {
+    const size_t before = server_.call([&] { return server_.frames_.size(); });
+    client.send(OutFrame::control(FrameType::kDescribe, bytes_of("still here")), connection);
+    ASSERT_TRUE(server_.wait_frames(before + 1));
+    EXPECT_EQ(server_.call([&] { return server_.frames_.back().payload; }), bytes_of("still here"));
+  }
+
+  Side server_;
+  Side client_;
+};
+
+}  // namespace jaxhetero
