@@ -46,19 +46,36 @@ def test_start_without_the_coordinator() -> None:
             )
 
 
-def test_wrong_job_token() -> None:
-    """Who has the wrong one is told so at once; the others, for whom they waited and what they refused."""
+@pytest.mark.parametrize(
+    ("setting", "value", "told", "others_told"),
+    [
+        (
+            "TOKEN",
+            "another",
+            "AuthenticationError: the coordinator at {coordinator}: its job token differs",
+            ["missing rank 1", "was refused"],
+        ),
+        (
+            "CHUNK_BYTES",
+            "4096",
+            "VersionMismatch: rank 1 (host {host}) was started with settings other than rank 0's: "
+            "chunk_bytes is 4096, not 0",
+            ["missing rank 1", "rank 1 (host {host}) was refused"],
+        ),
+    ],
+)
+def test_who_does_not_belong(setting: str, value: str, told: str, others_told: list[str]) -> None:
+    """Who was started with something else is told so at once; others, for whom they waited and what was refused."""
     with Cluster(2, 1) as cluster:
         cluster.start_reducers()
-        cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_TOKEN="another")
+        cluster.start_worker(1, "errors.py", "none", "0", **{f"JAXHETERO_{setting}": value})
         start_rank_0(cluster)
-        intruder = cluster.wait("worker 1").exception_line
-        assert "AuthenticationError" in intruder
-        assert f"the coordinator at {cluster.coordinator}: its job token differs" in intruder
+        words = {"coordinator": cluster.coordinator, "host": socket.gethostname()}
+        assert told.format(**words) in cluster.wait("worker 1").exception_line
         message = cluster.wait("worker 0").exception_line
         assert "StartTimeout" in message
-        assert "missing rank 1" in message
-        assert "was refused" in message
+        for word in others_told:
+            assert word.format(**words) in message
 
 
 def test_rank_given_twice() -> None:
@@ -76,13 +93,3 @@ def test_coordinator_address_in_use() -> None:
         message = cluster.wait("worker 0").exception_line
         assert "AddressInUse" in message
         assert f"127.0.0.1:{port}" in message
-
-
-def test_different_settings() -> None:
-    with Cluster(2, 1) as cluster:
-        cluster.start_reducers()
-        cluster.start_worker(1, "errors.py", "none", "0", JAXHETERO_CHUNK_BYTES="4096")
-        start_rank_0(cluster)
-        message = cluster.wait("worker 1").exception_line
-        assert "VersionMismatch" in message
-        assert "rank 0's: chunk_bytes is 4096, not 0" in message
