@@ -4,7 +4,7 @@
 
 Phases in turn: none come; they come to every port of the job; the same ones come to as many ports of a process that has
 nothing to do with it. The last tells what their program and the kernel take of the processors from what they do to the
-job. Prints the median step of each, and of each phase for itself, which shows how far that is noise.
+job. Prints the median step of each, how it differs from turn to turn, and the ratios.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,6 +67,7 @@ def say(address: Address, data: bytes) -> None:
             pass
 
 
+KINDS = ["nobody", "job", "bystander"]
 STRANGERS: list[Callable[[Address], None]] = [port_scan, tls_hello, http_request, random_bytes, right_beginning]
 
 
@@ -110,8 +111,6 @@ class Abuse:
     """What each worker printed."""
     reducer_log: str
     reducer_code: int
-    stranger_counts: dict[str, int] = field(default_factory=dict)
-    """By phase."""
 
 
 @contextlib.contextmanager
@@ -141,6 +140,16 @@ def abused_job() -> Iterator[tuple[list[Address], Callable[[str], None], Callabl
         yield ports, begin, end
 
 
+def spread(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def against(medians: list[float], control: list[float]) -> str:
+    """How many times as long, turn by turn: those of a turn had the same to share the machine with."""
+    ratios = [own / other for own, other in zip(medians, control, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({spread(ratios)})"
+
+
 def main(turns: int = 10, attempts: int = 100, half_open: int = 100) -> None:
     """
     Args:
@@ -148,32 +157,33 @@ def main(turns: int = 10, attempts: int = 100, half_open: int = 100) -> None:
         attempts: Strangers of each of the kinds that speak, at each port and in each phase.
         half_open: Those that say nothing and stay.
     """
-    rates: dict[str, list[float]] = {"nobody": [], "job": [], "bystander": []}
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with abused_job() as (ports, begin, end), bystander(len(ports)) as others:
+        addresses: dict[str, list[Address]] = {"nobody": [], "job": ports, "bystander": others}
+        took = 1.0
         for turn in range(turns):
-            took = 1.0
-            for kind, addresses in (("job", ports), ("bystander", others), ("nobody", [])):
+            for kind in KINDS if turn % 2 == 0 else reversed(KINDS):
                 begin(f"{kind} {turn}")
                 start = time.monotonic()
-                count = attack(addresses, attempts, half_open)
-                if not addresses:
+                count = attack(addresses[kind], attempts, half_open)
+                if kind == "nobody":
                     time.sleep(took)
                 took = time.monotonic() - start
                 rates[kind].append(count / took)
         abuse = end()
     assert not any(result["wrong"] for result in abuse.results)
-    times: dict[str, list[list[float]]] = {
-        kind: [abuse.results[0]["times_ms"].get(f"{kind} {turn}", []) for turn in range(turns)] for kind in rates
-    }
-    medians = {kind: statistics.median(chain.from_iterable(of_turns)) for kind, of_turns in times.items()}
-    print("| strangers at | a second | steps | median ms | of each phase, from | to | against nobody | bystander |")
-    print("|---|---|---|---|---|---|---|---|")
-    for kind, of_turns in times.items():
-        own = sorted(statistics.median(of_turn) for of_turn in of_turns if of_turn)
+    times = {kind: [abuse.results[0]["times_ms"][f"{kind} {turn}"] for turn in range(turns)] for kind in KINDS}
+    medians = {kind: [statistics.median(of_turn) for of_turn in of_turns] for kind, of_turns in times.items()}
+    print(
+        "| strangers at | a second | steps | median ms | of a turn | against nobody, of a turn | bystander, of a turn |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for kind in KINDS:
+        steps = list(chain.from_iterable(times[kind]))
         print(
-            f"| {kind} | {statistics.median(rates[kind]):.0f} | {sum(map(len, of_turns))} | {medians[kind]:.2f} | "
-            f"{own[0]:.2f} | {own[-1]:.2f} | {medians[kind] / medians['nobody']:.2f} | "
-            f"{medians[kind] / medians['bystander']:.2f} |"
+            f"| {kind} | {statistics.median(rates[kind]):.0f} | {len(steps)} | {statistics.median(steps):.2f} | "
+            f"{spread(medians[kind])} | {against(medians[kind], medians['nobody'])} | "
+            f"{against(medians[kind], medians['bystander'])} |"
         )
     print(f"{turns * (attempts * len(STRANGERS) + half_open) * 3} strangers at the job, every total right")
 
