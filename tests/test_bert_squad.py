@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from models.bert.cloze import Options as ClozeOptions
-from models.bert.cloze import make_cloze
+from models.bert.cloze import find_choices, guess_scores, make_cloze
 from models.bert.squad import (
     AnswerConfig,
     Feature,
@@ -226,24 +227,58 @@ def test_nothing_outside_the_context_is_an_answer(one: tuple[list[Question], lis
 # --- cloze -----------------------------------------------------------------------------------------------------------
 
 
-def test_cloze_questions_are_squad_files_from_held_out_texts(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Ten documents of 60 words, of which ten occur once."""
+    folder = tmp_path / "text"
+    folder.mkdir()
     for number in range(10):
-        sentences = [f"Document{number} mentions animal{chr(97 + place)}{'x' * place} once." for place in range(6)]
-        (tmp_path / "text" / f"{number}.txt").write_text(" ".join(sentences))
-    options = ClozeOptions(tmp_path / "text", tmp_path / "cloze", held_out_share=0.4, dev_share=0.5)
+        words = [f"{number} says it of an animal{chr(97 + place)}{'x' * place}." for place in range(10)]
+        (folder / f"{number}.txt").write_text("\n".join(words))
+    return folder
+
+
+def test_cloze_questions_are_squad_files_from_held_out_texts(texts: Path, tmp_path: Path) -> None:
+    options = ClozeOptions(texts, tmp_path / "cloze", held_out_share=0.4, dev_share=0.5)
     counts = make_cloze(options)
     documents = set()
     for name, count in counts.items():
         asked = read_squad(tmp_path / "cloze" / name)
-        assert len(asked) == count > 0
+        assert len(asked) == len({question.id for question in asked}) == count > 0
         for question in asked:
             (text, _), *_ = question.answers
             assert question.text.count("[MASK]") == 1
             assert question.text.replace("[MASK]", text) in question.context
             assert question.context.count(text) == 1
-            documents.add((name, question.context.split()[0]))
-    assert len(documents) == 4
+            documents |= {(name, word) for word in question.context.split() if word.isdigit()}
+    assert len(documents) == 4, "each is for training or for evaluation"
     again = replace(options, output=tmp_path / "again")
     assert make_cloze(again) == counts
     assert all((tmp_path / "again" / n).read_text() == (tmp_path / "cloze" / n).read_text() for n in counts)
+
+
+def test_a_cloze_question_shows_no_more_than_it_is_told_to(texts: Path, tmp_path: Path) -> None:
+    options = ClozeOptions(texts, tmp_path / "cloze", 0.4, context_words=24, question_words=2, question_count=3)
+    make_cloze(options)
+    asked = read_squad(tmp_path / "cloze" / "train.json")
+    assert {len(question.context.split()) for question in asked} == {24, 12}
+    assert set(Counter(question.context for question in asked).values()) == {3, 2}
+    for question in asked:
+        words, (text, _) = question.context.split(), question.answers[0]
+        (hole,) = [place for place, word in enumerate(words) if text in word]
+        shown = words[max(0, hole - 2) : hole + 3]
+        assert question.text.split() == [word.replace(text, "[MASK]") for word in shown]
+
+
+def test_guessing_is_what_a_model_must_beat() -> None:
+    """Of four choices one is in the question, and of the other three one is right and one is half right."""
+    context = "an apple, a cherry, my black olive, his black raven"
+    asked = Question("q", "cherry, my [MASK], his", context, (("black olive", context.index("black olive")),))
+    assert [match.group() for match in find_choices(context)] == ["apple", "cherry", "black olive", "black raven"]
+    assert guess_scores([asked]) == pytest.approx({"guess_exact_match": 100 / 3, "guess_f1": 50})
+
+
+@pytest.mark.parametrize("name", ["context_words", "question_words", "question_count"])
+def test_cloze_settings_are_checked(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is 0; it must be at least 1"):
+        ClozeOptions(tmp_path, tmp_path / "cloze", **{name: 0})

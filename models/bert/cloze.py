@@ -1,8 +1,9 @@
 """``python -m models.bert.cloze``: questions in SQuAD's format from plain text, for want of the original.
 
-A question is a sentence with one word, or a few, taken out; the context is the paragraph around the sentence, in which
-the model has to find what is missing. Words are taken out where they are long enough to matter and occur once more in
-no other place of the paragraph.
+A context is a run of words of the text. A question is a part of it with one word, or two, taken out; the model has to
+find in the context what is missing. Words are taken out where they are long enough to matter and occur only once in the
+context. Comparing the question with the context, word by word, answers every question, so a model shows with them that
+it has learnt to compare, and no knowledge of the world.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import numpy as np
 import tyro
 
 from models.bert.prepare import choose_held_out
-from models.bert.text import MASK, find_documents, read_text, split_sentences
+from models.bert.squad import Question, exact_match, f1_score, read_squad
+from models.bert.text import MASK, find_documents, read_text
 from models.common.command import run_command
 from models.common.errors import DataError, require
 from models.common.records import new_folder
@@ -42,13 +44,19 @@ class Options:
     """As given to `models.bert.prepare`."""
     dev_share: float = 0.2
     """Of the held-out documents, for dev.json; the questions of the others are for train.json."""
-    sentence_count: int = 3
-    """Sentences in a context."""
+    context_words: int = 40
+    """Words in a context. With the question it should fit into one window of `models.bert.finetune`: where it does not,
+    most windows hold no answer, and "there is none" is all that a short training learns."""
+    question_words: int = 8
+    """Words that a question shows on each side of what is missing."""
+    question_count: int = 4
+    """Questions about a context, at most."""
 
     def __post_init__(self) -> None:
         require(0 < self.held_out_share < 1, f"held_out_share is {self.held_out_share}; it must be between 0 and 1")
         require(0 < self.dev_share < 1, f"dev_share is {self.dev_share}; it must be between 0 and 1")
-        require(self.sentence_count >= 1, f"sentence_count is {self.sentence_count}; it must be at least 1")
+        for name in ("context_words", "question_words", "question_count"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 def make_cloze(options: Options) -> dict[str, int]:
@@ -62,7 +70,7 @@ def make_cloze(options: Options) -> dict[str, int]:
     with new_folder(options.output) as folder:
         for name, texts in parts.items():
             rng = np.random.default_rng((options.seed, len(name)))
-            articles = [_article(number, text, options.sentence_count, rng) for number, text in enumerate(texts)]
+            articles = [_article(number, text, options, rng) for number, text in enumerate(texts)]
             counts[name] = sum(len(paragraph["qas"]) for article in articles for paragraph in article["paragraphs"])
             if counts[name] == 0:
                 raise DataError(f"the {len(texts)} held-out documents for {name} make no question; hold out more")
@@ -70,34 +78,53 @@ def make_cloze(options: Options) -> dict[str, int]:
     return counts
 
 
-def _article(number: int, text: str, sentence_count: int, rng: np.random.Generator) -> dict[str, Any]:
-    sentences = split_sentences(text)
-    windows = (sentences[start : start + sentence_count] for start in range(0, len(sentences), sentence_count))
+def _article(number: int, text: str, options: Options, rng: np.random.Generator) -> dict[str, Any]:
+    words = text.split()
+    starts = range(0, len(words), options.context_words)
+    contexts = (" ".join(words[start : start + options.context_words]) for start in starts)
     paragraphs = [
-        {"context": " ".join(window), "qas": list(_questions(f"{number}-{place}", window, rng))}
-        for place, window in enumerate(windows)
+        {"context": context, "qas": list(_questions(f"{number}-{place}", context, options, rng))}
+        for place, context in enumerate(contexts)
     ]
     return {"title": str(number), "paragraphs": [paragraph for paragraph in paragraphs if paragraph["qas"]]}
 
 
-def _questions(name: str, sentences: list[str], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    """One question for each sentence that has a word to take out."""
-    context, begin = " ".join(sentences), 0
-    for place, sentence in enumerate(sentences):
-        choices = [match for match in _LONG_WORDS.finditer(sentence) if context.count(match.group()) == 1]
-        if choices:
-            match = choices[int(rng.integers(len(choices)))]
-            yield {
-                "id": f"{name}-{place}",
-                "question": f"{sentence[: match.start()]}{MASK}{sentence[match.end() :]}",
-                "answers": [{"text": match.group(), "answer_start": begin + match.start()}],
-            }
-        begin += len(sentence) + 1
+def _questions(name: str, context: str, options: Options, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    choices = find_choices(context)
+    for place in sorted(rng.permutation(len(choices))[: options.question_count].tolist()):
+        start, end = choices[place].span()
+        # What stands directly beside the hole, perhaps nothing, is no word of its own.
+        before = context[:start].split(" ")[-options.question_words - 1 :]
+        after = context[end:].split(" ")[: options.question_words + 1]
+        yield {
+            "id": f"{name}-{place}",
+            "question": f"{' '.join(before)}{MASK}{' '.join(after)}",
+            "answers": [{"text": context[start:end], "answer_start": start}],
+        }
+
+
+def find_choices(context: str) -> list[re.Match[str]]:
+    """What can be taken out of a context."""
+    return [match for match in _LONG_WORDS.finditer(context) if context.count(match.group()) == 1]
+
+
+def guess_scores(questions: Sequence[Question]) -> dict[str, float]:
+    """The baseline, in per cent: the mean scores of choosing by lot among what can be taken out and is not in the
+    question."""
+    exact, f1 = [], []
+    for question in questions:
+        truth = question.answers[0][0]
+        choices = [match.group() for match in find_choices(question.context) if match.group() not in question.text]
+        exact.append(np.mean([exact_match(choice, truth) for choice in choices]))
+        f1.append(np.mean([f1_score(choice, truth) for choice in choices]))
+    return {"guess_exact_match": 100 * float(np.mean(exact)), "guess_f1": 100 * float(np.mean(f1))}
 
 
 def run(arguments: list[str]) -> int:
-    """Write the questions; the exit code."""
-    print(json.dumps(make_cloze(tyro.cli(Options, prog="python -m models.bert.cloze", args=arguments)), indent=2))
+    """Write the questions, print how many there are and the baseline of those to evaluate on; the exit code."""
+    options = tyro.cli(Options, prog="python -m models.bert.cloze", args=arguments)
+    counts = make_cloze(options)
+    print(json.dumps({**counts, **guess_scores(read_squad(options.output / DEV_FILE))}, indent=2))
     return 0
 
 
