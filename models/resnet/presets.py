@@ -125,7 +125,7 @@ _CIFAR = replace(
     epochs=10,
 )
 
-# For models.resnet.scaling, which changes the batch: a cheap network, because it is trained eight times, and pieces of
+# For models.resnet.scaling, which changes the batch: a cheap network, because it is trained six times, and pieces of
 # one size, so that batch normalisation is the same with every batch.
 _SCALING = replace(
     _MNIST,
