@@ -44,10 +44,10 @@ class Options:
     """As given to `models.bert.prepare`."""
     dev_share: float = 0.2
     """Of the held-out documents, for dev.json; the questions of the others are for train.json."""
-    context_words: int = 40
+    context_words: int = 20
     """Words in a context. With the question it should fit into one window of `models.bert.finetune`: where it does not,
     most windows hold no answer, and "there is none" is all that a short training learns."""
-    question_words: int = 8
+    question_words: int = 4
     """Words that a question shows on each side of what is missing."""
     question_count: int = 4
     """Questions about a context, at most."""
