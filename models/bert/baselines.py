@@ -2,7 +2,7 @@
 
 Two baselines that a trained model must beat on the held-out records: the *unigram* one always names the most frequent
 token; the *bigram* one names the token that most often follows the true token on the left, and so knows more than the
-model, which sees that token masked in 12 % of the cases.
+model, which sees that token masked as often as any other.
 """
 
 from __future__ import annotations
