@@ -54,6 +54,7 @@ class Communicator:
         window_chunks: int,
         checksum: bool,
         failover: bool,
+        measure_rates: bool,
     ) -> None: ...
     def start(self) -> Status: ...
     def wait_ready(self, timeout_ms: int) -> Status | None:

@@ -58,8 +58,9 @@ class Config:
     """Go on when a reducer is lost, with the same results to the bit, as long as one is left. Every worker then keeps a
     copy of what it contributed to the latest round of each op. The same on every worker of a job."""
     measure_rates: bool = True
-    """Whether the start measures how fast every reducer's network interface is, which takes a quarter of a second: slower
-    ones then get smaller shares, and chunks are as large as the network wants them. The same on every worker of a job."""
+    """Whether the start measures what every reducer's network interface carries, which takes a quarter of a second:
+    slower ones then get smaller shares, and chunks the size that suits the network. The same on every worker of a job.
+    """
     restart_count: int = 0
     """How often `jaxhetero launch --max-restarts` has started this job anew; see ``jaxhetero.restart_count()``."""
     pinned_bytes: int = 1 << 30

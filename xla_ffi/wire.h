@@ -15,7 +15,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 3;
+inline constexpr uint32_t kProtocolVersion = 4;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
