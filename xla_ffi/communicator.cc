@@ -183,7 +183,7 @@ bool Communicator::may_start(const Op& op) const {
          (phase_ != Phase::kStarting || op.waiting.front().is_internal);
 }
 
-// "measured 23.6 MB/s at reducers, 23.4 MB/s at workers; half of that at reducer 3 (host c)"
+// "measured 23 MB/s; 50 % of that at reducer 3 (host c); chunks of at most 8192 bytes"
 std::string Communicator::rates_text() const {
   if (rates_.empty()) return "the rates of the interfaces were not measured: the reducers changed meanwhile";
   std::string text = "measured " + std::to_string(probe_->bytes_per_s() / 1'000'000) + " MB/s";

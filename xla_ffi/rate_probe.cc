@@ -114,6 +114,7 @@ void RateProbe::finish(bool undisturbed) {
   } else if (totals_[0] != worker_count_) {
     rates_.clear();
     bytes_per_s_ = 0;
+    chunk_bytes_ = 0;
     stage_ = Stage::kOver;
   } else if (std::exchange(stage_, Stage::kPushing) == Stage::kAgreeing) {
     evaluate();
