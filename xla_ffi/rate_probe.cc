@@ -16,7 +16,7 @@ constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
 // Measured; see docs/performance.md.
-constexpr uint64_t kChunkUs = 3'000;
+constexpr uint64_t kChunkUs = 6'000;
 
 // A probe of any size reads and fills the same memory.
 constexpr size_t kLeafBytes = 64 << 10;
@@ -26,10 +26,15 @@ struct Payload {
   std::vector<std::byte> output = std::vector<std::byte>(kLeafBytes);
 };
 
-uint32_t snapped(uint64_t rate) {
+// How far from the fastest dedicated reducer's a rate may be and still count as equal. What is sent and received at
+// once takes more of a processor, so that workers seem slower than they are.
+constexpr uint64_t kDedicatedSlack = 2;
+constexpr uint64_t kWorkerSlack = 5;
+
+uint32_t snapped(uint64_t rate, uint64_t slack) {
   constexpr uint64_t kFull = RateProbe::kFullRate;
   constexpr uint64_t kMost = 64 * kFull;
-  if (rate + kFull / 8 >= kFull && rate <= kFull + kFull / 8) return kFull;
+  if (rate + slack >= kFull && rate <= kFull + slack) return kFull;
   return static_cast<uint32_t>(std::clamp<uint64_t>(rate, 1, kMost));
 }
 
@@ -144,7 +149,8 @@ void RateProbe::conclude_dedicated() {
   }
   rates_.assign(reducers_.size(), kFullRate);
   for (size_t i = 0; i < reducers_.size(); ++i) {
-    if (!reducers_[i].colocated) rates_[i] = snapped((kFullRate * fastest_us + mean_us(i) / 2) / mean_us(i));
+    if (!reducers_[i].colocated)
+      rates_[i] = snapped((kFullRate * fastest_us + mean_us(i) / 2) / mean_us(i), kDedicatedSlack);
   }
   const uint64_t shard_bytes = probe_bytes_ / probed_count_;
   bytes_per_s_ = worker_count_ * shard_bytes * 1'000'000 / fastest_us;
@@ -172,7 +178,8 @@ void RateProbe::conclude_colocated() {
     chunk_bytes_ = shard_bytes * kChunkUs / slowest_us;
   }
   for (size_t i = 0; i < reducers_.size(); ++i) {
-    if (reducers_[i].colocated) rates_[i] = snapped((kFullRate * bytes_per_s + bytes_per_s_ / 2) / bytes_per_s_);
+    if (reducers_[i].colocated)
+      rates_[i] = snapped((kFullRate * bytes_per_s + bytes_per_s_ / 2) / bytes_per_s_, kWorkerSlack);
   }
   stage_ = Stage::kOver;
 }

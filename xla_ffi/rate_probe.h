@@ -29,7 +29,7 @@ class RateProbe {
   void finish(bool undisturbed);
 
   // By reducer, of the interface it is behind, in sixteenths of the fastest dedicated one's; empty if something came in
-  // between. What differs by less than an eighth counts as equal.
+  // between. Dedicated ones that differ from it by no more than an eighth count as equal, workers by less than a third.
   [[nodiscard]] const std::vector<uint32_t>& rates() const { return rates_; }
   // Of dedicated reducers, or of workers where there are none; 0 if something came in between.
   [[nodiscard]] uint64_t bytes_per_s() const { return bytes_per_s_; }
