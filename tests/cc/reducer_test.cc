@@ -277,6 +277,22 @@ TEST_F(ReducerTest, RefusesMoreThanTheWindow) {
   EXPECT_TRUE(reducer_->fault().ok());
 }
 
+// A window is a number of chunks, so their size is the first one's: small ones first would make room for many large
+// ones.
+TEST_F(ReducerTest, RefusesAChunkLargerThanTheFirst) {
+  const RoundSpec spec = f32_sum(10 * kChunkCount);
+  FrameHeader header = push_header(1, spec, 0);
+  header.count /= 2;
+  header.payload_bytes /= 2;
+  ASSERT_TRUE(push(header).ok());
+  header.offset = header.count;
+  header.count *= 2;
+  header.payload_bytes *= 2;
+  const Status status = push(header);
+  EXPECT_EQ(status.code(), Code::kProtocol);
+  EXPECT_NE(status.message().find("out of order"), std::string::npos) << status.message();
+}
+
 // Counted twice, a contribution would be a wrong sum that nobody notices.
 TEST_F(ReducerTest, RefusesAChunkThatWasPushedBefore) {
   const RoundSpec spec = f32_sum(10 * kChunkCount);
