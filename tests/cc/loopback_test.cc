@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Shape{.workers = 3, .reducers = 2, .chunk_bytes = 0, .window_chunks = 0},
                     Shape{.workers = 3, .reducers = 0, .chunk_bytes = 0, .window_chunks = 0},
                     Shape{.workers = 3, .reducers = 2, .colocated = 3, .chunk_bytes = 0, .window_chunks = 0},
-                    Shape{.workers = 2, .reducers = 1, .chunk_bytes = 1 << 17, .window_chunks = 0},
+                    Shape{.workers = 2, .reducers = 1, .chunk_bytes = 1 << 20, .window_chunks = 0},
                     Shape{.workers = 1, .reducers = 1, .failover = true}),
     [](const auto& info) {
       const Shape& shape = info.param;
