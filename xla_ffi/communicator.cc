@@ -264,7 +264,6 @@ void Communicator::stop_round(Op& op) {
       }
       round.request.inputs = op.kept.leaves();
     }
-    round.request.plan = nullptr;  // its reducers may be gone
     op.waiting.push_front(std::move(round.request));
     ++waiting_round_count_;
     --op.next_round;
@@ -374,9 +373,10 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
   }
 }
 
-// A worker that has the rates may be asked again for a round of another that does not: those are cut evenly.
+// The probe's own plan is for the reducers of the view in which it began. A worker that has the rates may be asked again
+// for a round of another that does not: those are cut evenly.
 const ShardPlan& Communicator::plan_of(const RoundRequest& request) const {
-  if (request.plan) return *request.plan;
+  if (request.plan && view_ == probe_view_) return *request.plan;
   return request.is_internal ? *even_plan_ : *plan_;
 }
 
