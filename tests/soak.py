@@ -51,10 +51,14 @@ class Holdings:
         return max(self.descriptors[self.settled :]) - self.descriptors[self.settled]
 
     def __str__(self) -> str:
-        mib = [size / 2**20 for size in self.rss_bytes[self.settled :]]
+        span = max(1, self.settled)
+        settled, last = (
+            f"{statistics.median(part) / 2**20:.1f}, {min(part) / 2**20:.1f}"
+            for part in (self.rss_bytes[self.settled : self.settled + span], self.rss_bytes[-span:])
+        )
         return (
-            f"{mib[0]:.1f} | {mib[-1]:.1f} | {max(mib):.1f} | {self.descriptors[self.settled]} | "
-            f"{max(self.descriptors[self.settled :])} | {max(self.threads)}"
+            f"{settled} | {last} | {self.descriptors[self.settled]} | {max(self.descriptors[self.settled :])} | "
+            f"{max(self.threads)}"
         )
 
 
@@ -93,8 +97,9 @@ def main(minutes: float = 60, workers: int = 2, reducers: int = 2) -> None:
         reducers: Dedicated ones.
     """
     result = soak(60 * minutes, workers, reducers)
-    print("| process | MiB settled | at the end | most | descriptors settled | most | threads |")
-    print("|---|---|---|---|---|---|---|")
+    print("RSS in MiB: the median and the least of the second tenth of the time, and of the last one")
+    print("| process | settled | at the end | descriptors settled | most | threads |")
+    print("|---|---|---|---|---|---|")
     for name, holdings in result.processes.items():
         print(f"| {name} | {holdings} |")
     worker = result.results[0]
@@ -104,6 +109,10 @@ def main(minutes: float = 60, workers: int = 2, reducers: int = 2) -> None:
         f"{worker['steps']} steps, {worker['rounds']} rounds, every total right; "
         f"{first:.2f} steps/s in the first tenth, {last:.2f} in the last"
     )
+    for rank, worker in enumerate(result.results):
+        heap = worker["allocated"]
+        first, last = (statistics.median(part) / 2**20 for part in (heap[tenth : 2 * tenth], heap[-tenth:]))
+        print(f"worker {rank}: {first:.3f} MiB of heap allocated in the second tenth, {last:.3f} in the last")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Checked all-reduces without a pause, until rank 0 finds the file that the first argument names.
 
-Prints on its last line how many steps it made, and how long the steps of each second took.
+Prints on its last line how many steps it made, and for every second how many it made in it and what was allocated then.
 """
 
+import ctypes
 import json
 import sys
 import time
@@ -14,6 +15,20 @@ import jax.numpy as jnp
 import jaxhetero
 
 LENGTHS = {"head": 250, "bias": 10_000, "block": 300_000, "embedding": 4_000_000}
+
+
+class Mallinfo2(ctypes.Structure):
+    """mallinfo2(3): ``hblkhd`` is the fifth and ``uordblks`` the eighth of its numbers."""
+
+    _fields_ = (("numbers", ctypes.c_size_t * 10),)
+
+
+def allocated_bytes() -> int:
+    """What is allocated from the heap and not freed: unlike the resident set, the same at the same place of a loop."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Mallinfo2
+    numbers = libc.mallinfo2().numbers
+    return int(numbers[4] + numbers[7])
 
 
 def contribution(rank: jax.Array | int, step: jax.Array) -> dict[str, jax.Array]:
@@ -37,7 +52,7 @@ def main() -> None:
         return jnp.all(jnp.stack(jax.tree.leaves(same)))
 
     has_ended = jax.jit(lambda here: jaxhetero.pmax(here, name="end"))
-    step, rates = 0, []
+    step, rates, allocated = 0, [], []
     begin, steps_then = time.monotonic(), 0
     while not has_ended(jnp.int32(rank == 0 and end.exists())):
         if not is_right(jnp.int32(step)):
@@ -45,10 +60,12 @@ def main() -> None:
         step += 1
         if time.monotonic() - begin >= 1:
             rates.append((step - steps_then) / (time.monotonic() - begin))
+            allocated.append(allocated_bytes())
             begin, steps_then = time.monotonic(), step
         if step == 2:
             print("running", flush=True)
-    print(json.dumps({"steps": step, "rates": rates, "rounds": jaxhetero.metrics().round_count}))
+    rounds = jaxhetero.metrics().round_count
+    print(json.dumps({"steps": step, "rates": rates, "allocated": allocated, "rounds": rounds}))
 
 
 if __name__ == "__main__":
