@@ -55,6 +55,7 @@ class Communicator:
         checksum: bool,
         failover: bool,
         measure_rates: bool,
+        shared_memory: bool,
     ) -> None: ...
     def start(self) -> Status: ...
     def wait_ready(self, timeout_ms: int) -> Status | None:

@@ -61,6 +61,9 @@ class Config:
     """Whether the start measures what every reducer's network interface carries, which takes a quarter of a second:
     slower ones then get smaller shares, and chunks the size that suits the network. The same on every worker of a job.
     """
+    shared_memory: bool = True
+    """Whether bytes for reducers on this worker's own host go through memory that both share, where they can, and not
+    through the host's loopback network: about a megabyte for each of them."""
     restart_count: int = 0
     """How often `jaxhetero launch --max-restarts` has started this job anew; see ``jaxhetero.restart_count()``."""
     pinned_bytes: int = 1 << 30

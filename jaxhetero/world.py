@@ -28,7 +28,7 @@ class Metrics:
     """What this worker's transport has counted since ``initialize()``."""
 
     sent_bytes: int = 0
-    """Bytes given to the network, headers and handshakes included."""
+    """Bytes given to the network or to shared memory, headers and handshakes included."""
     received_bytes: int = 0
     round_count: int = 0
     """Completed rounds; one for each bucket of each collective that ran."""
@@ -36,6 +36,8 @@ class Metrics:
     """Microseconds during which at least one round was in flight."""
     view_count: int = 0
     """How often a reducer was lost or came, and the job went on with others than before."""
+    shared_connection_count: int = 0
+    """Connections to reducers on this host that went on in shared memory."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""
@@ -274,6 +276,7 @@ def _start(config: Config) -> World:
         checksum=config.checksum,
         failover=config.failover,
         measure_rates=config.measure_rates,
+        shared_memory=config.shared_memory,
     )
     reducer = None
     if config.rank < config.colocated_count:

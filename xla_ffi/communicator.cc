@@ -149,7 +149,9 @@ uint32_t Communicator::reducer_of(const Connection& connection) const {
 }
 
 void Communicator::on_open(Connection& connection) {
-  links_[reducer_of(connection)].set_open();
+  Link& link = links_[reducer_of(connection)];
+  link.set_open();
+  if (config_.shared_memory) link.offer_memory();
   connection.send(
       OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, even_plan_->digest()})));
   if (std::ranges::all_of(links_, &Link::is_open)) resume();
@@ -373,8 +375,8 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
   }
 }
 
-// The probe's own plan is for the reducers of the view in which it began. A worker that has the rates may be asked again
-// for a round of another that does not: those are cut evenly.
+// The probe's own plan is for the reducers of the view in which it began. A worker that has the rates may be asked
+// again for a round of another that does not: those are cut evenly.
 const ShardPlan& Communicator::plan_of(const RoundRequest& request) const {
   if (request.plan && view_ == probe_view_) return *request.plan;
   return request.is_internal ? *even_plan_ : *plan_;
@@ -703,6 +705,7 @@ CommunicatorMetrics Communicator::metrics() const {
   if (context_) {
     metrics.sent_bytes = context_->counters->sent_bytes;
     metrics.received_bytes = context_->counters->received_bytes;
+    metrics.shared_connection_count = context_->counters->shared_count;
     metrics.refused_count = context_->counters->refused_count;
     metrics.bad_frame_count = context_->counters->bad_frame_count;
     metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;

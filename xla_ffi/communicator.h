@@ -41,6 +41,7 @@ struct CommunicatorConfig {
   std::string version;
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};  // how long a round may go without progress
+  bool shared_memory = true;             // with reducers on this host
 };
 
 struct CommunicatorMetrics {
@@ -51,6 +52,7 @@ struct CommunicatorMetrics {
   uint64_t refused_count = 0;  // these three as in TransportCounters
   uint64_t bad_frame_count = 0;
   uint64_t checksum_mismatch_count = 0;
+  uint64_t shared_connection_count = 0;
   uint64_t view_count = 0;  // after the first: how often a reducer was lost or came
 };
 

@@ -29,6 +29,7 @@ class Link {
   // Says why; no more bytes move between the network and any bucket.
   void close_with(const Status& why);
   void send(OutFrame frame) { connection_->send(std::move(frame)); }
+  void offer_memory() { connection_->offer_memory(); }
 
   // A segment of a round that begins. Both stay where they are until the segment is done or the link is gone.
   void begin(Round& round, Segment& segment);

@@ -113,7 +113,7 @@ void bind_communicator(nb::module_& module) {
       .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, uint32_t colocated_count,
                        std::string coordinator, std::string source, const nb::bytes& token, int64_t start_timeout_ms,
                        int64_t timeout_ms, uint32_t chunk_bytes, uint32_t window_chunks, bool checksum, bool failover,
-                       bool measure_rates) {
+                       bool measure_rates, bool shared_memory) {
              CommunicatorConfig config;
              config.rank = rank;
              config.job = {worker_count,  reducer_count, colocated_count, chunk_bytes,
@@ -125,11 +125,12 @@ void bind_communicator(nb::module_& module) {
              config.version = JAXHETERO_VERSION;
              config.start_timeout = milliseconds(start_timeout_ms);
              config.timeout = milliseconds(timeout_ms);
+             config.shared_memory = shared_memory;
              return std::make_shared<Communicator>(std::move(config));
            }),
            nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "colocated_count"_a, "coordinator"_a,
            "source"_a = "", "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a,
-           "checksum"_a, "failover"_a, "measure_rates"_a)
+           "checksum"_a, "failover"_a, "measure_rates"_a, "shared_memory"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
       .def(
@@ -151,6 +152,7 @@ void bind_communicator(nb::module_& module) {
              result["round_count"] = metrics.round_count;
              result["busy_us"] = metrics.busy_us;
              result["view_count"] = metrics.view_count;
+             result["shared_connection_count"] = metrics.shared_connection_count;
              add_refusals(result, metrics);
              return result;
            })

@@ -1,8 +1,7 @@
 #include "tcp_transport.h"
 
-#include <arpa/inet.h>
 #include <linux/sockios.h>
-#include <netdb.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -10,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <string_view>
 
@@ -84,6 +82,9 @@ void own_payload(OutFrame& frame) {
   frame.owner = std::move(copy);
 }
 
+// Frames of the connection itself, of which its owner hears nothing.
+bool is_about_memory(FrameType type) { return type == FrameType::kShare || type == FrameType::kShared; }
+
 void set_option(int fd, int level, int name) {
   const int on = 1;
   setsockopt(fd, level, name, &on, sizeof on);  // an optimisation: a socket without it still works
@@ -105,61 +106,6 @@ int bind_source(int fd, const TcpAddress& source) {
 }
 
 }  // namespace
-
-std::string TcpAddress::host() const {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  if (storage.ss_family == AF_INET6) {
-    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
-    inet_ntop(AF_INET6, &v6->sin6_addr, text.data(), text.size());
-  } else {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&storage);
-    inet_ntop(AF_INET, &v4->sin_addr, text.data(), text.size());
-  }
-  return text.data();
-}
-
-uint16_t TcpAddress::port() const {
-  if (storage.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
-  return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
-}
-
-std::string TcpAddress::text() const {
-  const bool v6 = storage.ss_family == AF_INET6;
-  std::string text(v6 ? "[" : "");
-  text += host();
-  text += v6 ? "]:" : ":";
-  return text + std::to_string(port());
-}
-
-Result<TcpAddress> resolve(const std::string& host, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_family = host.empty() ? AF_INET : AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const std::string service = std::to_string(port);
-  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), service.c_str(), &hints, &found);
-  if (error != 0) return Status(Code::kInvalidArgument, "cannot find host '" + host + "': " + gai_strerror(error));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, &freeaddrinfo);
-  TcpAddress address;
-  address.length = found->ai_addrlen;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  return address;
-}
-
-Result<TcpAddress> resolve(const std::string& endpoint) {
-  const Status malformed(Code::kInvalidArgument, "'" + endpoint + "' is not an address of the form host:port");
-  const size_t colon = endpoint.rfind(':');
-  if (colon == std::string::npos || colon == 0) return malformed;
-  std::string host = endpoint.substr(0, colon);
-  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  uint16_t port = 0;
-  const char* begin = endpoint.data() + colon + 1;
-  const char* end = endpoint.data() + endpoint.size();
-  const auto [stop, error] = std::from_chars(begin, end, port);
-  if (error != std::errc{} || stop != end || port == 0) return malformed;
-  return resolve(host, port);
-}
 
 TcpConnection::TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner)
     : context_(context), owner_(&owner), peer_(peer.text()), peer_host_(peer.host()) {}
@@ -219,10 +165,12 @@ void TcpConnection::on_events(uint32_t epoll_events) {
   if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
   switch (phase_) {
     case Phase::kOpen:
+      if (receives_shared_) hear_calls();
       read_frames();
       break;
     case Phase::kFlushing:
       discard_input();
+      if (sends_shared_) write_queued();
       break;
     case Phase::kHandshake:
       read_handshake();
@@ -283,7 +231,12 @@ void TcpConnection::open() {
 }
 
 void TcpConnection::read_frames() {
-  for (size_t turn_bytes = 0; phase_ == Phase::kOpen && turn_bytes < kTurnBytes;) {
+  for (size_t turn_bytes = 0; phase_ == Phase::kOpen;) {
+    if (turn_bytes >= kTurnBytes) {
+      // The socket calls us again by itself.
+      if (receives_shared_) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
+      return;
+    }
     // One call reads the rest of a payload to where it belongs and the header of the frame behind it.
     std::array<iovec, kMaxPieces + 1> pieces;
     size_t count = 0;
@@ -291,20 +244,117 @@ void TcpConnection::read_frames() {
     if (!in_payload_ || into_.size() - into_begin_ == count) {
       pieces[count++] = {header_bytes_.data() + header_received_, kHeaderBytes - header_received_};
     }
-    const ssize_t got = ::readv(socket_.get(), pieces.data(), static_cast<int>(count));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
-    if (got <= 0) {
-      end({Code::kInternal, got == 0 ? "it closed the connection" : error_text(errno)});
-      return;
-    }
-    const size_t asked = total_bytes(std::span(pieces).first(count));
-    received_bytes_ += static_cast<uint64_t>(got);
-    context_.counters->received_bytes += static_cast<uint64_t>(got);
-    turn_bytes += static_cast<size_t>(got);
-    consume(static_cast<size_t>(got));
-    if (static_cast<size_t>(got) < asked) return;  // the socket is empty
+    const bool from_socket = !receives_shared_;
+    const auto wanted = std::span(pieces).first(count);
+    const size_t got = from_socket ? receive(wanted) : receive_shared(wanted);
+    if (got == 0) return;
+    received_bytes_ += got;
+    context_.counters->received_bytes += got;
+    turn_bytes += got;
+    consume(got);
+    if (from_socket && got < total_bytes(wanted)) return;  // the socket is empty
   }
+}
+
+// What there is; 0 where there is nothing now, or the connection has ended over it.
+size_t TcpConnection::receive(std::span<const iovec> pieces) {
+  ssize_t got = 0;
+  do {
+    got = ::readv(socket_.get(), pieces.data(), static_cast<int>(pieces.size()));
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && errno == EAGAIN) return 0;
+  if (got <= 0) {
+    end({Code::kInternal, got == 0 ? "it closed the connection" : error_text(errno)});
+    return 0;
+  }
+  return static_cast<size_t>(got);
+}
+
+size_t TcpConnection::receive_shared(std::span<const iovec> pieces) {
+  do {
+    Result<size_t> got = shared_->read(pieces);
+    if (!got.ok()) {
+      end(got.status());
+      return 0;
+    }
+    if (*got > 0) {
+      if (shared_->writer_slept()) call_peer();
+      return *got;
+    }
+    if (!hung_up_.ok()) {
+      end(hung_up_);
+      return 0;
+    }
+  } while (!shared_->sleep_for_bytes());
+  return 0;
+}
+
+// The socket says that there may be something in the shared memory, or room; or that the peer is gone.
+void TcpConnection::hear_calls() {
+  std::array<std::byte, 64> calls;
+  const ssize_t got = ::recv(socket_.get(), calls.data(), calls.size(), MSG_DONTWAIT);
+  if (got == 0) hung_up_ = {Code::kInternal, "it closed the connection"};
+  if (got < 0 && errno != EAGAIN && errno != EINTR) hung_up_ = {Code::kInternal, error_text(errno)};
+  if (waits_for_room_) write_queued();
+}
+
+// A full socket will wake it as well.
+void TcpConnection::call_peer() {
+  owes_call_ = !sends_shared_;
+  if (owes_call_) return;
+  const std::byte call{};
+  [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), &call, sizeof call, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+bool TcpConnection::is_on_this_host() const {
+  TcpAddress own;
+  TcpAddress peer;
+  own.length = peer.length = sizeof own.storage;
+  return getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length) == 0 &&
+         getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) == 0 &&
+         own.host() == peer.host();
+}
+
+void TcpConnection::offer_memory() {
+  if (phase_ != Phase::kOpen || has_offered_ || !is_on_this_host()) return;
+  Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::create();
+  if (!channel.ok()) return;
+  has_offered_ = true;
+  shared_ = std::move(*channel);
+  send(OutFrame::control(FrameType::kShare, encode(shared_->offer())));
+}
+
+Status TcpConnection::take_offer() {
+  Result<SharedOffer> offer = decode_shared_offer(offer_bytes_);
+  if (!offer.ok()) return offer.status();
+  if (shared_) return {Code::kProtocol, "it offered memory that is shared already"};
+  Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::open(*offer);
+  if (!channel.ok()) return {};
+  shared_ = std::move(*channel);
+  send_shared();
+  return {};
+}
+
+// The peer's frames come through the memory from now on.
+Status TcpConnection::take_shared() {
+  if (!shared_ || receives_shared_) return {Code::kProtocol, "it moved to shared memory that there is not"};
+  receives_shared_ = true;
+  if (!has_sent_shared_) send_shared();
+  shared_->close_descriptor();
+  ++context_.counters->shared_count;
+  return {};
+}
+
+void TcpConnection::send_shared() {
+  has_sent_shared_ = true;
+  send(OutFrame::control(FrameType::kShared, {}));
+  last_socket_frame_ = queued_frame_count_;
+}
+
+void TcpConnection::leave_socket() {
+  wait_for_room(false);
+  sends_shared_ = true;
+  if (owes_call_) call_peer();
 }
 
 void TcpConnection::consume(size_t bytes) {
@@ -336,7 +386,12 @@ Status TcpConnection::begin_frame() {
   checksum_ = header_.has_checksum ? start_checksum(header_bytes_) : 0;
   into_.clear();
   into_begin_ = 0;
-  if (Status status = owner_->on_header(*this, header_, into_); !status.ok()) return status;
+  if (is_about_memory(header_.type)) {
+    offer_bytes_.resize(header_.payload_bytes);
+    into_ = as_pieces(offer_bytes_);
+  } else if (Status status = owner_->on_header(*this, header_, into_); !status.ok()) {
+    return status;
+  }
   if (phase_ != Phase::kOpen) return {};
   if (total_bytes(into_) != header_.payload_bytes) return {Code::kInternal, "a frame has no place for its payload"};
   if (header_.payload_bytes == 0) return finish_frame();
@@ -351,6 +406,8 @@ Status TcpConnection::finish_frame() {
                                  std::to_string(header_.payload_bytes) +
                                  " bytes came damaged: its checksum is not the one that was sent"};
   }
+  if (header_.type == FrameType::kShare) return take_offer();
+  if (header_.type == FrameType::kShared) return take_shared();
   return owner_->on_frame(*this, header_);
 }
 
@@ -383,53 +440,83 @@ void TcpConnection::send_raw(std::span<const std::byte> bytes) {
 }
 
 uint64_t TcpConnection::passed_bytes() const {
+  uint64_t on_the_way = 0;
   int unacknowledged = 0;
-  if (ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) != 0) unacknowledged = 0;
-  return received_bytes_ + sent_bytes_ - std::min(sent_bytes_, static_cast<uint64_t>(unacknowledged));
+  if (sends_shared_) {
+    on_the_way = shared_->unread_bytes();
+  } else if (ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0) {
+    on_the_way = static_cast<uint64_t>(unacknowledged);
+  }
+  return received_bytes_ + sent_bytes_ - std::min(sent_bytes_, on_the_way);
 }
 
 void TcpConnection::write_queued() {
-  for (size_t turn_bytes = 0; !queue_.empty() && turn_bytes < kTurnBytes;) {
+  for (size_t turn_bytes = 0; !queue_.empty();) {
     if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
-    collect_output();
-    msghdr message{};
-    message.msg_iov = output_.data();
-    message.msg_iovlen = output_.size();
-    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno == EAGAIN) break;
-    if (sent < 0) {
-      end({Code::kInternal, error_text(errno)});
-      return;
+    if (turn_bytes >= kTurnBytes) {
+      if (sends_shared_) context_.loop.post([self = shared_from_this()] { self->write_queued(); });
+      break;
     }
-    sent_bytes_ += static_cast<uint64_t>(sent);
-    context_.counters->sent_bytes += static_cast<uint64_t>(sent);
-    turn_bytes += static_cast<size_t>(sent);
-    front_written_ += static_cast<size_t>(sent);
+    collect_output();
+    const size_t sent = sends_shared_ ? transmit_shared() : transmit();
+    if (sent == 0) break;
+    sent_bytes_ += sent;
+    context_.counters->sent_bytes += sent;
+    turn_bytes += sent;
+    front_written_ += sent;
     while (!queue_.empty() && front_written_ >= kHeaderBytes + queue_.front().payload_bytes) {
       front_written_ -= kHeaderBytes + queue_.front().payload_bytes;
       queue_.pop_front();
       ++written_frame_count_;
     }
+    if (has_sent_shared_ && written_frame_count_ == last_socket_frame_) leave_socket();
   }
-  const bool waits = !queue_.empty();
-  if (waits != waits_for_room_) {
-    waits_for_room_ = waits;
-    const Status status = context_.loop.change(socket_.get(), waits ? EPOLLIN | EPOLLOUT : EPOLLIN);
-    if (!status.ok()) {
-      end(status);
-      return;
-    }
-  }
+  if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
+  wait_for_room(!queue_.empty());
   if (phase_ == Phase::kFlushing && queue_.empty()) finish_flushing();
+}
+
+// 0 where there is no room now, or the connection has ended over it.
+size_t TcpConnection::transmit() {
+  msghdr message{};
+  message.msg_iov = output_.data();
+  message.msg_iovlen = output_.size();
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0 && errno != EAGAIN) end({Code::kInternal, error_text(errno)});
+  return static_cast<size_t>(std::max<ssize_t>(sent, 0));
+}
+
+size_t TcpConnection::transmit_shared() {
+  do {
+    Result<size_t> sent = shared_->write(output_);
+    if (!sent.ok()) {
+      end(sent.status());
+      return 0;
+    }
+    if (*sent > 0) {
+      if (shared_->reader_slept()) call_peer();
+      return *sent;
+    }
+  } while (!shared_->sleep_for_room());
+  return 0;
+}
+
+void TcpConnection::wait_for_room(bool waits) {
+  if (waits == std::exchange(waits_for_room_, waits) || sends_shared_) return;
+  const Status status = context_.loop.change(socket_.get(), waits ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  if (!status.ok()) end(status);
 }
 
 void TcpConnection::collect_output() {
   output_.clear();
+  uint64_t number = written_frame_count_;
   for (OutFrame& frame : queue_) {
     output_.push_back({frame.header.data(), frame.header.size()});
     append_payload(frame, output_);
-    if (output_.size() >= kMaxPieces) break;
+    if (output_.size() >= kMaxPieces || ++number == last_socket_frame_) break;
   }
   const size_t begin = advance(output_, 0, front_written_);
   output_.erase(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(begin));
@@ -444,6 +531,8 @@ void TcpConnection::close_with(OutFrame last) {
   // The rest of a frame that is half sent must follow, or the peer would take `last` for it.
   queue_.resize(front_written_ > 0 ? 1 : 0);
   if (!queue_.empty()) own_payload(queue_.front());
+  queued_frame_count_ = written_frame_count_ + queue_.size();
+  if (last_socket_frame_ > queued_frame_count_) has_sent_shared_ = false;  // nor will it be
   send(std::move(last));
   close_after_flush();
 }

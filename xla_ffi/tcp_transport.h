@@ -1,8 +1,6 @@
-// TCP: addresses, listening, connecting, the handshake that proves the job token, and frames.
+// TCP: listening, connecting, the handshake that proves the job token, and frames. Between two processes of
+// one host the frames may leave the socket for memory that both share.
 #pragma once
-
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <chrono>
 #include <deque>
@@ -14,23 +12,11 @@
 
 #include "event_loop.h"
 #include "handshake.h"
+#include "shared_channel.h"
+#include "tcp_address.h"
 #include "transport.h"
 
 namespace jaxhetero {
-
-struct TcpAddress {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-
-  [[nodiscard]] std::string host() const;
-  [[nodiscard]] uint16_t port() const;
-  [[nodiscard]] std::string text() const;  // "10.0.0.3:41234", "[::1]:41234"
-};
-
-// May ask the name service: not for the loop's thread, unless `host` is a number. An empty host is every interface.
-Result<TcpAddress> resolve(const std::string& host, uint16_t port);
-// "host:port" or "[v6]:port".
-Result<TcpAddress> resolve(const std::string& endpoint);
 
 // What every connection of a process has in common.
 struct TcpContext {
@@ -52,6 +38,10 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   // itself.
   static std::shared_ptr<TcpConnection> accept(TcpContext& context, Fd socket, const TcpAddress& peer,
                                                ConnectionOwner& owner, std::shared_ptr<void> admission);
+
+  // Offers the peer to go on in shared memory, if it is on this host; for the side that connected, once. What the peer
+  // cannot reach it leaves alone, and the socket carries on.
+  void offer_memory();
 
   void send(OutFrame frame) override;
   [[nodiscard]] uint64_t queued_frame_count() const override { return queued_frame_count_; }
@@ -76,7 +66,17 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void read_handshake();
   void open();
 
+  [[nodiscard]] bool is_on_this_host() const;
+  Status take_offer();
+  Status take_shared();
+  void send_shared();
+  void leave_socket();
+  void hear_calls();
+  void call_peer();
+
   void read_frames();
+  size_t receive(std::span<const iovec> pieces);
+  size_t receive_shared(std::span<const iovec> pieces);
   void consume(size_t bytes);
   Status begin_frame();
   Status finish_frame();
@@ -84,6 +84,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   void write_queued();
   void collect_output();
+  size_t transmit();
+  size_t transmit_shared();
+  void wait_for_room(bool waits);
   void finish_flushing();
   void end(const Status& why);
   void send_raw(std::span<const std::byte> bytes);
@@ -98,6 +101,18 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::shared_ptr<void> admission_;
 
   std::optional<Handshake> handshake_;  // until it is done
+
+  // Shared memory. Each direction moves there for itself, behind the frame that says so; from then on what comes over
+  // the socket is only calls to look.
+  std::unique_ptr<SharedChannel> shared_;
+  Bytes offer_bytes_;
+  bool has_offered_ = false;
+  bool has_sent_shared_ = false;
+  uint64_t last_socket_frame_ = 0;  // the number of that frame of ours
+  bool sends_shared_ = false;
+  bool receives_shared_ = false;
+  bool owes_call_ = false;  // the peer would take it for a frame
+  Status hung_up_;          // what the socket says; there may be more in the memory
 
   EncodedHeader header_bytes_{};
   size_t header_received_ = 0;

@@ -1,5 +1,5 @@
-// What the communicator, the reducer server and the coordinator ask of a transport. TCP is the first one; shared memory
-// and libfabric can stand behind the same two classes.
+// What the communicator, the reducer server and the coordinator ask of a transport. TCP is the first one; libfabric can
+// stand behind the same two classes.
 //
 // Everything here belongs to the thread of one event loop.
 #pragma once
@@ -52,8 +52,9 @@ struct OutFrame {
 
 // Read from any thread.
 struct TransportCounters {
-  std::atomic<uint64_t> sent_bytes = 0;  // as they crossed the socket, headers and handshakes included
+  std::atomic<uint64_t> sent_bytes = 0;  // over sockets and through shared memory, headers and handshakes included
   std::atomic<uint64_t> received_bytes = 0;
+  std::atomic<uint64_t> shared_count = 0;             // connections that went on in shared memory
   std::atomic<uint64_t> refused_count = 0;            // who connected to us and did not prove the job token
   std::atomic<uint64_t> bad_frame_count = 0;          // connections that ended because the peer broke the protocol
   std::atomic<uint64_t> checksum_mismatch_count = 0;  // those of them whose last frame came damaged

@@ -350,6 +350,25 @@ Result<Join> decode_join(std::span<const std::byte> bytes) {
   return join;
 }
 
+Bytes encode(const SharedOffer& offer) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.number(offer.process);
+  writer.number(offer.descriptor);
+  bytes.insert(bytes.end(), offer.key.begin(), offer.key.end());
+  return bytes;
+}
+
+Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  SharedOffer offer;
+  offer.process = reader.number<uint32_t>();
+  offer.descriptor = reader.number<uint32_t>();
+  for (std::byte& byte : offer.key) byte = std::byte{reader.number<uint8_t>()};
+  if (!reader.finished()) return malformed("offer of shared memory");
+  return offer;
+}
+
 Bytes encode(const Lost& lost) {
   Bytes bytes;
   Writer writer(bytes);

@@ -15,7 +15,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 4;
+inline constexpr uint32_t kProtocolVersion = 5;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -41,8 +41,10 @@ enum class FrameType : uint8_t {
   kLeaving = 15,   // coordinator -> worker: somebody wants to leave; say when you have no round running
   kIdle = 16,      // worker -> coordinator: the answer
   kAlive = 17,     // coordinator <-> all: nothing else to say
+  kShare = 18,     // who connected -> who accepted: SharedOffer, memory to go on in if both are on one host
+  kShared = 19,    // the answer, and its echo: what I send from here on is in that memory
 };
-inline constexpr FrameType kLastFrameType = FrameType::kAlive;
+inline constexpr FrameType kLastFrameType = FrameType::kShared;
 
 // What a round does with the contributions.
 enum class Kind : uint8_t {
@@ -169,6 +171,14 @@ struct Join {
   uint64_t plan = 0;  // ShardPlan::digest()
 };
 
+// Where a process finds the memory that another one offers to share: see shared_channel.h.
+inline constexpr size_t kSharedKeyBytes = 32;
+struct SharedOffer {
+  uint32_t process = 0;
+  uint32_t descriptor = 0;  // of that process
+  std::array<std::byte, kSharedKeyBytes> key{};
+};
+
 struct Lost {
   uint32_t view = 0;
   uint32_t reducer = 0;  // its number
@@ -195,6 +205,7 @@ using Bytes = std::vector<std::byte>;
 Bytes encode(const Registration& registration);
 Bytes encode(const Members& members);
 Bytes encode(const Join& join);
+Bytes encode(const SharedOffer& offer);
 Bytes encode(const Lost& lost);
 Bytes encode(const Halt& halt);
 Bytes encode(const Progress& progress);
@@ -204,6 +215,7 @@ Bytes encode(std::string_view text);
 Result<Registration> decode_registration(std::span<const std::byte> bytes);
 Result<Members> decode_members(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
+Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);
 Result<Halt> decode_halt(std::span<const std::byte> bytes);
 Result<Progress> decode_progress(std::span<const std::byte> bytes);

@@ -122,7 +122,8 @@ TEST_P(DeathsTest, ChangeNoBit) {
                     .reducers = mixed ? 4u : 6u,
                     .colocated = mixed ? 2u : 0u,
                     .chunk_bytes = 4096,
-                    .window_chunks = random() % 2 == 0 ? 0u : 3u}));
+                    .window_chunks = random() % 2 == 0 ? 0u : 3u,
+                    .shared_memory = GetParam() % 2 == 1}));
   ASSERT_NO_FATAL_FAILURE(job.start());
   std::thread killer([&, seed = random()] {
     std::mt19937 chance(static_cast<uint32_t>(seed));

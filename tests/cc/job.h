@@ -149,6 +149,7 @@ struct Shape {
   milliseconds timeout = kPatience;
   bool failover = false;
   bool measure_rates = false;
+  bool shared_memory = false;
 };
 
 class Job {
@@ -168,6 +169,7 @@ class Job {
     config.rank = rank;
     config.job = {shape_.workers,       shape_.reducers,  colocated_count(), shape_.chunk_bytes,
                   shape_.window_chunks, shape_.checksums, shape_.failover,   shape_.measure_rates};
+    config.shared_memory = shape_.shared_memory;
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
     config.host_name = "host-" + std::to_string(rank);

@@ -100,6 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{.workers = 3, .reducers = 0, .chunk_bytes = 0, .window_chunks = 0},
                     Shape{.workers = 3, .reducers = 2, .colocated = 3, .chunk_bytes = 0, .window_chunks = 0},
                     Shape{.workers = 2, .reducers = 1, .chunk_bytes = 1 << 20, .window_chunks = 0},
+                    Shape{.workers = 3, .reducers = 3, .chunk_bytes = 0, .window_chunks = 0, .shared_memory = true},
                     Shape{.workers = 1, .reducers = 1, .failover = true}),
     [](const auto& info) {
       const Shape& shape = info.param;
@@ -127,16 +128,22 @@ TEST(Loopback, RunsManyRoundsOfManyOps) {
 // The bits of a sum depend on neither the reducers nor the way the bucket was cut.
 TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
   const TestRound round{.dtype = DType::kF16, .leaf_counts = {50000}};
-  const Shape shapes[] = {{.workers = 4, .reducers = 1},
-                          {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
-                          {.workers = 4, .reducers = 1, .colocated = 2, .checksums = true},
-                          {.workers = 4, .reducers = 2, .colocated = 3},
-                          {.workers = 4, .reducers = 0, .window_chunks = 1},
-                          {.workers = 4, .reducers = 1, .colocated = 4, .chunk_bytes = 0, .window_chunks = 0}};
+  const Shape shapes[] = {
+      {.workers = 4, .reducers = 1},
+      {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
+      {.workers = 4, .reducers = 1, .colocated = 2, .checksums = true},
+      {.workers = 4, .reducers = 2, .colocated = 3},
+      {.workers = 4, .reducers = 0, .window_chunks = 1},
+      {.workers = 4, .reducers = 1, .colocated = 4, .chunk_bytes = 0, .window_chunks = 0},
+      {.workers = 4, .reducers = 2, .colocated = 1, .shared_memory = true},
+      {.workers = 4, .reducers = 2, .chunk_bytes = 0, .window_chunks = 0, .checksums = true, .shared_memory = true}};
   for (const Shape& shape : shapes) {
     Job job(shape);
     ASSERT_NO_FATAL_FAILURE(job.start());
     ASSERT_NO_FATAL_FAILURE(job.expect_works(round));  // against one and the same sum
+    for (const auto& worker : job.workers) {
+      EXPECT_EQ(worker->metrics().shared_connection_count, shape.shared_memory ? job.reducers.size() : 0);
+    }
     job.expect_shutdown();
   }
 }

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <span>
 #include <string>
@@ -62,9 +63,8 @@ class Side : public ConnectionOwner {
     return thread_.call(std::move(function));
   }
 
-  TcpAddress listen() {
-    Result<std::unique_ptr<TcpListener>> listener =
-        TcpListener::bind(thread_.loop(), *resolve("127.0.0.1", 0), "a test");
+  TcpAddress listen(const std::string& host = "127.0.0.1") {
+    Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(thread_.loop(), *resolve(host, 0), "a test");
     EXPECT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(*listener);
     const Status status = call([&] {
@@ -73,7 +73,7 @@ class Side : public ConnectionOwner {
       });
     });
     EXPECT_TRUE(status.ok()) << status.message();
-    return *resolve("127.0.0.1", listener_->port());
+    return *resolve(host, listener_->port());
   }
 
   void connect(const TcpAddress& address, milliseconds patience = kPatience) {
@@ -239,12 +239,21 @@ inline FrameHeader push_of(uint64_t offset, uint32_t count) {
   return header;
 }
 
+// What the frames of a connection go through.
+enum class Way : uint8_t { kSocket, kMemory };
+inline void PrintTo(Way way, std::ostream* out) { *out << (way == Way::kSocket ? "socket" : "memory"); }
+
 class TransportTest : public testing::Test {
  protected:
-  void open() {
+  void open(Way way = Way::kSocket) {
     client_.connect(server_.listen());
     ASSERT_TRUE(client_.wait_open());
     ASSERT_TRUE(server_.wait_open());
+    if (way == Way::kSocket) return;
+    client_.call([&] { client_.connections_[0]->offer_memory(); });
+    for (Side* side : {&client_, &server_}) {
+      ASSERT_TRUE(side->wait([&] { return side->counters().shared_count == 1; }));
+    }
   }
 
   // A frame there and one back.
@@ -258,5 +267,7 @@ class TransportTest : public testing::Test {
   Side server_;
   Side client_;
 };
+
+class EitherWayTest : public TransportTest, public testing::WithParamInterface<Way> {};
 
 }  // namespace jaxhetero

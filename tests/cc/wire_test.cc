@@ -17,7 +17,8 @@ namespace {
 constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  FrameType::kMembers, FrameType::kReady,
                                    FrameType::kJoin,     FrameType::kDescribe, FrameType::kPush,    FrameType::kResult,
                                    FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
-                                   FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle};
+                                   FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle,
+                                   FrameType::kAlive,    FrameType::kShare,    FrameType::kShared};
 
 auto fields(const FrameHeader& h) {
   return std::tie(h.type, h.last, h.payload_bytes, h.rank, h.count, h.op, h.round, h.offset, h.spec.kind, h.spec.dtype,
@@ -110,7 +111,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_18", [](FrameHeader& h) { h.type = static_cast<FrameType>(18); }},
+                    Spoiling{"type_20", [](FrameHeader& h) { h.type = static_cast<FrameType>(20); }},
                     Spoiling{"kind_0", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(0); }},
                     Spoiling{"kind_5", [](FrameHeader& h) { h.spec.kind = static_cast<Kind>(5); }},
                     Spoiling{"dtype_0", [](FrameHeader& h) { h.spec.dtype = static_cast<DType>(0); }},
@@ -185,6 +186,7 @@ std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"members", encode(some_members()), &again<decode_members>},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
+          {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
           {"halt", encode(Halt{2, "why"}), &again<decode_halt>},
           {"progress", encode(Progress{2, {{7, 1}, {8, 0}}}), &again<decode_progress>},

@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace jaxhetero;
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 6) {
+  switch (data[0] % 10) {
     case 0:
       decode_header(bytes);
       break;
@@ -53,6 +53,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 4:
       if (decode_fault(bytes).ok()) std::abort();
+      break;
+    case 6:
+      expect_stable(decode_lost(bytes), &decode_lost);
+      break;
+    case 7:
+      expect_stable(decode_halt(bytes), &decode_halt);
+      break;
+    case 8:
+      expect_stable(decode_progress(bytes), &decode_progress);
+      break;
+    case 9:
+      expect_stable(decode_shared_offer(bytes), &decode_shared_offer);
       break;
     default:
       for (char c : decode_text(bytes)) {

@@ -1,0 +1,26 @@
+"""A few sums; prints their bits, and how many reducers were reached through shared memory."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxhetero
+
+
+def main() -> None:
+    jaxhetero.initialize()
+    random = np.random.default_rng(jaxhetero.rank())
+    total = jax.jit(jaxhetero.psum)
+    digests: list[Any] = []
+    for count in (1, 1000, 3_000_000, 7):
+        result = np.asarray(total(random.standard_normal(count, dtype=np.float32)))
+        digests.append([float(result[0]), int(result.view(np.uint32).astype(np.uint64).sum())])
+    shared = jaxhetero.metrics().shared_connection_count
+    jaxhetero.shutdown()
+    print(json.dumps({"digests": digests, "shared_connection_count": shared}))
+
+
+if __name__ == "__main__":
+    main()
