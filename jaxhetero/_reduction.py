@@ -139,7 +139,8 @@ def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) ->
     if not local_axes:
         return leaf
     if kind in (Kind.SUM, Kind.BROADCAST):  # a broadcast's local axes have one device
-        total: jax.Array = jax.lax.psum(leaf, local_axes)
+        # What varies along some of the axes only is refused by jax.lax, but not by us between workers.
+        total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes)
         return total
     reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin
     extreme: jax.Array = reduce(leaf, local_axes)

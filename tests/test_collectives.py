@@ -76,6 +76,15 @@ def test_devices_of_one_worker_are_summed_by_xla() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
+def test_what_varies_along_one_axis_is_summed_along_both(axes: tuple[str, ...]) -> None:
+    """jax.lax refuses it by a type; ours take it between workers, and so inside the only one."""
+    mesh = jax.sharding.AbstractMesh((2, 1), ("a", "b"))
+    step = jax.shard_map(lambda x: jaxhetero.psum(x, axes), mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P())
+    assert jax.eval_shape(step, jnp.arange(4)).shape == (2,)
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_dtype_that_cannot_be_summed_is_named() -> None:
     with pytest.raises(ConfigError, match=r"psum at test_collectives\.py:.*float8_e5m2\[3\].*cast it first"):
         jaxhetero.psum(jnp.ones(3, jnp.float8_e5m2))
