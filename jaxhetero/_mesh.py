@@ -30,6 +30,11 @@ class ReducedAxes:
     """Where the workers stand among the axes as they were named, for collectives to whose result the order matters."""
 
     @property
+    def are_named(self) -> bool:
+        """Whether there is a mesh, and its axes were named."""
+        return self.worker_axis is not None or self.local_axes != ()
+
+    @property
     def count(self) -> int:
         """How many contributions a sum has."""
         return self.local_count * (world.size() if self.spans_workers else 1)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import _reduction, world
-from jaxhetero._mesh import AxisName, classify
+from jaxhetero._invariant import refuse_invariant
+from jaxhetero._mesh import AxisName, ReducedAxes, classify
 from jaxhetero._primitive import Kind
 from jaxhetero._reduction import make_buckets as make_buckets
 from jaxhetero._reduction import reduce_tree
@@ -39,6 +40,10 @@ def psum(
     The sum is taken in rank order, ``((x_0 + x_1) + x_2) + ...``, so it has the same bits in every run, with any number
     of reducers and any bucket size. float16 and bfloat16 are summed in float32 and rounded once; integers wrap.
 
+    Unlike ``jax.lax.psum``, it refuses floats and complex numbers that are the same along ``axis_name`` by their type,
+    in ``jax.shard_map(check_vma=True)``: JAX has summed the gradients of replicated parameters, and a second sum would
+    multiply them. Integers, bools and constants are counted once for each device, as in ``jax.lax``.
+
     Args:
       x: a pytree of arrays or numbers: float16/32/64, bfloat16, int8-64, uint8-64, complex64/128, or bool, which is
         summed as int32. All workers must call with the same structure, shapes and dtypes.
@@ -63,12 +68,14 @@ def psum(
 
     Raises:
       NotInitializedError: before ``jaxhetero.initialize()``.
-      ConfigError: for a dtype or mesh that is not supported, or, when the program is compiled, for an array that is
-        sharded over several devices outside ``shard_map``.
+      ConfigError: for a dtype or mesh that is not supported; for a float that does not vary over ``axis_name``; or,
+        when the program is compiled, for an array that is sharded over several devices outside ``shard_map``.
       jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
     """
     label = _label("psum", name, axis_index_groups)
-    return _sum(x, axis_name, label, bucket_bytes, wire_dtype)
+    axes = classify(axis_name, label)
+    refuse_invariant(x, axis_name, label, mean=False)
+    return _sum(x, axes, label, bucket_bytes, wire_dtype)
 
 
 def pmean(
@@ -85,10 +92,9 @@ def pmean(
     Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does.
     """
     label = _label("pmean", name, axis_index_groups)
-    total = _sum(x, axis_name, label, bucket_bytes, wire_dtype)
-    count = classify(axis_name, label).count
-    mean: Tree = jax.tree.map(lambda leaf: leaf / count, total)
-    return mean
+    axes = classify(axis_name, label)
+    refuse_invariant(x, axis_name, label, mean=True)
+    return _mean(x, axes, label, bucket_bytes, wire_dtype)
 
 
 def pmax(
@@ -267,7 +273,8 @@ def replicated(
     Errors are those of ``psum``, raised where the gradient is taken.
     """
     label = _label("replicated", name)
-    reduce = pmean if mean else psum
+    # Not the public ones: their checks are for gradients that JAX may have summed, which these are before it could.
+    reduce = _mean if mean else _sum
 
     @jax.custom_vjp
     def identity(*leaves: jax.Array) -> tuple[jax.Array, ...]:
@@ -278,7 +285,7 @@ def replicated(
         return identity(*leaves), None
 
     def backward(_: None, cotangents: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return reduce(cotangents, axis_name, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, name=label)
+        return reduce(cotangents, classify(axis_name, label), label, bucket_bytes, wire_dtype)
 
     identity.defvjp(forward, backward)
     leaves, structure = jax.tree.flatten(params)
@@ -314,9 +321,8 @@ def barrier(*, name: str | None = None) -> None:
     world.check()
 
 
-def _sum(x: Tree, axis_name: AxisName, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
-    axes = classify(axis_name, label)
-    if axis_name is not None and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
+    if axes.are_named and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
         # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
@@ -324,6 +330,12 @@ def _sum(x: Tree, axis_name: AxisName, label: str, bucket_bytes: int, wire_dtype
     integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32) if _is_bool(leaf) else leaf, x)
     total: Tree = reduce_tree(integers, axes, Kind.SUM, label=label, bucket_bytes=bucket_bytes, wire_dtype=wire_dtype)
     return total
+
+
+def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
+    total = _sum(x, axes, label, bucket_bytes, wire_dtype)
+    mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
+    return mean
 
 
 def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, bucket_bytes: int) -> Tree:

@@ -13,7 +13,7 @@ def test_collectives_over_the_workers_axis(kind: str, reducers: int, settings: d
     expected = {
         "psum": [[3.0, 6.0, 9.0]],
         "psum of a constant": [3.0, 3.0],
-        "psum of what does not vary": [3.0, 3.0],
+        "psum of what does not vary": [3, 3],
         "number of workers": [0.0, 0.0, 0.0],
         "pmean": [[1.0, 2.0, 3.0]],
         "broadcast": [[1.0, 2.0, 3.0]],
@@ -30,6 +30,14 @@ def test_workers_of_several_devices(kind: str) -> None:
     for result in run("devices.py", kind, coordinator, workers=3, reducers=2):
         assert result["wrong"] == []
         assert 1.0 <= result["sent"] < 1.05
+
+
+@pytest.mark.parametrize("kind", ["global", "own"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_gradients_are_never_summed_twice(kind: str, devices: int) -> None:
+    """Those that JAX has summed already, because types say that parameters are replicated, are refused."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    assert run("summed_gradients.py", kind, str(devices), coordinator, workers=3, reducers=1) == [[]] * 3
 
 
 def test_the_cases_of_the_tests_of_jax() -> None:

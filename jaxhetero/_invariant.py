@@ -1,0 +1,61 @@
+"""Refuses to sum what JAX's types say is the same everywhere: a gradient that JAX has summed already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero._compat import partly_reduced_axes, varying_axes
+from jaxhetero._mesh import AxisName, axis_names
+from jaxhetero._reduction import describe_leaf
+from jaxhetero.errors import ConfigError
+
+
+def refuse_invariant(tree: Any, axis_name: AxisName, label: str, *, mean: bool) -> None:
+    """``ConfigError`` for a float or complex leaf that is the same along one of the axes, as far as types tell.
+
+    In ``jax.shard_map(check_vma=True)`` the gradient of a replicated parameter is one: JAX has summed it. A second sum
+    makes it ``n`` times too large, and so does a mean, which is that of ``n`` equal values. Integers and bools, which
+    have no gradients, and constants pass: ``psum`` of them counts devices.
+
+    ``mean`` says what the caller takes of the leaves, so that the message can offer the same.
+    """
+    typed = _typed_axes(axis_name)
+    for path, leaf in jax.tree.leaves_with_path(tree) if typed else []:
+        if missing := _missing_axes(leaf, typed):
+            raise ConfigError(_explain(jax.tree_util.keystr(path), leaf, missing, axis_name, label, mean=mean))
+
+
+def _typed_axes(axis_name: AxisName) -> tuple[str, ...]:
+    """Those of several devices along which types say what varies; none with ``check_vma=False``."""
+
+    def index_varies(name: str) -> bool:
+        # Traced apart from the caller's program, to which it would add an instruction.
+        (index,) = jax.make_jaxpr(lambda: jax.lax.axis_index(name))().out_avals
+        return name in varying_axes(index)
+
+    return tuple(name for name in axis_names(axis_name) if jax.lax.axis_size(name) > 1 and index_varies(name))
+
+
+def _missing_axes(leaf: Any, typed: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(leaf, jax.core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return ()
+    aval = jax.typeof(leaf)
+    # A type of "unreduced" or "reduced" is refused later, for what it is.
+    known = varying_axes(aval) | partly_reduced_axes(aval)
+    return tuple(name for name in typed if name not in known)
+
+
+def _explain(path: str, leaf: Any, missing: tuple[str, ...], axis_name: AxisName, label: str, *, mean: bool) -> str:
+    axes = repr(missing[0] if len(missing) == 1 else missing)
+    replicated = f"jaxhetero.replicated(params, {axis_name!r}{', mean=True' if mean else ''})"
+    return (
+        f"{label}: the {describe_leaf(leaf)} at {path or 'the root'} does not vary over mesh axis {axes}. If it is the "
+        "gradient of replicated parameters, JAX has summed it already, because jax.shard_map has check_vma=True, and "
+        "this call would multiply that sum. Either cast the parameters before they are differentiated, "
+        f"params = jax.lax.pcast(params, {axes}, to='varying'), or differentiate through {replicated} and do without "
+        "this call. If each device's equal copy is meant to count, cast the value itself: "
+        f"jax.lax.pcast(x, {axes}, to='varying')"
+    )
