@@ -364,11 +364,22 @@ def nested_smap(library: Any) -> Any:
 
 @case("test_remove_one_sized_mesh_axis_from_vma")
 def axis_of_one_device(library: Any) -> Any:
-    thin = jax.sharding.Mesh(mesh().devices[:, :1], BOTH, axis_types=mesh().axis_types)
+    """With JAX's option, as in its test; ``axes.py`` tries such axes with and without it."""
+    option = "jax_remove_size_one_mesh_axis_from_type"
+    thin = jax.sharding.Mesh(mesh().devices[:, :1], BOTH, axis_types=mesh(explicit=True).axis_types)
 
-    return jax.jit(shard(lambda x: library.psum(x, "x"), P(*BOTH), P(None, "y"), mesh=thin))(
-        put(numbers(8, 2), P(*BOTH), thin)
-    )
+    def f(x: jax.Array) -> jax.Array:
+        assert jax.typeof(x).mat.varying == {"x"}
+        total = library.psum(x, "x")
+        assert jax.typeof(total).mat.varying == set()
+        return total
+
+    jax.config.update(option, True)
+    try:
+        with jax.set_mesh(thin):
+            return jax.jit(jax.shard_map(f, in_specs=P(*BOTH), out_specs=P()))(put(numbers(8, 2), P(*BOTH), thin))
+    finally:
+        jax.config.update(option, False)
 
 
 @case("test_vmap_shmap_psum")
