@@ -7,7 +7,7 @@ from typing import Any
 
 from jax._src import distributed
 from jax.interpreters import mlir
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
 
 
@@ -47,13 +47,13 @@ def without_varying_axis(aval: Any, axis_name: str) -> Any:
     return aval.update(manual_axis_type=aval.mat.update(varying=kept))
 
 
-def program_mesh(context: mlir.LoweringRuleContext) -> Mesh | None:
-    """The mesh of the ``jax.shard_map`` that is lowered here; None outside, or where only its shape is known.
+def program_mesh(context: mlir.LoweringRuleContext) -> Mesh | AbstractMesh | None:
+    """The mesh of the ``jax.shard_map`` that is lowered here; None outside.
 
     ``LoweringRuleContext`` is public, what ``axis_context`` holds is not.
     """
     mesh = getattr(context.module_context.axis_context, "mesh", None)
-    return mesh if isinstance(mesh, Mesh) else None
+    return mesh if isinstance(mesh, (Mesh, AbstractMesh)) else None
 
 
 def program_device_count(context: mlir.LoweringRuleContext) -> int:

@@ -62,7 +62,8 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
         )
     sizes = {name: int(jax.lax.axis_size(name)) for name in names}
     mesh_sizes = jax.sharding.get_abstract_mesh().shape
-    if foreign := [name for name in names if name not in mesh_sizes]:
+    # Also where vmap has given its axis the name of one of the mesh; not seen where both have one size.
+    if foreign := [name for name, size in sizes.items() if mesh_sizes.get(name) != size]:
         raise ConfigError(
             f"{label}: axis {foreign[0]!r} is not one of a mesh under jax.shard_map but of jax.vmap; reduce over that "
             "with jax.lax first"
@@ -95,12 +96,23 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
 
 
 def make_lanes(
-    mesh: jax.sharding.Mesh, worker_axis: str | None, label: str, *, in_order: bool
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None, worker_axis: str | None, label: str, *, in_order: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Device ids of ``mesh``, and the lane of each: devices of one lane, one in each worker, reduce together.
 
-    ``in_order``: a step along ``worker_axis`` must be the next rank, which a sum does not need.
+    None where there is one device. ``in_order``: a step along ``worker_axis`` must be the next rank, which a sum does
+    not need.
     """
+    if mesh is None or mesh.size == 1:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        if mesh.size == mesh.shape.get(worker_axis, 1) and not in_order:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)  # one device of each worker: one lane
+        # Without lanes, a worker's devices would reduce with whichever of the others' comes first.
+        raise ConfigError(
+            f"{label}: of the mesh of this jax.shard_map only the shape is known, and not which device is where in it, "
+            "as inside another jax.shard_map; call the program in a block of jax.set_mesh(mesh)"
+        )
     if worker_axis is None:
         ids = np.array([device.id for device in mesh.devices.flat], np.int64)
         return ids, np.arange(ids.size, dtype=np.int64)

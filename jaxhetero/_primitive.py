@@ -30,8 +30,6 @@ class Kind(enum.IntEnum):
     MIN = 4
 
 
-_NO_LANES = np.zeros(0, np.int64)
-
 # One for each kind, so that a printed jaxpr and a profile say which collective it is.
 _PRIMITIVES = {
     Kind.SUM: Primitive("jaxhetero_psum"),
@@ -129,10 +127,8 @@ def _attributes(
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
     mesh = program_mesh(ctx)
-    ids, lanes = (
-        (_NO_LANES, _NO_LANES) if mesh is None else make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
-    )
-    if by_number_on_host and mesh is not None:
+    ids, lanes = make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
+    if by_number_on_host and isinstance(mesh, jax.sharding.Mesh):
         numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
         own = np.isin(ids, list(numbers))
         ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]

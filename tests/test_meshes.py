@@ -32,6 +32,13 @@ def test_workers_of_several_devices(kind: str) -> None:
         assert 1.0 <= result["sent"] < 1.05
 
 
+def test_axes_whose_sizes_and_names_mislead() -> None:
+    """Axes of one device, nested shard_map, names of vmap: equal to jax.lax to the bit, or refused."""
+    for result in run("axes.py", f"127.0.0.1:{free_port()}", workers=2, reducers=1):
+        assert result["wrong"] == []
+        assert result["count"] > 50
+
+
 @pytest.mark.parametrize("kind", ["global", "own"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_gradients_are_never_summed_twice(kind: str, devices: int) -> None:
