@@ -15,6 +15,7 @@ import jaxhetero  # noqa: E402
 
 FLOATS = [np.dtype(ml_dtypes.bfloat16), *map(np.dtype, ("float16", "float32", "float64"))]
 COMPLEX = [np.dtype("complex64"), np.dtype("complex128")]
+WIDE = (np.dtype("float64"), np.dtype("complex128"))
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 
 
@@ -23,7 +24,8 @@ def contribution(rank: int, dtype: np.dtype, count: int) -> np.ndarray:
     if dtype in INTEGERS:
         info = np.iinfo(dtype)
         return generator.integers(info.min, info.max, count, dtype, endpoint=True)
-    values = generator.standard_normal(count, np.float32)
+    # As many digits as the dtype has: sums of fewer in float64 are exact, in whatever order.
+    values = generator.standard_normal(count, np.float64 if dtype in WIDE else np.float32)
     if dtype in COMPLEX:
         return (values + 1j * values[::-1]).astype(dtype)
     return values.astype(dtype)
