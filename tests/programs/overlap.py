@@ -1,6 +1,7 @@
 """What of the communication runs under the backward pass: prints the times of the rounds and of the pass."""
 
 import json
+import sys
 import time
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import jaxhetero
 
 LAYERS, WIDTH, BATCH = 8, 512, 4096
+LATE_S = float(sys.argv[1])
 
 marks: list[float] = []
 
@@ -44,6 +46,7 @@ def main() -> None:
     for _ in range(3):
         jaxhetero.barrier()
         begin = time.monotonic()
+        time.sleep(LATE_S * jaxhetero.rank())
         jax.block_until_ready(step(params, x))
     jax.effects_barrier()
     rounds = [times for times in jaxhetero.timeline() if times.requested_s >= begin]

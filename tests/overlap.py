@@ -1,0 +1,91 @@
+"""Prints how much of the communication of a train step lies inside its backward pass.
+
+    python -m tests.overlap --runs 5
+
+Each line is one worker's step, in a job of its own. The backward pass ends with the gradient of the input, which needs
+those of all activations. The last bucket is left out, because nothing is left to hide it.
+
+With ``--late-s 3`` every worker begins its step 3 s after the one before it. Then a line says what the first worker,
+which has to wait, gets done meanwhile.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+from tests.cluster import run
+
+LAYERS = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """One worker's: its rounds in the order in which they were asked for, and when the backward pass was over."""
+
+    rounds: list[dict[str, Any]]
+    backward_end_s: float
+
+    @property
+    def communication_s(self) -> float:
+        """From first byte to last, of all rounds but the last."""
+        return sum(times["end_s"] - times["first_push_s"] for times in self.rounds[:-1])
+
+    @property
+    def hidden_s(self) -> float:
+        """What of it lies inside the backward pass."""
+        ends = [min(times["end_s"], self.backward_end_s) for times in self.rounds[:-1]]
+        return sum(max(0.0, end - times["first_push_s"]) for end, times in zip(ends, self.rounds[:-1], strict=True))
+
+    @property
+    def asked_for_count(self) -> int:
+        """Rounds, when the first of them was over."""
+        first_end_s = min(times["end_s"] for times in self.rounds)
+        return sum(times["requested_s"] < first_end_s for times in self.rounds)
+
+    @property
+    def waited_s(self) -> float:
+        """From the end of the backward pass to that of the first round."""
+        return float(self.rounds[0]["end_s"] - self.backward_end_s)
+
+
+def measure(workers: int = 2, reducers: int = 1, late_s: float = 0) -> list[Step]:
+    """One step of every worker, by rank."""
+    results = run("overlap.py", str(late_s), workers=workers, reducers=reducers)
+    return [
+        Step(sorted(result["rounds"], key=lambda times: times["requested_s"]), result["backward_end_s"])
+        for result in results
+    ]
+
+
+def describe(step: Step) -> str:
+    return (
+        f"{step.hidden_s / step.communication_s:.1%} of the {1e3 * step.communication_s:.1f} ms of communication of "
+        "all buckets but the last lay inside backward"
+    )
+
+
+def describe_waiting(step: Step) -> str:
+    return (
+        f"{step.asked_for_count} of {len(step.rounds)} rounds were asked for when the first was over; the backward "
+        f"pass was over {1e3 * step.waited_s:.1f} ms before that"
+    )
+
+
+def main(workers: int = 2, reducers: int = 1, runs: int = 1, late_s: float = 0) -> None:
+    """
+    Args:
+        workers: How many, on this machine.
+        reducers: How many, likewise.
+        runs: How often to start the job.
+        late_s: By how much every worker is later than the one before it.
+    """
+    for _ in range(runs):
+        steps = measure(workers, reducers, late_s)
+        lines = [describe_waiting(steps[0])] if late_s else map(describe, steps)
+        for rank, line in enumerate(lines):
+            print(f"rank {rank}: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
