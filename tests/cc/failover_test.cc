@@ -50,8 +50,8 @@ TEST(Failover, GoesOnBetweenRounds) {
   job.expect_works({.op = 2, .kind = Kind::kBroadcast, .leaf_counts = {9000}, .root = 1});
 }
 
-// Some have the answer of a measurement then and others have not; all begin with the same plan. Several jobs at once, so
-// that a worker may be late for any of it.
+// Some have the answer of a measurement then and others have not; all begin with the same plan. Several jobs at once,
+// so that a worker may be late for any of it.
 void expect_to_start_despite_a_death(uint64_t completed_rounds) {
   Job job(failover({.workers = 3, .reducers = 3, .colocated = 1, .chunk_bytes = 0, .measure_rates = true}));
   job.add_reducers(job.reducer_count());
