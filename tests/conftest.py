@@ -10,12 +10,24 @@ from typing import Any
 import pytest
 from launcher import LAUNCH, TIMEOUT_S, Run, Start
 
+import jaxhetero
+
 
 def pytest_configure() -> None:
     """Whatever started pytest may ignore signals (nohup, a job in the background); what the tests start must not."""
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A world of one worker and no reducer, in the test's own process."""
+    for name in ("RANK", "WORKER_COUNT", "REDUCER_COUNT"):
+        monkeypatch.delenv(f"JAXHETERO_{name}", raising=False)
+    jaxhetero.initialize()
+    yield
+    jaxhetero.shutdown()
 
 
 @pytest.fixture

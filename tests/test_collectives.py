@@ -1,6 +1,5 @@
 """What can be said of the collectives without other processes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,16 +11,6 @@ import jaxhetero
 import jaxhetero.optimizers
 from jaxhetero._reduction import make_buckets
 from jaxhetero.errors import ConfigError, NotInitializedError
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A world of one worker and no reducer."""
-    for name in ("RANK", "WORKER_COUNT", "REDUCER_COUNT"):
-        monkeypatch.delenv(f"JAXHETERO_{name}", raising=False)
-    jaxhetero.initialize()
-    yield
-    jaxhetero.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What psum and pmean refuse because JAX's types say that it is the same everywhere. Only traced: nothing runs."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,14 +12,7 @@ from jaxhetero.errors import ConfigError
 
 BOTH = ("a", "b")
 
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "WORKER_COUNT", "REDUCER_COUNT"):
-        monkeypatch.delenv(f"JAXHETERO_{name}", raising=False)
-    jaxhetero.initialize()
-    yield
-    jaxhetero.shutdown()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def trace(function: Any, *, sizes: tuple[int, int] = (2, 3), dtype: Any = jnp.float32, **options: Any) -> Any:

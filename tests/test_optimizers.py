@@ -401,15 +401,6 @@ def test_float16_gradients_are_unscaled_in_float32() -> None:
     assert float(outputs[0]) == -(2.0**-29)
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "WORKER_COUNT", "REDUCER_COUNT"):
-        monkeypatch.delenv(f"JAXHETERO_{name}", raising=False)
-    jaxhetero.initialize()
-    yield
-    jaxhetero.shutdown()
-
-
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_the_whole_chain_under_shard_map(check_vma: bool) -> None:
