@@ -316,10 +316,9 @@ bool TcpConnection::is_on_this_host() const {
 }
 
 void TcpConnection::offer_memory() {
-  if (phase_ != Phase::kOpen || has_offered_ || !is_on_this_host()) return;
+  if (phase_ != Phase::kOpen || shared_ || !is_on_this_host()) return;
   Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::create();
   if (!channel.ok()) return;
-  has_offered_ = true;
   shared_ = std::move(*channel);
   send(OutFrame::control(FrameType::kShare, encode(shared_->offer())));
 }
@@ -339,14 +338,13 @@ Status TcpConnection::take_offer() {
 Status TcpConnection::take_shared() {
   if (!shared_ || receives_shared_) return {Code::kProtocol, "it moved to shared memory that there is not"};
   receives_shared_ = true;
-  if (!has_sent_shared_) send_shared();
+  if (last_socket_frame_ == 0) send_shared();
   shared_->close_descriptor();
   ++context_.counters->shared_count;
   return {};
 }
 
 void TcpConnection::send_shared() {
-  has_sent_shared_ = true;
   send(OutFrame::control(FrameType::kShared, {}));
   last_socket_frame_ = queued_frame_count_;
 }
@@ -469,7 +467,7 @@ void TcpConnection::write_queued() {
       queue_.pop_front();
       ++written_frame_count_;
     }
-    if (has_sent_shared_ && written_frame_count_ == last_socket_frame_) leave_socket();
+    if (!sends_shared_ && last_socket_frame_ > 0 && written_frame_count_ == last_socket_frame_) leave_socket();
   }
   if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
   wait_for_room(!queue_.empty());
@@ -532,7 +530,7 @@ void TcpConnection::close_with(OutFrame last) {
   queue_.resize(front_written_ > 0 ? 1 : 0);
   if (!queue_.empty()) own_payload(queue_.front());
   queued_frame_count_ = written_frame_count_ + queue_.size();
-  if (last_socket_frame_ > queued_frame_count_) has_sent_shared_ = false;  // nor will it be
+  if (last_socket_frame_ > queued_frame_count_) last_socket_frame_ = 0;  // it is dropped, and the socket stays
   send(std::move(last));
   close_after_flush();
 }

@@ -1,5 +1,5 @@
-// TCP: listening, connecting, the handshake that proves the job token, and frames. Between two processes of
-// one host the frames may leave the socket for memory that both share.
+// TCP: listening, connecting, the handshake that proves the job token, and frames. Between two processes of one host
+// the frames may leave the socket for memory that both share.
 #pragma once
 
 #include <chrono>
@@ -106,9 +106,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   // the socket is only calls to look.
   std::unique_ptr<SharedChannel> shared_;
   Bytes offer_bytes_;
-  bool has_offered_ = false;
-  bool has_sent_shared_ = false;
-  uint64_t last_socket_frame_ = 0;  // the number of that frame of ours
+  uint64_t last_socket_frame_ = 0;  // the number of that frame of ours; 0 without one
   bool sends_shared_ = false;
   bool receives_shared_ = false;
   bool owes_call_ = false;  // the peer would take it for a frame
