@@ -24,7 +24,7 @@ class Mallinfo2(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """What is allocated from the heap and not freed: unlike the resident set, the same at the same place of a loop."""
+    """What is allocated from the heap and not freed, without what the allocator keeps for later."""
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = Mallinfo2
     numbers = libc.mallinfo2().numbers
