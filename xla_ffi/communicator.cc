@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shard_plan.h"
+
 namespace jaxhetero {
 namespace {
 
@@ -113,8 +115,7 @@ void Communicator::join(const Members& members) {
   job_id_ = members.job_id;
   view_ = members.view;
   resume_ = members.resume;
-  reducers_ = members.reducers;
-  make_plan();
+  planner_.enter(members);
   for (const Members::Reducer& reducer : members.reducers) {
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
     if (!address.ok()) {
@@ -127,22 +128,6 @@ void Communicator::join(const Members& members) {
   for (Link& link : links_) link.connect(*context_, *this, patience);
 }
 
-// From the view and the rates, which every worker has alike.
-void Communicator::make_plan() {
-  std::vector<ReducerPlace> even;
-  std::vector<ReducerPlace> measured;
-  for (const Members::Reducer& reducer : reducers_) {
-    const bool colocated = reducer.colocated_rank >= 0;
-    const auto rate = rates_.find(reducer.number);
-    even.push_back({colocated});
-    measured.push_back({colocated, rate != rates_.end() ? rate->second : RateProbe::kFullRate});
-  }
-  ShardPlan::ChunkSize chunks{.fixed_bytes = config_.job.chunk_bytes};
-  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(config_.job.worker_count, even), chunks);
-  if (chunk_bytes_ > 0) chunks.most_bytes = std::clamp(chunk_bytes_, kLeastAutoChunkBytes, kMostAutoChunkBytes);
-  plan_ = std::make_shared<ShardPlan>(balanced_shares(config_.job.worker_count, measured), chunks);
-}
-
 uint32_t Communicator::reducer_of(const Connection& connection) const {
   const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.has(connection); });
   return static_cast<uint32_t>(link - links_.begin());
@@ -152,8 +137,7 @@ void Communicator::on_open(Connection& connection) {
   Link& link = links_[reducer_of(connection)];
   link.set_open();
   if (config_.shared_memory) link.offer_memory();
-  connection.send(
-      OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, even_plan_->digest()})));
+  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, planner_.digest()})));
   if (std::ranges::all_of(links_, &Link::is_open)) resume();
 }
 
@@ -168,7 +152,7 @@ void Communicator::resume() {
   for (auto& [op_id, op] : ops_) op.described.assign(links_.size(), false);
   for (const Members::Resume& again : resume_) replay(again.op, again.round);
   start_waiting();
-  if (phase_ == Phase::kStarting && !probe_) probe_rates();
+  if (phase_ == Phase::kStarting && !planner_.has_begun_probe()) probe_rates();
   note_idle();
   if (phase_ == Phase::kLeaving) leave();
 }
@@ -185,38 +169,10 @@ bool Communicator::may_start(const Op& op) const {
          (phase_ != Phase::kStarting || op.waiting.front().is_internal);
 }
 
-// "measured 23 MB/s; 50 % of that at reducer 3 (host c); chunks of at most 8192 bytes"
-std::string Communicator::rates_text() const {
-  if (rates_.empty()) return "the rates of the interfaces were not measured: the reducers changed meanwhile";
-  std::string text = "measured " + std::to_string(probe_->bytes_per_s() / 1'000'000) + " MB/s";
-  for (const Members::Reducer& reducer : reducers_) {
-    const auto rate = rates_.find(reducer.number);
-    if (rate == rates_.end() || rate->second == RateProbe::kFullRate) continue;
-    text += "; " + std::to_string(100 * rate->second / RateProbe::kFullRate) + " % of that at reducer " +
-            std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
-    if (text.size() > 1000) break;
-  }
-  return text + "; chunks of at most " + std::to_string(chunk_bytes_) + " bytes";
-}
-
-// Runs the rounds of the probe, one by one. With its answer comes the plan, and the job can begin.
+// Runs the rounds of the measurement, one by one. With its answer comes the plan, and the job can begin.
 void Communicator::probe_rates() {
-  if (config_.job.measure_rates && !probe_) {
-    std::vector<ReducerPlace> places;
-    for (const Members::Reducer& reducer : reducers_) {
-      places.push_back({reducer.colocated_rank >= 0});
-      probed_.push_back(reducer.number);
-    }
-    probe_.emplace(config_.job.worker_count, places, ShardPlan::ChunkSize{.fixed_bytes = config_.job.chunk_bytes});
-    probe_view_ = view_;
-  }
-  if (probe_) {
-    if (std::optional<RoundRequest> request = probe_->next()) return enqueue(std::move(*request));
-    for (size_t i = 0; i < probe_->rates().size(); ++i) rates_[probed_[i]] = probe_->rates()[i];
-    chunk_bytes_ = probe_->chunk_bytes();
-    make_plan();
-    if (config_.rank == 0) log_.add(Severity::kInfo, rates_text());
-  }
+  if (std::optional<RoundRequest> request = planner_.next_probe()) return enqueue(std::move(*request));
+  if (config_.rank == 0 && config_.job.measure_rates) log_.add(Severity::kInfo, planner_.rates_text());
   phase_ = Phase::kRunning;
   set_ready({});
   start_waiting();
@@ -361,7 +317,7 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
   if (running_round_count_++ == 0) busy_since_ = round.progress;
 
   const RoundSpec& spec = round.request.spec;
-  const ShardPlan& plan = plan_of(round.request);
+  const ShardPlan& plan = planner_.plan_of(round.request);
   const size_t item = item_bytes(spec.dtype);
   const uint64_t chunk_count = plan.chunk_count(spec.total_count, item);
   for (const Shard& shard : plan.cut(op_id, spec.total_count, item)) round.segments.emplace_back(shard, chunk_count);
@@ -373,13 +329,6 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
     describe_op(op_id, op, segment.shard.reducer);
     links_[segment.shard.reducer].begin(round, segment);
   }
-}
-
-// The probe's own plan is for the reducers of the view in which it began. A worker that has the rates may be asked
-// again for a round of another that does not: those are cut evenly.
-const ShardPlan& Communicator::plan_of(const RoundRequest& request) const {
-  if (request.plan && view_ == probe_view_) return *request.plan;
-  return request.is_internal ? *even_plan_ : *plan_;
 }
 
 void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
@@ -502,7 +451,7 @@ void Communicator::finish_round(uint64_t op_id, Op& op) {
   if (--running_round_count_ == 0) note_busy();
   if (round->request.is_internal) {
     if (!round->is_replay) {
-      probe_->finish(view_ == probe_view_);
+      planner_.finish_probe();
       probe_rates();
     }
   } else if (!round->is_replay) {

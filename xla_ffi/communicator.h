@@ -6,7 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,9 +21,8 @@
 #include "event_loop.h"
 #include "events.h"
 #include "link.h"
-#include "rate_probe.h"
+#include "planner.h"
 #include "round.h"
-#include "shard_plan.h"
 #include "status.h"
 #include "tcp_transport.h"
 #include "wire.h"
@@ -114,11 +112,9 @@ class Communicator final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void join(const Members& members);
-  void make_plan();
   void resume();
   void probe_rates();
   void start_waiting();
-  [[nodiscard]] std::string rates_text() const;
   [[nodiscard]] bool may_start(const Op& op) const;
   void replay(uint64_t op_id, uint64_t number);
   void halt(const Halt& halt);
@@ -133,7 +129,6 @@ class Communicator final : private ConnectionOwner {
   void enqueue(RoundRequest request);
   void start_next(uint64_t op_id, Op& op);
   void run(uint64_t op_id, Op& op, std::unique_ptr<Round> round);
-  [[nodiscard]] const ShardPlan& plan_of(const RoundRequest& request) const;
   void describe_op(uint64_t op_id, Op& op, uint32_t reducer);
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
@@ -177,14 +172,7 @@ class Communicator final : private ConnectionOwner {
   bool halted_ = true;  // not connected to all reducers of the view
   EventLoop::Clock::time_point halted_since_;
   std::vector<Members::Resume> resume_;
-  std::vector<Members::Reducer> reducers_;      // of the view, as all below
-  std::shared_ptr<const ShardPlan> even_plan_;  // as if all interfaces had one rate; of internal rounds
-  std::shared_ptr<const ShardPlan> plan_;       // by the rates that were measured
-  std::optional<RateProbe> probe_;
-  std::vector<uint32_t> probed_;  // the numbers of its reducers
-  uint32_t probe_view_ = 0;
-  std::map<uint32_t, uint32_t> rates_;  // by reducer number, as RateProbe gives them
-  size_t chunk_bytes_ = 0;
+  Planner planner_{config_.job};
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
   std::vector<Link> links_;  // by place in the view
