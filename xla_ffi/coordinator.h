@@ -22,6 +22,7 @@
 #include "event_loop.h"
 #include "events.h"
 #include "pulse.h"
+#include "tcp_listener.h"
 #include "tcp_transport.h"
 #include "transport.h"
 #include "wire.h"

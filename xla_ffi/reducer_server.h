@@ -16,6 +16,7 @@
 #include "events.h"
 #include "reducer.h"
 #include "status.h"
+#include "tcp_listener.h"
 #include "tcp_transport.h"
 
 namespace jaxhetero {

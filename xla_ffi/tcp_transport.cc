@@ -19,8 +19,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
-constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr size_t kMaxUnproved = 256;
 constexpr size_t kMaxPieces = 256;              // of one sendmsg or readv; IOV_MAX is 1024
 constexpr size_t kTurnBytes = size_t{1} << 20;  // what one connection may move before the others have their turn
 
@@ -573,62 +571,6 @@ void TcpConnection::close() {
   into_.clear();
   in_payload_ = false;
   admission_.reset();
-}
-
-Result<std::unique_ptr<TcpListener>> TcpListener::bind(EventLoop& loop, const TcpAddress& address,
-                                                       std::string purpose) {
-  const auto failed = [&](const char* call) {
-    const Code code = errno == EADDRINUSE || errno == EADDRNOTAVAIL ? Code::kAddressInUse : Code::kInternal;
-    return Status(code,
-                  "cannot listen on " + address.text() + " for " + purpose + ": " + call + ": " + error_text(errno));
-  };
-  Fd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) return failed("socket");
-  set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR);
-  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
-    return failed("bind");
-  }
-  if (::listen(socket.get(), 1024) != 0) return failed("listen");
-  TcpAddress bound;
-  bound.length = sizeof bound.storage;
-  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
-    return failed("getsockname");
-  }
-  return std::unique_ptr<TcpListener>(new TcpListener(loop, std::move(socket), bound.port()));
-}
-
-Status TcpListener::start(OnAccept on_accept) {
-  on_accept_ = std::move(on_accept);
-  return loop_.watch(socket_.get(), EPOLLIN, [this](uint32_t) { accept_ready(); });
-}
-
-void TcpListener::stop() {
-  loop_.unwatch(socket_.get());
-  socket_.reset();
-}
-
-// Leaves who comes in the backlog for a moment: asking at once would spin.
-void TcpListener::pause() {
-  loop_.unwatch(socket_.get());
-  loop_.after(kAcceptPause, [this] {
-    if (socket_.valid()) static_cast<void>(start(std::move(on_accept_)));
-  });
-}
-
-void TcpListener::accept_ready() {
-  // Strangers get a bounded part of us, and nobody else is turned away for them.
-  if (*unproved_count_ >= kMaxUnproved) return pause();
-  TcpAddress peer;
-  peer.length = sizeof peer.storage;
-  Fd socket(
-      ::accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (!socket.valid()) {
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
-    return;
-  }
-  ++*unproved_count_;
-  const std::shared_ptr<void> admission(nullptr, [count = unproved_count_](void*) { --*count; });
-  on_accept_(std::move(socket), peer, admission);
 }
 
 }  // namespace jaxhetero

@@ -1,10 +1,9 @@
-// TCP: listening, connecting, the handshake that proves the job token, and frames. Between two processes of one host
-// the frames may leave the socket for memory that both share.
+// TCP: connecting, the handshake that proves the job token, and frames. Between two processes of one host the frames
+// may leave the socket for memory that both share.
 #pragma once
 
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -129,32 +128,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   uint64_t written_frame_count_ = 0;
   uint64_t received_bytes_ = 0;
   uint64_t sent_bytes_ = 0;
-};
-
-class TcpListener {
- public:
-  using OnAccept = std::function<void(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission)>;
-
-  // Binds and listens; accepting starts with start(), on the loop's thread.
-  static Result<std::unique_ptr<TcpListener>> bind(EventLoop& loop, const TcpAddress& address, std::string purpose);
-  ~TcpListener() { stop(); }
-  TcpListener(const TcpListener&) = delete;
-  TcpListener& operator=(const TcpListener&) = delete;
-
-  Status start(OnAccept on_accept);
-  void stop();
-  [[nodiscard]] uint16_t port() const { return port_; }
-
- private:
-  TcpListener(EventLoop& loop, Fd socket, uint16_t port) : loop_(loop), socket_(std::move(socket)), port_(port) {}
-  void accept_ready();
-  void pause();
-
-  EventLoop& loop_;
-  Fd socket_;
-  uint16_t port_;
-  OnAccept on_accept_;
-  std::shared_ptr<size_t> unproved_count_ = std::make_shared<size_t>(0);
 };
 
 }  // namespace jaxhetero

@@ -23,6 +23,7 @@
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
 #include "xla_ffi/auth.h"
+#include "xla_ffi/tcp_listener.h"
 #include "xla_ffi/tcp_transport.h"
 
 namespace jaxhetero {

@@ -1,0 +1,75 @@
+#include "tcp_listener.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+namespace jaxhetero {
+namespace {
+
+constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr size_t kMaxUnproved = 256;
+
+}  // namespace
+
+Result<std::unique_ptr<TcpListener>> TcpListener::bind(EventLoop& loop, const TcpAddress& address,
+                                                       std::string purpose) {
+  const auto failed = [&](const char* call) {
+    const Code code = errno == EADDRINUSE || errno == EADDRNOTAVAIL ? Code::kAddressInUse : Code::kInternal;
+    return Status(code,
+                  "cannot listen on " + address.text() + " for " + purpose + ": " + call + ": " + std::strerror(errno));
+  };
+  Fd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return failed("socket");
+  const int on = 1;
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // without it only a restart has to wait
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
+    return failed("bind");
+  }
+  if (::listen(socket.get(), 1024) != 0) return failed("listen");
+  TcpAddress bound;
+  bound.length = sizeof bound.storage;
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
+    return failed("getsockname");
+  }
+  return std::unique_ptr<TcpListener>(new TcpListener(loop, std::move(socket), bound.port()));
+}
+
+Status TcpListener::start(OnAccept on_accept) {
+  on_accept_ = std::move(on_accept);
+  return loop_.watch(socket_.get(), EPOLLIN, [this](uint32_t) { accept_ready(); });
+}
+
+void TcpListener::stop() {
+  loop_.unwatch(socket_.get());
+  socket_.reset();
+}
+
+// Leaves who comes in the backlog for a moment: asking at once would spin.
+void TcpListener::pause() {
+  loop_.unwatch(socket_.get());
+  loop_.after(kAcceptPause, [this] {
+    if (socket_.valid()) static_cast<void>(start(std::move(on_accept_)));
+  });
+}
+
+void TcpListener::accept_ready() {
+  // Strangers get a bounded part of us, and nobody else is turned away for them.
+  if (*unproved_count_ >= kMaxUnproved) return pause();
+  TcpAddress peer;
+  peer.length = sizeof peer.storage;
+  Fd socket(
+      ::accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket.valid()) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
+    return;
+  }
+  ++*unproved_count_;
+  const std::shared_ptr<void> admission(nullptr, [count = unproved_count_](void*) { --*count; });
+  on_accept_(std::move(socket), peer, admission);
+}
+
+}  // namespace jaxhetero
