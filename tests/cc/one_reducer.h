@@ -1,0 +1,162 @@
+// A reducer without sockets, and the frames that its workers push.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cc/printing.h"
+#include "xla_ffi/reduce.h"
+#include "xla_ffi/reducer.h"
+#include "xla_ffi/wire.h"
+
+namespace jaxhetero {
+
+inline constexpr uint32_t kChunkBytes = 64;
+inline constexpr uint32_t kChunkCount = kChunkBytes / sizeof(float);
+inline constexpr uint32_t kWindow = 2;
+inline constexpr uint64_t kOp = 7;
+
+inline RoundSpec f32_sum(uint64_t count) { return {Kind::kSum, DType::kF32, 0, 1, count, 99}; }
+
+inline RoundSpec f32_broadcast(uint64_t count, uint32_t root) {
+  return {Kind::kBroadcast, DType::kF32, root, 1, count, 99};
+}
+
+// The header of the `index`-th chunk of a round whose whole bucket is one shard.
+inline FrameHeader push_header(uint32_t rank, const RoundSpec& spec, uint64_t index, uint64_t round = 0,
+                               uint64_t op = kOp) {
+  const uint64_t item = item_bytes(spec.dtype);
+  FrameHeader header;
+  header.type = FrameType::kPush;
+  header.rank = rank;
+  header.op = op;
+  header.round = round;
+  header.spec = spec;
+  header.offset = index * kChunkBytes / item;
+  header.count = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes / item, spec.total_count - header.offset));
+  header.last = header.offset + header.count == spec.total_count;
+  const bool has_data = spec.kind == Kind::kSum || spec.root == rank;
+  header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
+  return header;
+}
+
+using Values = std::vector<float>;
+
+// The sum of floats like these depends on the order of the additions.
+inline Values values_of(uint32_t rank, uint64_t count, uint32_t seed = 0) {
+  std::mt19937 random(1000 * seed + rank);
+  Values values(count);
+  for (float& value : values) value = std::ldexp(static_cast<float>(random() % 1000), static_cast<int>(random() % 40));
+  return values;
+}
+
+inline Values total_of(const std::vector<Values>& by_rank) {
+  Values total = by_rank[0];
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    for (size_t i = 0; i < total.size(); ++i) total[i] += by_rank[rank][i];
+  }
+  return total;
+}
+
+inline std::span<const std::byte> part_of(const Values& values, const FrameHeader& header) {
+  return std::as_bytes(std::span(values)).subspan(header.offset * sizeof(float), header.payload_bytes);
+}
+
+class ReducerTest : public testing::Test {
+ protected:
+  explicit ReducerTest(uint32_t worker_count = 3) {
+    Reducer::Job job{{}, {worker_count, 1, 0, kChunkBytes, kWindow}};
+    for (uint32_t rank = 0; rank < worker_count; ++rank) job.worker_hosts.push_back(std::string(1, char('a' + rank)));
+    reducer_ = std::make_unique<Reducer>(std::move(job));
+    for (uint32_t rank = 0; rank < worker_count; ++rank) describe(rank);
+  }
+
+  void describe(uint32_t rank, uint64_t op = kOp) {
+    const std::string text = "op" + std::to_string(op) + " of " + std::to_string(rank);
+    EXPECT_TRUE(reducer_->describe_op(rank, op, text).ok());
+  }
+
+  Status push(uint32_t rank, const FrameHeader& header, std::span<const std::byte> payload) {
+    Result<std::span<std::byte>> memory = reducer_->begin(rank, header, now_ms_, sent_);
+    if (!memory.ok()) return memory.status();
+    EXPECT_EQ(memory->size(), header.payload_bytes);
+    if (!memory->empty()) std::memcpy(memory->data(), payload.data(), memory->size());
+    return reducer_->commit(rank, header, now_ms_, sent_);
+  }
+  Status push(const FrameHeader& header, const Values& values) {
+    return push(header.rank, header, part_of(values, header));
+  }
+  // A chunk of ones.
+  Status push(const FrameHeader& header) {
+    const Values ones(header.payload_bytes / sizeof(float), 1.0f);
+    return push(header.rank, header, std::as_bytes(std::span(ones)));
+  }
+
+  // The frames of one type for one worker; forgets them.
+  std::vector<Outgoing> take(uint32_t rank, FrameType type) {
+    std::vector<Outgoing> taken;
+    std::erase_if(sent_, [&](const Outgoing& frame) {
+      const bool matches = frame.rank == rank && frame.header.type == type;
+      if (matches) taken.push_back(frame);
+      return matches;
+    });
+    return taken;
+  }
+
+  // What `rank` was sent of the round so far, in order and without gaps.
+  Values take_results(uint32_t rank, const RoundSpec& spec, uint64_t round = 0, uint64_t op = kOp) {
+    Values values;
+    uint64_t end = 0;
+    bool last = false;
+    for (const Outgoing& frame : take(rank, FrameType::kResult)) {
+      EXPECT_EQ(frame.header.op, op);
+      EXPECT_EQ(frame.header.round, round);
+      EXPECT_EQ(frame.header.spec, spec);
+      EXPECT_EQ(frame.header.offset, end);
+      EXPECT_EQ(frame.header.payload_bytes, frame.payload.size());
+      EXPECT_FALSE(last) << "something came after the last chunk";
+      last = frame.header.last;
+      end += frame.header.count;
+      const size_t before = values.size();
+      values.resize(before + frame.payload.size() / sizeof(float));
+      if (!frame.payload.empty()) std::memcpy(&values[before], frame.payload.data(), frame.payload.size());
+    }
+    EXPECT_EQ(last, end == spec.total_count);
+    return values;
+  }
+
+  // The only fault that `rank` was sent, or ok.
+  Status take_fault(uint32_t rank) {
+    const std::vector<Outgoing> faults = take(rank, FrameType::kFault);
+    EXPECT_LE(faults.size(), 1u);
+    return faults.empty() ? Status() : decode_fault(faults[0].payload);
+  }
+
+  void expect_fault(uint32_t rank, Code code, const std::vector<std::string>& words) {
+    const Status fault = take_fault(rank);
+    EXPECT_EQ(fault.code(), code) << "rank " << rank << ": " << fault.message();
+    for (const std::string& word : words) EXPECT_NE(fault.message().find(word), std::string::npos) << fault.message();
+  }
+
+  void complete_round(uint64_t round, const RoundSpec& spec = f32_sum(4)) {
+    for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) {
+      ASSERT_TRUE(push(push_header(rank, spec, 0, round)).ok());
+    }
+    sent_.clear();
+  }
+
+  std::unique_ptr<Reducer> reducer_;
+  std::vector<Outgoing> sent_;
+  int64_t now_ms_ = 0;
+};
+
+}  // namespace jaxhetero
