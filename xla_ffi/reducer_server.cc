@@ -291,6 +291,7 @@ ReducerMetrics ReducerServer::metrics() const {
     metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;
   }
   metrics.round_count = round_count_;
+  metrics.joined_count = joined_count_;
   return metrics;
 }
 

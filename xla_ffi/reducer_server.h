@@ -40,6 +40,7 @@ struct ReducerMetrics {
   uint64_t refused_count = 0;  // these three as in TransportCounters
   uint64_t bad_frame_count = 0;
   uint64_t checksum_mismatch_count = 0;
+  uint32_t joined_count = 0;  // workers of the view that it knows
 };
 
 class ReducerServer final : private ConnectionOwner {
@@ -99,7 +100,7 @@ class ReducerServer final : private ConnectionOwner {
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;
   uint64_t plan_ = 0;  // of those who have joined
-  uint32_t joined_count_ = 0;
+  std::atomic<uint32_t> joined_count_ = 0;
   std::vector<Outgoing> outgoing_;
   RefusalLog refusals_;
   bool closing_ = false;

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -227,6 +228,14 @@ class Job {
 
   static Status wait_ready(Communicator& worker) {
     return worker.wait_ready(kPatience).value_or(Status(Code::kInternal, "the test waited in vain"));
+  }
+  // A worker is ready when it has said that it joins; this is over when the reducer has read that.
+  static void wait_joined(const ReducerServer& reducer, uint32_t worker_count) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (reducer.metrics().joined_count < worker_count) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
   }
   static Status wait_end(ReducerServer& reducer) {
     return reducer.wait(kPatience).value_or(Status(Code::kInternal, "the test waited in vain"));

@@ -25,6 +25,7 @@ class StrayWorkerTest : public FakeWorkerTest, public testing::WithParamInterfac
 
 TEST_P(StrayWorkerTest, IsRefusedAndToldWhy) {
   ASSERT_NO_FATAL_FAILURE(start({.workers = 3, .reducers = 2}, /*fake_joins=*/false));
+  for (const auto& reducer : job_->reducers) ASSERT_NO_FATAL_FAILURE(Job::wait_joined(*reducer, 2));
   const auto& [stray, code, reason] = GetParam();
   Join join = stray;
   join.job_id += fake_->job_id();
