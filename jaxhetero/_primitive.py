@@ -73,12 +73,17 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
 
 
 def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    # The results take the operands' place. Otherwise XLA's CPU compiler gives the memory of a gradient, which it takes
+    # for used up when the call returns, to the next one, and that has to wait for the round.
+    in_place = {index: index for index in range(len(bucket))}
+    return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=in_place)
+
+
+def _lower_call(
+    ctx: Any, bucket: Sequence[Any], attributes: dict[str, Any], kind: Kind, *, aliases: dict[int, int]
+) -> Any:
     # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
-    return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"])
-
-
-def _lower_call(ctx: Any, bucket: Sequence[Any], attributes: dict[str, Any], kind: Kind) -> Any:
-    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True)
+    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
     size_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
     with operation_name(f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **attributes)
@@ -107,7 +112,8 @@ def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
 
 
 def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    return _lower_call(ctx, bucket, _attributes(ctx, by_number_on_host=True, **params), params["kind"])
+    attributes = _attributes(ctx, by_number_on_host=True, **params)
+    return _lower_call(ctx, bucket, attributes, params["kind"], aliases={})
 
 
 def _attributes(

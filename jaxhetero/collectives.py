@@ -196,11 +196,12 @@ def psum_scatter(
     Returns:
       A pytree like ``x``. The transpose is ``all_gather``.
 
-    Blocking and errors are those of ``psum``. Compiled for this worker's rank where ``axis_name`` does not name the
-    workers.
+    Blocking and errors are those of ``psum``, which refuses the same operands. Compiled for this worker's rank where
+    ``axis_name`` does not name the workers.
     """
     label = _label("psum_scatter", name, axis_index_groups)
     axes = classify(axis_name, label)
+    refuse_invariant(x, axis_name, label, mean=False)
     leaves, structure = _reduction.prepare_leaves(x, label, bucket_bytes)
     places = [_normalize_axis(scatter_dimension, leaf.ndim) for leaf in leaves]
     for leaf, place in zip(leaves, places, strict=True):

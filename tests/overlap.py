@@ -1,14 +1,15 @@
 """Prints how much of the communication of a train step lies inside its backward pass.
 
-    python -m tests.overlap --runs 5
+    python -m tests.overlap --steps 20
 
-Each line is one worker's step, in a job of its own. The backward pass ends with the gradient of the input, which needs
+Each line is one worker's step. The backward pass ends with the gradient of the input, which needs
 those of all activations. The last bucket is left out, because nothing is left to hide it.
 
 With ``--late-s 3`` every worker begins its step 3 s after the one before it. Then a line says what the first worker,
 which has to wait, gets done meanwhile.
 """
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ class Step:
         return sum(max(0.0, end - times["first_push_s"]) for end, times in zip(ends, self.rounds[:-1], strict=True))
 
     @property
+    def hidden_share(self) -> float:
+        return self.hidden_s / self.communication_s
+
+    @property
     def asked_for_count(self) -> int:
         """Rounds, when the first of them was over."""
         first_end_s = min(times["end_s"] for times in self.rounds)
@@ -49,18 +54,21 @@ class Step:
         return float(self.rounds[0]["end_s"] - self.backward_end_s)
 
 
-def measure(workers: int = 2, reducers: int = 1, late_s: float = 0) -> list[Step]:
-    """One step of every worker, by rank."""
-    results = run("overlap.py", str(late_s), workers=workers, reducers=reducers)
+def measure(workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0) -> list[list[Step]]:
+    """The steps of every worker, by rank."""
+    results = run("overlap.py", str(steps + 1), str(late_s), workers=workers, reducers=reducers)
     return [
-        Step(sorted(result["rounds"], key=lambda times: times["requested_s"]), result["backward_end_s"])
+        [
+            Step(sorted(step["rounds"], key=lambda times: times["requested_s"]), step["backward_end_s"])
+            for step in result
+        ]
         for result in results
     ]
 
 
 def describe(step: Step) -> str:
     return (
-        f"{step.hidden_s / step.communication_s:.1%} of the {1e3 * step.communication_s:.1f} ms of communication of "
+        f"{step.hidden_share:.1%} of the {1e3 * step.communication_s:.1f} ms of communication of "
         "all buckets but the last lay inside backward"
     )
 
@@ -72,19 +80,21 @@ def describe_waiting(step: Step) -> str:
     )
 
 
-def main(workers: int = 2, reducers: int = 1, runs: int = 1, late_s: float = 0) -> None:
+def main(workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0) -> None:
     """
     Args:
         workers: How many, on this machine.
         reducers: How many, likewise.
-        runs: How often to start the job.
+        steps: How many.
         late_s: By how much every worker is later than the one before it.
     """
-    for _ in range(runs):
-        steps = measure(workers, reducers, late_s)
-        lines = [describe_waiting(steps[0])] if late_s else map(describe, steps)
-        for rank, line in enumerate(lines):
-            print(f"rank {rank}: {line}", flush=True)
+    by_rank = measure(workers, reducers, steps, late_s)
+    for rank, steps_of_rank in enumerate(by_rank[:1] if late_s else by_rank):
+        for step in steps_of_rank:
+            print(f"rank {rank}: {describe_waiting(step) if late_s else describe(step)}")
+    if not late_s:
+        median = statistics.median(step.hidden_share for steps_of_rank in by_rank for step in steps_of_rank)
+        print(f"median {median:.1%}")
 
 
 if __name__ == "__main__":

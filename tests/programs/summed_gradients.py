@@ -73,7 +73,13 @@ def mistaken(axes: Any) -> dict[str, Step]:
     def all_reduce_gradients(params: Params, x: jax.Array) -> Any:
         return jaxhetero.all_reduce_gradients(axes).update(jax.grad(loss)(params, x), optax.EmptyState())[0]
 
-    return {function.__name__: function for function in (pmean, psum, all_reduce_gradients)}
+    def psum_scatter(params: Params, x: jax.Array) -> Any:
+        count = jaxhetero.psum(1, axes)
+        copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), jax.grad(loss)(params, x))
+        rows = jaxhetero.psum_scatter(copies, axes)
+        return jax.tree.map(lambda leaf: leaf / count, jaxhetero.pmean(rows, axes))
+
+    return {function.__name__: function for function in (pmean, psum, all_reduce_gradients, psum_scatter)}
 
 
 def counts(axes: Any) -> Step:
@@ -107,7 +113,7 @@ def is_refused(step: Step, mesh: jax.sharding.Mesh, axes: Any) -> bool:
     try:
         is_right(step, mesh, WEIGHTS)
     except ConfigError as error:
-        texts = ("float32[] at ['bias']", f"mesh axis {named}.", f"pcast(params, {named},", f"(params, {axes!r}")
+        texts = (f"at ['bias'] does not vary over mesh axis {named}.", f"pcast(params, {named},", f"(params, {axes!r}")
         return all(text in str(error) for text in texts)
     return False
 
