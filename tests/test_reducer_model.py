@@ -268,9 +268,29 @@ class Job:
         indices = [index for index in range(len(segment.chunks)) if index != segment.pushed]
         if self.gone or segment.pushed == 0 or not indices:
             return  # a round's first chunk defines where the shard begins
+        self.push_wrongly(worker, segment, *worker.chunk(op, segment, random.choice(indices)))
+
+    def push_after_the_last(self, random: Random) -> None:
+        """A chunk that would be due, had the one before it not been the last."""
+        places = [(worker, op) for worker in self.workers for op in range(OPS)]
+        done = [
+            (worker, op, segment)
+            for worker, op in places
+            for segment in worker.segments[op]
+            if segment.pushed == len(segment.chunks) and segment.reducer not in self.dead
+        ]
+        if self.gone or not done:
+            return
+        worker, op, segment = random.choice(done)
+        end = segment.chunks[-1][1]
+        self.push_wrongly(worker, segment, Chunk(op, worker.running[op], end, random.randrange(2)), 1)
+        self.seen["one more chunk"] += 1
+
+    def push_wrongly(self, worker: Worker, segment: Segment, chunk: Chunk, count: int) -> None:
+        reducer = segment.reducer
         if reducer in worker.begun:
             self.commit(worker, reducer)
-        *frames, end = self.begin_chunk(worker, segment, *worker.chunk(op, segment, random.choice(indices)))
+        *frames, end = self.begin_chunk(worker, segment, chunk, count)
         assert end.startswith("error"), end
         self.seen["worker's error"] += 1
         frames += self.reducers("lose", reducer, worker.rank)[:-1] if not frames else []
@@ -336,7 +356,7 @@ def test_any_interleaving_gives_what_the_model_gives(reducers: Reducers) -> None
         workers=st.integers(1, 4),
         view=st.integers(1, 3),
         peace=events(10, 20, Job.go_on, Job.go_on, Job.lose_reducer, Job.change_view),
-        trouble=events(1, 3, Job.go_on, Job.push_out_of_order, Job.die, Job.leave),
+        trouble=events(1, 3, Job.go_on, Job.push_out_of_order, Job.push_after_the_last, Job.die, Job.leave),
     )
     def run(workers: int, view: int, peace: list[tuple[Event, int]], trouble: list[tuple[Event, int]]) -> None:
         job = Job(reducers, workers, view, seen)
@@ -345,4 +365,4 @@ def test_any_interleaving_gives_what_the_model_gives(reducers: Reducers) -> None
                 happen(job, Random(seed))
 
     run()
-    assert all(seen[kind] for kind in ("round", "replay", "reducer's death", "worker's death"))
+    assert all(seen[kind] for kind in ("round", "replay", "reducer's death", "worker's death", "one more chunk"))
