@@ -40,7 +40,14 @@ _PRIMITIVES = {
 
 
 def all_reduce(
-    bucket: Sequence[jax.Array], *, label: str, kind: Kind, root: int, worker_count: int, axis_name: str | None
+    bucket: Sequence[jax.Array],
+    *,
+    label: str,
+    kind: Kind,
+    root: int,
+    worker_count: int,
+    axis_name: str | None,
+    in_place: bool = False,
 ) -> list[jax.Array]:
     """Reduce one bucket over all workers.
 
@@ -52,9 +59,20 @@ def all_reduce(
       worker_count: how many workers the caller counted on; checked against the world when the program runs.
       axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
         the mesh, if there is one, does not span workers.
+      in_place: on the CPU, the results take the memory of ``bucket``, which the program has computed and needs no more.
+        Otherwise XLA's CPU compiler gives the memory of a gradient, which it takes for used up when the call returns,
+        to the next one, and that has to wait for the round. Of a program's argument XLA would make a copy first.
     """
     with jax.named_scope(f"{label}, {sum(array.nbytes for array in bucket)} bytes"):
-        return _bind(*bucket, label=label, kind=kind, root=root, worker_count=worker_count, axis_name=axis_name)
+        return _bind(
+            *bucket,
+            label=label,
+            kind=kind,
+            root=root,
+            worker_count=worker_count,
+            axis_name=axis_name,
+            in_place=in_place,
+        )
 
 
 def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
@@ -62,7 +80,7 @@ def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
     return outputs
 
 
-@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name"))
+@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name", "in_place"))
 def _run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     return _bind(*bucket, **params)
 
@@ -72,11 +90,9 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
     return results if axis_name is None else [without_varying_axis(aval, axis_name) for aval in results]
 
 
-def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    # The results take the operands' place. Otherwise XLA's CPU compiler gives the memory of a gradient, which it takes
-    # for used up when the call returns, to the next one, and that has to wait for the round.
-    in_place = {index: index for index in range(len(bucket))}
-    return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=in_place)
+def _lowering(ctx: Any, *bucket: Any, in_place: bool, **params: Any) -> Any:
+    aliases = {index: index for index in range(len(bucket))} if in_place else {}
+    return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=aliases)
 
 
 def _lower_call(
@@ -111,7 +127,8 @@ def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     return results
 
 
-def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+def _on_stream_lowering(ctx: Any, *bucket: Any, in_place: bool, **params: Any) -> Any:
+    del in_place
     attributes = _attributes(ctx, by_number_on_host=True, **params)
     return _lower_call(ctx, bucket, attributes, params["kind"], aliases={})
 

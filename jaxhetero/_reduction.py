@@ -19,9 +19,20 @@ WIRE_DTYPES = {"bfloat16": (8, 7), "float16": (5, 10)}
 
 
 def reduce_tree(
-    x: Any, axes: ReducedAxes, kind: Kind, *, label: str, bucket_bytes: int, root: int = 0, wire_dtype: Any = None
+    x: Any,
+    axes: ReducedAxes,
+    kind: Kind,
+    *,
+    label: str,
+    bucket_bytes: int,
+    root: int = 0,
+    wire_dtype: Any = None,
+    in_place: bool = False,
 ) -> Any:
-    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``."""
+    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``.
+
+    ``in_place``: the program has computed ``x`` and needs it no more; see ``_primitive.all_reduce``.
+    """
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
     check_wire_dtype(wire_dtype, label)
     if not axes.spans_workers:
@@ -31,9 +42,14 @@ def reduce_tree(
     on_wire = [part.astype(wire_dtype) if _is_wide_float(part) and wire_dtype else part for part in parts]
 
     def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
-        count = world.size()
         return _primitive.all_reduce(
-            bucket, label=label, kind=kind, root=root, worker_count=count, axis_name=axes.worker_axis
+            bucket,
+            label=label,
+            kind=kind,
+            root=root,
+            worker_count=world.size(),
+            axis_name=axes.worker_axis,
+            in_place=in_place,
         )
 
     results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes)
