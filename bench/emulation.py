@@ -1,9 +1,10 @@
 """A train step with an emulated accelerator: its waits are timed, its gradients and its all-reduces are real.
 
 The programs are jit-compiled. A host callback in the program sleeps until the emulated accelerator would have the next
-bucket's gradients; then the program writes an element of them, in place, and all-reduces them. The accelerator is never
-late because of the network: like kernels queued on a stream, its times count from the beginning of the step. Sleeping
-takes no CPU, and jaxhetero's call is asynchronous, so waits and rounds go on at the same time.
+bucket's gradients; then the program writes an element of them, in place, and all-reduces them. Like the gradients of a
+real step they are there for the sum only, which may take their memory. The accelerator is never late because of the
+network: like kernels queued on a stream, its times count from the beginning of the step. Sleeping takes no CPU, and
+jaxhetero's call is asynchronous, so waits and rounds go on at the same time.
 
 XLA's CPU client runs the collectives of ``jax.lax.psum`` one after the other, each holding up what follows it in the
 program. The program is written so that this costs such an engine nothing: the wait for a bucket comes after the
@@ -46,49 +47,52 @@ class Emulation:
         self._ready_s = ready_s
         self._in_order = engine.in_program_order and not combined
         self._begin_s = 0.0
-        self._buckets = jax.block_until_ready(
-            [engine.put(np.full(count, engine.rank + 1, np.float32)) for count in counts]
-        )
-        self._sums: Arrays = []
+        self._buckets: Arrays = [engine.put(np.empty(count, np.float32)) for count in counts]
+        self._own = engine.put(np.full(1, engine.rank + 1, np.float32))
+        self._fill = engine.compile(_fill, donated=0)
+        self._meet = engine.compile(lambda one: engine.psum(one, "meet"))
         self._programs: dict[str, Program] = {
             name: engine.compile(program, donated=0)
             for name, program in (("compute", self._compute), ("communicate", self._communicate), ("step", self._step))
         }
 
+    def prepare(self) -> None:
+        """For a run: every worker's own gradients in the buckets, and all workers together."""
+        self._buckets = jax.block_until_ready(self._fill(self._buckets, self._own))
+        jax.block_until_ready(self._meet(self._own))
+
     def run(self, program: str) -> None:
-        self._sums = []
-        self._buckets, self._sums = jax.block_until_ready(self._programs[program](self._buckets))
+        self._buckets = jax.block_until_ready(self._programs[program](self._buckets))
 
     def wrong_count(self) -> int:
-        """Of the sums of the last ``step``: what was written is 1 everywhere, the rest is 1 + rank."""
+        """Of the sums of the last run, a ``step``: what was written is 1 everywhere, the rest is 1 + rank."""
         n = self._engine.worker_count
         total = 0
-        for bucket in self._sums:
+        for bucket in self._buckets:
             found = np.asarray(bucket.addressable_data(0))
             expected = np.full(found.shape, n * (n + 1) / 2, np.float32)
             expected[0] = n * _WRITTEN
             total += int(np.count_nonzero(found != expected))
         return total
 
-    def _compute(self, buckets: Arrays) -> tuple[Arrays, Arrays]:
+    def _compute(self, buckets: Arrays) -> Arrays:
         written, token = [], jnp.float32(0)
         for index, bucket in enumerate(buckets):
             token = self._wait(index, token)
             written.append(bucket.at[0].set(token))
-        return written, []
+        return written
 
-    def _communicate(self, buckets: Arrays) -> tuple[Arrays, Arrays]:
-        return buckets, [self._reduce(index, bucket) for index, bucket in enumerate(buckets)]
+    def _communicate(self, buckets: Arrays) -> Arrays:
+        return [self._reduce(index, bucket.at[0].set(_WRITTEN)) for index, bucket in enumerate(buckets)]
 
-    def _step(self, buckets: Arrays) -> tuple[Arrays, Arrays]:
-        written, sums, token = [], [], jnp.float32(0)
+    def _step(self, buckets: Arrays) -> Arrays:
+        sums, token = [], jnp.float32(0)
         for index, bucket in enumerate(buckets):
             token = self._wait(index, token)
-            written.append(bucket.at[0].set(token))
-            sums.append(self._reduce(index, written[-1]))
+            sums.append(self._reduce(index, bucket.at[0].set(token)))
             if self._in_order:
                 token = sums[-1][0]
-        return written, sums
+        return sums
 
     def _reduce(self, index: int, bucket: jax.Array) -> jax.Array:
         return self._engine.psum(bucket, f"bucket {index}")
@@ -105,3 +109,7 @@ class Emulation:
 
         result: jax.Array = io_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), token)
         return result
+
+
+def _fill(buckets: Arrays, own: jax.Array) -> Arrays:
+    return [jnp.broadcast_to(own, bucket.shape) for bucket in buckets]

@@ -35,7 +35,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -43,7 +43,6 @@ from bench.command import check_folders, run_command
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.limit import ring_factor
-from bench.measure import between_last_ends
 from bench.profiles import PROFILES
 from bench.report import format_columns, number, write_json
 from bench.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
@@ -220,8 +219,15 @@ def _take_turn(team: Team, sample: _Sample, batch: int) -> None:
     for program in _PROGRAMS:
         count = batch if program == "step" else max(1, batch - 1)
         answers = team.request("measure_emulation", program=program, count=count)
-        sample.times_s[program] += between_last_ends([answer["ends_ns"] for answer in answers])
+        sample.times_s[program] += _from_first_begin_to_last_end(answers)
     sample.wrong_count += sum(answer["wrong_count"] for answer in team.request("check_emulation"))
+
+
+def _from_first_begin_to_last_end(answers: Sequence[dict[str, Any]]) -> list[float]:
+    """The seconds of each run, over all workers. All hosts have one clock."""
+    begins_ns = map(min, zip(*(answer["begins_ns"] for answer in answers), strict=True))
+    ends_ns = map(max, zip(*(answer["ends_ns"] for answer in answers), strict=True))
+    return [(end - begin) / 1e9 for begin, end in zip(begins_ns, ends_ns, strict=True)]
 
 
 def _make_row(

@@ -81,10 +81,17 @@ class Worker:
         return {}
 
     def measure_emulation(self, program: str, count: int) -> dict[str, Any]:
-        """Run a program once to begin together and ``count`` times more; when each run ended."""
+        """Run a program once to warm up and ``count`` times more; when each run began and ended."""
         assert self._emulation is not None
-        emulation = self._emulation
-        return {"ends_ns": _time(lambda: emulation.run(program), count)}
+        gc.disable()
+        begins_ns, ends_ns = [], []
+        for _ in range(count + 1):
+            self._emulation.prepare()
+            begins_ns.append(time.monotonic_ns())
+            self._emulation.run(program)
+            ends_ns.append(time.monotonic_ns())
+        gc.enable()
+        return {"begins_ns": begins_ns[1:], "ends_ns": ends_ns[1:]}
 
     def check_emulation(self) -> dict[str, Any]:
         """How many elements of the last sums are wrong."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jax._src import distributed
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
@@ -67,12 +69,31 @@ def program_device_count(context: mlir.LoweringRuleContext) -> int:
     return math.prod(size for name, size in axis_context.mesh.shape.items() if name not in axis_context.manual_axes)
 
 
-def operation_name(name: str) -> ir.Location:
+def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
+    """As ``mlir.register_lowering``, with the operands as they stand in the program, for ``is_computed``.
+
+    ``cacheable`` is to go one day; a rule that may be cached sees only arguments of a function that JAX makes for it.
+    """
+    mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+
+
+def is_computed(operand: Any) -> bool:
+    """Whether the function that is lowered computes the ``ir.Value``; else it is an argument, maybe in another shape.
+
+    Private because jaxlib's MLIR bindings are.
+    """
+    if isinstance(operand, ir.BlockArgument):
+        return False
+    operation = operand.owner
+    return is_computed(operation.operands[0]) if operation.name == "stablehlo.reshape" else True
+
+
+def operation_name(context: mlir.LoweringRuleContext, name: str) -> ir.Location:
     """For a ``with`` block: XLA calls the operations that are lowered in it ``name``, and so does a profile.
 
     Private because jaxlib's MLIR bindings are; a ``jax.named_scope`` does not reach a profile of the CPU.
     """
-    return ir.Location.name(name)
+    return ir.Location.name(f"{context.name_stack}/{name}", childLoc=ir.Location.current)
 
 
 def partly_reduced_axes(aval: Any) -> frozenset[str]:

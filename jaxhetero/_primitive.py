@@ -16,7 +16,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxhetero import _ffi, world
-from jaxhetero._compat import operation_name, program_device_count, program_mesh, varying_axes, without_varying_axis
+from jaxhetero._compat import (
+    is_computed,
+    operation_name,
+    program_device_count,
+    program_mesh,
+    register_lowering,
+    varying_axes,
+    without_varying_axis,
+)
 from jaxhetero._mesh import make_lanes
 from jaxhetero.errors import ConfigError
 
@@ -47,7 +55,6 @@ def all_reduce(
     root: int,
     worker_count: int,
     axis_name: str | None,
-    in_place: bool = False,
 ) -> list[jax.Array]:
     """Reduce one bucket over all workers.
 
@@ -59,9 +66,6 @@ def all_reduce(
       worker_count: how many workers the caller counted on; checked against the world when the program runs.
       axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
         the mesh, if there is one, does not span workers.
-      in_place: on the CPU, the results take the memory of ``bucket``, which the program has computed and needs no more.
-        Otherwise XLA's CPU compiler gives the memory of a gradient, which it takes for used up when the call returns,
-        to the next one, and that has to wait for the round. Of a program's argument XLA would make a copy first.
     """
     with jax.named_scope(f"{label}, {sum(array.nbytes for array in bucket)} bytes"):
         return _bind(
@@ -71,7 +75,6 @@ def all_reduce(
             root=root,
             worker_count=worker_count,
             axis_name=axis_name,
-            in_place=in_place,
         )
 
 
@@ -80,7 +83,7 @@ def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
     return outputs
 
 
-@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name", "in_place"))
+@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name"))
 def _run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     return _bind(*bucket, **params)
 
@@ -90,8 +93,14 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
     return results if axis_name is None else [without_varying_axis(aval, axis_name) for aval in results]
 
 
-def _lowering(ctx: Any, *bucket: Any, in_place: bool, **params: Any) -> Any:
-    aliases = {index: index for index in range(len(bucket))} if in_place else {}
+def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    """The results take the memory of what the program has computed.
+
+    Otherwise XLA's CPU compiler gives the memory of a gradient, which it takes for used up when the call returns, to
+    the next one, and that has to wait for the round. Of an argument, which is not the program's to write to, XLA would
+    make a copy before the call.
+    """
+    aliases = {index: index for index, operand in enumerate(bucket) if is_computed(operand)}
     return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=aliases)
 
 
@@ -101,7 +110,7 @@ def _lower_call(
     # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
     size_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
-    with operation_name(f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
+    with operation_name(ctx, f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **attributes)
 
 
@@ -127,8 +136,7 @@ def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     return results
 
 
-def _on_stream_lowering(ctx: Any, *bucket: Any, in_place: bool, **params: Any) -> Any:
-    del in_place
+def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
     attributes = _attributes(ctx, by_number_on_host=True, **params)
     return _lower_call(ctx, bucket, attributes, params["kind"], aliases={})
 
@@ -231,14 +239,14 @@ def map_nonzero(
 
 _on_stream.multiple_results = True
 _on_stream.def_abstract_eval(_abstract_eval)
-mlir.register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
+register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
 
 for _kind, _primitive in _PRIMITIVES.items():
     _primitive.multiple_results = True
     _primitive.def_impl(_run_eagerly)
     _primitive.def_abstract_eval(_abstract_eval)
-    mlir.register_lowering(_primitive, _lowering)
-    mlir.register_lowering(_primitive, mlir.lower_fun(_run_on_stream, multiple_results=True), platform="cuda")
+    register_lowering(_primitive, _lowering)
+    register_lowering(_primitive, mlir.lower_fun(_run_on_stream, multiple_results=True), platform="cuda")
     batching.primitive_batchers[_primitive] = _batch
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):

@@ -27,12 +27,8 @@ def reduce_tree(
     bucket_bytes: int,
     root: int = 0,
     wire_dtype: Any = None,
-    in_place: bool = False,
 ) -> Any:
-    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``.
-
-    ``in_place``: the program has computed ``x`` and needs it no more; see ``_primitive.all_reduce``.
-    """
+    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``."""
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
     check_wire_dtype(wire_dtype, label)
     if not axes.spans_workers:
@@ -49,7 +45,6 @@ def reduce_tree(
             root=root,
             worker_count=world.size(),
             axis_name=axes.worker_axis,
-            in_place=in_place,
         )
 
     results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes)

@@ -286,7 +286,7 @@ def replicated(
         return identity(*leaves), None
 
     def backward(_: None, cotangents: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return reduce(cotangents, classify(axis_name, label), label, bucket_bytes, wire_dtype, in_place=True)
+        return reduce(cotangents, classify(axis_name, label), label, bucket_bytes, wire_dtype)
 
     identity.defvjp(forward, backward)
     leaves, structure = jax.tree.flatten(params)
@@ -322,29 +322,19 @@ def barrier(*, name: str | None = None) -> None:
     world.check()
 
 
-def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, *, in_place: bool = False) -> Tree:
+def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
     if axes.are_named and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
         # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
         return constants
     integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32) if _is_bool(leaf) else leaf, x)
-    total: Tree = reduce_tree(
-        integers,
-        axes,
-        Kind.SUM,
-        label=label,
-        bucket_bytes=bucket_bytes,
-        wire_dtype=wire_dtype,
-        in_place=in_place,
-    )
+    total: Tree = reduce_tree(integers, axes, Kind.SUM, label=label, bucket_bytes=bucket_bytes, wire_dtype=wire_dtype)
     return total
 
 
-def _mean(
-    x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, *, in_place: bool = False
-) -> Tree:
-    total = _sum(x, axes, label, bucket_bytes, wire_dtype, in_place=in_place)
+def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
+    total = _sum(x, axes, label, bucket_bytes, wire_dtype)
     mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
     return mean
 

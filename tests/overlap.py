@@ -5,19 +5,22 @@
 Each line is one worker's step. The backward pass ends with the gradient of the input, which needs
 those of all activations. The last bucket is left out, because nothing is left to hide it.
 
-With ``--late-s 3`` every worker begins its step 3 s after the one before it. Then a line says what the first worker,
-which has to wait, gets done meanwhile.
+``--how`` chooses between the backward hook, ``jaxhetero.replicated``, and ``jaxhetero.psum`` of the gradients. With
+``--late-s 3`` every worker begins its step 3 s after the one before it. Then a line says what the first worker, which
+has to wait, gets done meanwhile.
 """
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
 from tests.cluster import run
 
 LAYERS = 8
+
+How = Literal["replicated", "psum"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,11 @@ class Step:
         return float(self.rounds[0]["end_s"] - self.backward_end_s)
 
 
-def measure(workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0) -> list[list[Step]]:
+def measure(
+    workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0, how: How = "replicated"
+) -> list[list[Step]]:
     """The steps of every worker, by rank."""
-    results = run("overlap.py", str(steps + 1), str(late_s), workers=workers, reducers=reducers)
+    results = run("overlap.py", str(steps + 1), str(late_s), how, workers=workers, reducers=reducers)
     return [
         [
             Step(sorted(step["rounds"], key=lambda times: times["requested_s"]), step["backward_end_s"])
@@ -80,15 +85,16 @@ def describe_waiting(step: Step) -> str:
     )
 
 
-def main(workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0) -> None:
+def main(workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0, how: How = "replicated") -> None:
     """
     Args:
         workers: How many, on this machine.
         reducers: How many, likewise.
         steps: How many.
         late_s: By how much every worker is later than the one before it.
+        how: The gradients are reduced.
     """
-    by_rank = measure(workers, reducers, steps, late_s)
+    by_rank = measure(workers, reducers, steps, late_s, how)
     for rank, steps_of_rank in enumerate(by_rank[:1] if late_s else by_rank):
         for step in steps_of_rank:
             print(f"rank {rank}: {describe_waiting(step) if late_s else describe(step)}")

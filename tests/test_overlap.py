@@ -1,10 +1,11 @@
 """Communication runs under the backward pass. For more than one step: ``python -m tests.overlap``."""
 
 import statistics
+from typing import get_args
 
 import pytest
 
-from tests.overlap import LAYERS, Step, describe, measure
+from tests.overlap import LAYERS, How, Step, describe, measure
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,9 @@ def test_four_fifths_of_the_communication_are_hidden(steps: list[Step], capsys: 
     assert statistics.median(step.hidden_share for step in steps) >= 0.8
 
 
-def test_the_backward_pass_goes_on_while_a_round_waits() -> None:
+@pytest.mark.parametrize("how", get_args(How))
+def test_the_backward_pass_goes_on_while_a_round_waits(how: How) -> None:
     """Of a worker that is early: it computes all its gradients, and asks for their rounds, before the first is over."""
-    (early,) = measure(late_s=3)[0]
+    (early,) = measure(late_s=3, how=how)[0]
     assert early.waited_s > 0
     assert early.asked_for_count == LAYERS

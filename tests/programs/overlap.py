@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jaxhetero
 
 LAYERS, WIDTH, BATCH = 8, 512, 4096
-STEPS, LATE_S = int(sys.argv[1]), float(sys.argv[2])
+STEPS, LATE_S, HOW = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 
 marks: list[float] = []
 
@@ -32,9 +32,16 @@ mark.defvjp(lambda x: (x, None), _mark_backward)
 def loss_fn(params: list[jax.Array], x: jax.Array) -> jax.Array:
     x = mark(x)
     for weight in params:
-        # A bucket of its own for each layer.
-        x = jnp.tanh(x @ jaxhetero.replicated(weight))
+        x = jnp.tanh(x @ weight)
     return jnp.mean(x**2)
+
+
+def reduced_gradients(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Of the parameters, summed, in a bucket of its own for each layer, and of ``x``."""
+    if HOW == "replicated":
+        return jax.grad(lambda p, x: loss_fn(jaxhetero.replicated(p, bucket_bytes=1), x), argnums=(0, 1))(params, x)
+    of_params, of_x = jax.grad(loss_fn, argnums=(0, 1))(params, x)
+    return jaxhetero.psum(of_params, bucket_bytes=1), of_x
 
 
 def main() -> None:
@@ -42,7 +49,7 @@ def main() -> None:
     keys = jax.random.split(jax.random.key(jaxhetero.rank()), LAYERS + 1)
     params = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys[1:]]
     x = jax.random.normal(keys[0], (BATCH, WIDTH))
-    step = jax.jit(jax.grad(loss_fn, argnums=(0, 1)))
+    step = jax.jit(reduced_gradients)
     steps = []
     for _ in range(STEPS):
         jaxhetero.barrier()
