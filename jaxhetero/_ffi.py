@@ -27,7 +27,7 @@ def register(with_stand_in: bool = False) -> None:
         _register(_native.stand_in_target(), "jaxhetero_cuda_call_site", "cpu")
         return
     _register(_native.host_target(), "jaxhetero_call_site", "cpu")
-    if _has_backend("cuda"):
+    if _gpus():
         _register(_native.cuda_target(), "jaxhetero_cuda_call_site", "CUDA")
 
 
@@ -37,8 +37,15 @@ def _register(target: dict[str, dict[str, Any]], type_name: str, platform: str) 
     jax.ffi.register_ffi_target(ALL_REDUCE, target["stages"], platform=platform)
 
 
-def _has_backend(platform: str) -> bool:
+def lane_devices(with_stand_in: bool = False) -> list[int]:
+    """This process's devices whose arrays go to the reducers through a lane, as XLA numbers them for the handlers."""
+    if with_stand_in:
+        return [device.id for device in jax.local_devices(backend="cpu")]
+    return [device.local_hardware_id for device in _gpus()]
+
+
+def _gpus() -> list[jax.Device]:
     try:
-        return bool(jax.local_devices(backend=platform))
+        return list(jax.local_devices(backend="cuda"))
     except RuntimeError:
-        return False
+        return []

@@ -72,7 +72,7 @@ class Communicator:
 def clear_current() -> None:
     """Let the FFI handlers find no communicator, and end what GPUs had of it."""
 
-def set_cuda_options(*, driver_path: str, rank: int, pinned_bytes: int, timeout_ms: int) -> None:
+def set_cuda_options(*, driver_path: str, devices: list[int], rank: int, pinned_bytes: int, timeout_ms: int) -> None:
     """What the handlers for GPUs need to know; the driver is opened in the first round on a GPU."""
 
 def cuda_failure() -> Status: ...

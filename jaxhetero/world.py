@@ -257,6 +257,7 @@ def _start(config: Config) -> World:
     _ffi.register(bool(config.cuda_stand_in))
     _native.set_cuda_options(
         driver_path=config.cuda_stand_in or config.cuda_driver,
+        devices=_ffi.lane_devices(bool(config.cuda_stand_in)),
         rank=config.rank,
         pinned_bytes=config.pinned_bytes,
         timeout_ms=config.timeout_ms,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, run
+from cluster import Cluster, free_port, run
 
 from bench import gpu
 from tests.fake_cuda import build
@@ -54,6 +54,17 @@ def test_a_program_for_a_gpu_has_each_bucket_on_a_stream_beside_its_own(results:
 def test_every_dtype_and_size(stand_in: Path) -> None:
     settings = {"JAXHETERO_CUDA_STAND_IN": str(stand_in), "JAXHETERO_PINNED_BYTES": str(1 << 25)}
     assert run("psum_table.py", "0,1,1023,300000", workers=2, reducers=1, **settings) == [[], []]
+
+
+@pytest.mark.parametrize("kind", ["global", "own"])
+def test_each_device_of_a_worker_has_a_lane(stand_in: Path, kind: str) -> None:
+    """With memory of its own; XLA sums over the worker's devices, and each byte leaves the worker once."""
+    settings = {"JAXHETERO_CUDA_STAND_IN": str(stand_in), "JAXHETERO_PINNED_BYTES": str(1 << 25)}
+    for result in run("devices.py", kind, f"127.0.0.1:{free_port()}", workers=2, reducers=2, **settings):
+        assert result["wrong"] == []
+        assert result["violations"] == []
+        assert result["pools"] == 2 * 2  # for data and for flags
+        assert 1.0 <= result["sent"] < 1.05
 
 
 @pytest.mark.parametrize(

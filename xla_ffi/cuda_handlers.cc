@@ -42,30 +42,52 @@ Lanes& lanes() {
   return instance;
 }
 
-Result<Driver> driver() {
-  const std::lock_guard lock(lanes().mutex);
+// The caller holds the mutex.
+Result<Driver> open_driver() {
   if (lanes().driver != nullptr) return lanes().driver;
   Result<Driver> opened = CudaDriver::open(lanes().options.driver_path);
   if (opened.ok()) lanes().driver = *opened;
   return opened;
 }
 
-// The first round of a device makes its lane, while nothing of ours waits on its streams.
-Result<Lane> lane_of(int32_t device, CudaStream stream, const std::shared_ptr<Communicator>& communicator) {
-  Result<Driver> opened = driver();
-  if (!opened.ok()) return opened.status();
+Result<Driver> driver() {
   const std::lock_guard lock(lanes().mutex);
-  Lane& lane = lanes().by_device[device];
-  if (lane != nullptr) return lane;
+  return open_driver();
+}
+
+// As XLA does, on the device's primary context. The caller holds the mutex.
+Result<Lane> make_lane(int32_t device, const std::shared_ptr<Communicator>& communicator) {
+  const Result<Driver> opened = open_driver();
+  if (!opened.ok()) return opened.status();
+  const Driver& driver = opened.value();
+  CudaContext context = nullptr;
+  const Status status = driver->check(driver->primary_context(&context, device), "taking a context");
+  if (!status.ok()) return status;
   CudaLaneConfig config;
   config.rank = lanes().options.rank;
   config.pinned_bytes = lanes().options.pinned_bytes;
   config.timeout = lanes().options.timeout;
-  Result<std::unique_ptr<CudaLane>> made = CudaLane::create(*opened, stream, communicator, config);
-  if (!made.ok())
-    return Status(made.status().code(), "device " + std::to_string(device) + ": " + made.status().message());
-  lane = std::move(*made);
-  return lane;
+  Result<std::unique_ptr<CudaLane>> made = CudaLane::create(driver, context, communicator, config);
+  if (!made.ok()) return made.status();
+  return Lane(std::move(*made));
+}
+
+// The first round makes the lanes of all devices: taking pinned memory may wait for every GPU of the process. Were one
+// of them waiting for a flag by then, and another worker's GPUs the other way round, both would wait for ever.
+Result<Lane> lane_of(int32_t device, const std::shared_ptr<Communicator>& communicator) {
+  const std::lock_guard lock(lanes().mutex);
+  std::map<int32_t, Lane> made = lanes().by_device;
+  std::vector<int32_t> missing{device};
+  if (made.empty()) missing.insert(missing.end(), lanes().options.devices.begin(), lanes().options.devices.end());
+  for (const int32_t number : missing) {
+    if (made.contains(number)) continue;
+    Result<Lane> lane = make_lane(number, communicator);
+    if (!lane.ok())
+      return Status(lane.status().code(), "device " + std::to_string(number) + ": " + lane.status().message());
+    made.emplace(number, std::move(*lane));
+  }
+  lanes().by_device.swap(made);
+  return lanes().by_device.at(device);
 }
 
 Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
@@ -76,7 +98,7 @@ Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream 
   if (!request.ok()) return request.status();
   const Leaves operands = std::exchange(request->inputs, Leaves());
   const Leaves results = std::exchange(request->outputs, Leaves());
-  Result<Lane> lane = lane_of(device, stream, communicator.value());
+  Result<Lane> lane = lane_of(device, communicator.value());
   if (!lane.ok()) return lane.status();
   if (Status status = (*lane)->reduce(stream, std::move(*request), operands, results); !status.ok()) return status;
   return lane;

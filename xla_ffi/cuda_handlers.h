@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "handlers.h"
 #include "status.h"
@@ -14,6 +15,7 @@ namespace jaxhetero {
 
 struct CudaOptions {
   std::string driver_path = "libcuda.so.1";
+  std::vector<int32_t> devices;  // of this process
   uint32_t rank = 0;
   size_t pinned_bytes = 0;  // of each GPU
   std::chrono::milliseconds timeout{0};
@@ -25,7 +27,7 @@ FfiTarget cuda_all_reduce_target();
 // the driver.
 FfiTarget stand_in_all_reduce_target();
 
-// For the lanes to come; a GPU gets its lane, and the process its driver, in the first round.
+// For the lanes to come; the process opens its driver, and every GPU gets its lane, in the first round of any.
 void set_cuda_options(const CudaOptions& options);
 // Why rounds on GPUs cannot run any more, once something has failed.
 Status cuda_failure();

@@ -77,14 +77,11 @@ struct CudaLane::Inbox {
 
 // --- The threads that launch programs.
 
-Result<std::unique_ptr<CudaLane>> CudaLane::create(std::shared_ptr<const CudaDriver> driver, CudaStream stream,
+Result<std::unique_ptr<CudaLane>> CudaLane::create(std::shared_ptr<const CudaDriver> driver, CudaContext context,
                                                    std::shared_ptr<Communicator> communicator,
                                                    const CudaLaneConfig& config) {
-  CudaContext context = nullptr;
-  Status status = driver->check(driver->stream_context(stream, &context), "asking for the program's stream's context");
-  if (!status.ok()) return status;
   std::unique_ptr<CudaLane> lane(new CudaLane(std::move(driver), context, std::move(communicator), config));
-  if (status = lane->prepare(); !status.ok()) return status;
+  if (Status status = lane->prepare(); !status.ok()) return status;
   return lane;
 }
 

@@ -38,8 +38,8 @@ struct CudaLaneConfig {
 
 class CudaLane {
  public:
-  // On the device of `stream`. Takes its pinned memory, which waits for the GPU: not while a stream waits for a flag.
-  static Result<std::unique_ptr<CudaLane>> create(std::shared_ptr<const CudaDriver> driver, CudaStream stream,
+  // On the device of `context`. Takes its pinned memory, which waits for the GPU: not while a stream waits for a flag.
+  static Result<std::unique_ptr<CudaLane>> create(std::shared_ptr<const CudaDriver> driver, CudaContext context,
                                                   std::shared_ptr<Communicator> communicator,
                                                   const CudaLaneConfig& config);
   ~CudaLane();

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <array>
@@ -189,10 +190,11 @@ NB_MODULE(_native, module) {
       Unlocked());
   module.def(
       "set_cuda_options",
-      [](std::string driver_path, uint32_t rank, size_t pinned_bytes, int64_t timeout_ms) {
-        set_cuda_options({std::move(driver_path), rank, pinned_bytes, milliseconds(timeout_ms)});
+      [](std::string driver_path, std::vector<int32_t> devices, uint32_t rank, size_t pinned_bytes,
+         int64_t timeout_ms) {
+        set_cuda_options({std::move(driver_path), std::move(devices), rank, pinned_bytes, milliseconds(timeout_ms)});
       },
-      nb::kw_only(), "driver_path"_a, "rank"_a, "pinned_bytes"_a, "timeout_ms"_a);
+      nb::kw_only(), "driver_path"_a, "devices"_a, "rank"_a, "pinned_bytes"_a, "timeout_ms"_a);
   module.def("cuda_failure", [] { return to_python(cuda_failure()); });
   module.def(
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());

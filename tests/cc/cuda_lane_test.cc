@@ -24,6 +24,12 @@ std::shared_ptr<const CudaDriver> fake_driver() {
   return *driver;
 }
 
+CudaContext fake_context() {
+  CudaContext context = nullptr;
+  EXPECT_EQ(fake_driver()->primary_context(&context, 0), kCudaSuccess);
+  return context;
+}
+
 // The operands and the results of a round in the memory of a GPU, each leaf by itself.
 class DeviceBucket {
  public:
@@ -88,8 +94,7 @@ struct Gpu {
     config.rank = rank;
     // Jobs own their communicators.
     const std::shared_ptr<Communicator> communicator(std::shared_ptr<void>(), job.workers[rank].get());
-    Result<std::unique_ptr<CudaLane>> made =
-        CudaLane::create(fake_driver(), static_cast<CudaStream>(stream(0)), communicator, config);
+    Result<std::unique_ptr<CudaLane>> made = CudaLane::create(fake_driver(), fake_context(), communicator, config);
     EXPECT_TRUE(made.ok()) << made.status().message();
     lane = std::move(*made);
   }
@@ -361,17 +366,13 @@ TEST_F(CudaLaneTest, NoLaneWithoutPinnedMemory) {
   job.start();
   const std::shared_ptr<Communicator> communicator(std::shared_ptr<void>(), job.workers[0].get());
   fake_cuda_fail("cuMemHostAlloc", 1, 2);
-  const auto lane =
-      CudaLane::create(fake_driver(), static_cast<CudaStream>(fake_cuda_stream()), communicator, small_lane());
+  const auto lane = CudaLane::create(fake_driver(), fake_context(), communicator, small_lane());
   EXPECT_TRUE(failed_with(lane.status(), Code::kInvalidArgument, {"1048576 bytes of pinned", "CUDA error 2"}));
 }
 
 TEST_F(CudaLaneTest, PinnedBlocksAreGivenBackAndJoined) {
-  const CudaStream stream = static_cast<CudaStream>(fake_cuda_stream());
   const auto driver = fake_driver();
-  CudaContext context = nullptr;
-  ASSERT_EQ(driver->stream_context(stream, &context), kCudaSuccess);
-  Result<std::shared_ptr<PinnedPool>> pool = PinnedPool::create(driver, context, 4 * PinnedPool::rounded(1));
+  Result<std::shared_ptr<PinnedPool>> pool = PinnedPool::create(driver, fake_context(), 4 * PinnedPool::rounded(1));
   ASSERT_TRUE(pool.ok());
   std::vector<std::shared_ptr<std::byte>> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back((*pool)->allocate(1));

@@ -1,9 +1,13 @@
-"""Workers of two devices each: sums over the workers, over their devices, and over both, against jax.lax."""
+"""Workers of two devices each: sums over the workers, over their devices, and over both, against jax.lax.
+
+With a stand-in for a GPU's driver, what that saw as well.
+"""
 
 import itertools
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+from tests.fake_cuda import FakeCuda
 
 KIND, JAX_COORDINATOR = sys.argv[1:3]
 DEVICES = 2
@@ -84,8 +91,13 @@ def main() -> None:
     before = jaxhetero.metrics().sent_bytes
     run(mesh, lambda x: jaxhetero.psum(x, names), np.ones((DEVICES, COUNT), np.float32), True, P())
     ratio = (jaxhetero.metrics().sent_bytes - before) / (COUNT * jnp.float32(0).nbytes)
+    stand_in = jaxhetero.world.current().config.cuda_stand_in
     jaxhetero.shutdown()
-    print(json.dumps({"wrong": wrong, "sent": float(ratio)}))
+    result: dict[str, Any] = {"wrong": wrong, "sent": float(ratio)}
+    if stand_in:
+        driver = FakeCuda(stand_in)
+        result |= {"pools": driver.call_count("cuMemHostAlloc"), "violations": driver.violations()}
+    print(json.dumps(result))
 
 
 main()
