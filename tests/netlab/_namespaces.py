@@ -37,6 +37,8 @@ _DISABLED, _FORWARDING = 0, 3
 
 # The three programs become each other, so the process that is started is the command's own.
 _ENTER = 'printf %s "$0" >/proc/sys/kernel/hostname && exec "$@"'
+# A switch passes frames on. Where br_netfilter is loaded, each would go through the rules of a firewall as well.
+_NO_FIREWALL = "for setting in /proc/sys/net/bridge/bridge-nf-call-*; do [ ! -e $setting ] || echo 0 >$setting; done"
 _PROBE = (
     "ip link add name v0 type veth peer name v1 && ip link add name s0 type bridge && ip link set dev v1 master s0 && "
     "tc qdisc add dev v0 root tbf rate 1mbit burst 64kb latency 50ms"
@@ -73,6 +75,7 @@ class Namespaces:
 
     def _make_switch(self) -> None:
         _call("ip", "netns", "add", self._lab)
+        _call("ip", "netns", "exec", self._lab, "sh", "-c", _NO_FIREWALL)
         bridge = [
             f"link add name {_BRIDGE} type bridge mcast_snooping 0",
             f"link set dev {_BRIDGE} addrgenmode none up",
