@@ -26,3 +26,9 @@ def test_training_has_the_same_bits_for_any_number_of_reducers(workers: int, red
     mixed = run("train_bits.py", workers=workers, reducers=1, JAXHETERO_COLOCATED_COUNT=str(workers // 2))
     digests.update(result["distributed"] for result in mixed)
     assert len(digests) == 1
+
+
+def test_large_results_lie_in_huge_pages_where_the_kernel_has_them() -> None:
+    """Each lies in fresh memory, and pages of 4 KiB would cost more than receiving it."""
+    for flags in run("huge_pages.py", workers=2, reducers=1):
+        assert "hg" in flags
