@@ -16,7 +16,7 @@ constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
 // Measured; see docs/performance.md.
-constexpr uint64_t kChunkUs = 6'000;
+constexpr uint64_t kChunkUs = 7'000;
 
 // A probe of any size reads and fills the same memory.
 constexpr size_t kLeafBytes = 64 << 10;

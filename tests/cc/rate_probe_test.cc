@@ -64,7 +64,7 @@ TEST_F(RateProbeTest, TakesWhatIsNearlyEqualForEqual) {
   EXPECT_EQ(probe_->rates(), Rates(3, RateProbe::kFullRate));
   // Every worker pushed a MiB there in that time.
   EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), kWorkers * (1 << 20) / 0.04, 1e6);
-  EXPECT_NEAR(static_cast<double>(probe_->chunk_bytes()), (1 << 20) * 6.0 / 40, 100);
+  EXPECT_NEAR(static_cast<double>(probe_->chunk_bytes()), (1 << 20) * 7.0 / 40, 100);
 }
 
 TEST_F(RateProbeTest, FindsTheSlowOnes) {
