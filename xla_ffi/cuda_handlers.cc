@@ -76,6 +76,7 @@ Result<Lane> make_lane(int32_t device, const std::shared_ptr<Communicator>& comm
 // of them waiting for a flag by then, and another worker's GPUs the other way round, both would wait for ever.
 Result<Lane> lane_of(int32_t device, const std::shared_ptr<Communicator>& communicator) {
   const std::lock_guard lock(lanes().mutex);
+  if (const auto found = lanes().by_device.find(device); found != lanes().by_device.end()) return found->second;
   std::map<int32_t, Lane> made = lanes().by_device;
   std::vector<int32_t> missing{device};
   if (made.empty()) missing.insert(missing.end(), lanes().options.devices.begin(), lanes().options.devices.end());

@@ -3,8 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "buffers.h"
 #include "call_site.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -24,6 +28,7 @@ constexpr size_t kMappedBytes = size_t{32} << 20;
 // Such results are in memory that nobody has touched yet. With pages of 4 KiB, page faults were a third of all that a
 // job took of the processors at 1 Gbit/s (docs/performance.md). NumPy does this as well.
 void prefer_huge_pages(const Leaves& results) {
+  if (results.bytes() < kMappedBytes) return;
   std::vector<iovec> leaves;
   results.slice(0, results.bytes(), leaves);
   const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
