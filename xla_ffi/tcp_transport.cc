@@ -19,9 +19,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
-constexpr size_t kMaxPieces = 256;                     // of one sendmsg or readv; IOV_MAX is 1024
-constexpr size_t kTurnBytes = size_t{1} << 20;         // what one connection may move before the others have their turn
-constexpr size_t kMostAwaitedBytes = size_t{1} << 16;  // what comes slowly must still be seen to come
+constexpr size_t kMaxPieces = 256;              // of one sendmsg or readv; IOV_MAX is 1024
+constexpr size_t kTurnBytes = size_t{1} << 20;  // what one connection may move before the others have their turn
 
 std::string error_text(int error) { return std::strerror(error); }
 
@@ -246,28 +245,13 @@ void TcpConnection::read_frames() {
     const bool from_socket = !receives_shared_;
     const auto wanted = std::span(pieces).first(count);
     const size_t got = from_socket ? receive(wanted) : receive_shared(wanted);
-    if (got > 0) {
-      received_bytes_ += got;
-      context_.counters->received_bytes += got;
-      turn_bytes += got;
-      consume(got);
-    }
-    if (from_socket && got < total_bytes(wanted)) {  // the socket is empty
-      if (phase_ == Phase::kOpen && !receives_shared_) wake_at(in_payload_ ? payload_left() : 1);
-      return;
-    }
     if (got == 0) return;
+    received_bytes_ += got;
+    context_.counters->received_bytes += got;
+    turn_bytes += got;
+    consume(got);
+    if (from_socket && got < total_bytes(wanted)) return;  // the socket is empty
   }
-}
-
-size_t TcpConnection::payload_left() const { return total_bytes(std::span(into_).subspan(into_begin_)); }
-
-// Lets the rest of a payload gather in the socket: at the rate of a network its packets come one by one, and each would
-// wake this process for itself.
-void TcpConnection::wake_at(size_t bytes) {
-  const int wanted = static_cast<int>(std::clamp<size_t>(bytes, 1, kMostAwaitedBytes));
-  if (wanted == std::exchange(wakes_at_bytes_, wanted)) return;
-  setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);  // at worst we wake more often
 }
 
 // What there is; 0 where there is nothing now, or the connection has ended over it.
@@ -352,7 +336,6 @@ Status TcpConnection::take_offer() {
 Status TcpConnection::take_shared() {
   if (!shared_ || receives_shared_) return {Code::kProtocol, "it moved to shared memory that there is not"};
   receives_shared_ = true;
-  wake_at(1);
   if (last_socket_frame_ == 0) send_shared();
   shared_->close_descriptor();
   ++context_.counters->shared_count;
@@ -373,11 +356,11 @@ void TcpConnection::leave_socket() {
 void TcpConnection::consume(size_t bytes) {
   Status status;
   if (in_payload_) {
-    const size_t left = payload_left();
-    const size_t payload_part = std::min(bytes, left);
+    const size_t payload_left = total_bytes(std::span(into_).subspan(into_begin_));
+    const size_t payload_part = std::min(bytes, payload_left);
     into_begin_ = advance(into_, into_begin_, payload_part, header_.has_checksum ? &checksum_ : nullptr);
     bytes -= payload_part;
-    if (payload_part == left) {
+    if (payload_part == payload_left) {
       in_payload_ = false;
       status = finish_frame();
     }
@@ -557,7 +540,6 @@ void TcpConnection::close_after_flush() {
     return;
   }
   phase_ = Phase::kFlushing;
-  wake_at(1);
   const auto self = shared_from_this();
   deadline_ = context_.loop.after(kFlushPatience, [self] { self->end({}); });
   context_.loop.at_end_of_turn([self] {

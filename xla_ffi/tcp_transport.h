@@ -74,8 +74,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void call_peer();
 
   void read_frames();
-  [[nodiscard]] size_t payload_left() const;
-  void wake_at(size_t bytes);
   size_t receive(std::span<const iovec> pieces);
   size_t receive_shared(std::span<const iovec> pieces);
   void consume(size_t bytes);
@@ -120,7 +118,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::vector<iovec> into_;  // what is still to be filled of that payload
   size_t into_begin_ = 0;    // first piece of into_ that is not full
   bool in_payload_ = false;
-  int wakes_at_bytes_ = 1;
 
   std::deque<OutFrame> queue_;
   size_t front_written_ = 0;
