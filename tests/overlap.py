@@ -92,7 +92,7 @@ def main(workers: int = 2, reducers: int = 1, steps: int = 1, late_s: float = 0,
         reducers: How many, likewise.
         steps: How many.
         late_s: By how much every worker is later than the one before it.
-        how: The gradients are reduced.
+        how: By which of the two the gradients are reduced.
     """
     by_rank = measure(workers, reducers, steps, late_s, how)
     for rank, steps_of_rank in enumerate(by_rank[:1] if late_s else by_rank):

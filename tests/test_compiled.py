@@ -10,6 +10,7 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
     for result in run("hlo.py", workers=2, reducers=1):
         assert result["calls"] == ["jaxhetero_all_reduce"] * 2
         assert not [size for size in result["moved"] if size >= min(result["sizes"])]
+        assert result["moved_of_argument"] == []
         # What a profile shows of each: who calls it, its bucket and its bytes.
         for scope, size in zip(sorted(result["scopes"]), ("294912 bytes", "65536 bytes"), strict=True):
             assert "psum at hlo.py:step bucket" in scope

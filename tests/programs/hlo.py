@@ -25,6 +25,11 @@ def step(params: list[jax.Array], inputs: jax.Array) -> list[jax.Array]:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
+@jax.jit
+def sum_of_argument(x: jax.Array) -> jax.Array:
+    return jaxhetero.psum(x.reshape(-1))
+
+
 def moved_elements(hlo: str) -> list[int]:
     """The sizes of all arrays that the program copies, concatenates or converts, in elements."""
     sizes = []
@@ -40,12 +45,12 @@ def main() -> None:
     jaxhetero.initialize()
     params = [jnp.ones((m, n)) for m, n in itertools.pairwise(WIDTHS)]
     hlo = step.lower(params, jnp.ones((8, WIDTHS[0]))).compile().as_text()
+    of_argument = sum_of_argument.lower(jnp.ones((256, 256))).compile().as_text()
     jaxhetero.shutdown()
     calls = re.findall(r"custom_call_target=\"(jaxhetero\w*)\"", hlo)
     scopes = re.findall(r"custom_call_target=\"jaxhetero.*op_name=\"([^\"]*)\"", hlo)
-    print(
-        json.dumps({"scopes": scopes, "calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]})
-    )
+    result = {"scopes": scopes, "calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]}
+    print(json.dumps(result | {"moved_of_argument": moved_elements(of_argument)}))
 
 
 main()
