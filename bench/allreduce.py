@@ -18,7 +18,7 @@ engines are there all the time and take turns. The columns:
                  equal rates that is 2n(n-1) / (n^2 + kn - 2k) * S/B for n workers that all reduce as well and k
                  dedicated reducers
     x_ENGINE     how many times faster than that engine
-    wrong        elements that were not the exact sum
+    wrong        elements that were not the exact sum; of echo, which moves bytes and sums nothing, none are counted
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Options:
     concurrent: int = 1
     """Also cut each size in so many all-reduces of one program."""
     engine: str = "jaxhetero,gloo,mpi"
-    """Which to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4."""
+    """Which to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4. echo is the traffic
+    of an all-reduce alone, so what network and hosts allow; echo:32768x4 with no more than that under way."""
     rounds: int = 5
     """Turns that every engine gets at every size."""
     warmup: int = 2
@@ -114,6 +115,8 @@ class Options:
 def run(options: Options) -> list[Row]:
     specs, payloads = parse_engines(options.engine, options.dtype, options.wire_dtype), options.payloads()
     job = options.job()
+    if job.reducer_count == 0 and any(spec.kind == "echo" for spec in specs):
+        raise BenchError("engine echo needs --reducers: its workers do not reduce")
     with Lab(job.hosts(), loopback=options.loopback) as lab, ExitStack() as stack:
         print(f"# {lab.description}", flush=True)
         conditions = measure_conditions(job, lab)

@@ -52,8 +52,8 @@ class Sample:
     """What the largest worker had resident at most beyond its operand, its result, and what it had at the start."""
     reducer_extra_bytes: int = 0
     """What the largest dedicated reducer had resident at most beyond what it had at the start."""
-    wrong_count: int = 0
-    """Elements that were not the exact sum, over all workers and turns."""
+    wrong_count: int | None = 0
+    """Elements that were not the exact sum, over all workers and turns; None for an engine that does not sum."""
 
 
 def measure(
@@ -92,7 +92,8 @@ def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, b
     sample.reducer_extra_bytes = max(sample.reducer_extra_bytes, reducer_extra_bytes)
     sample.operation_count += batch + 1
     sample.times_s += between_last_ends([answer["ends_ns"] for answer in answers])
-    sample.wrong_count += sum(answer["wrong_count"] for answer in team.request("check"))
+    wrong_count = sum(answer["wrong_count"] for answer in team.request("check"))
+    sample.wrong_count = (sample.wrong_count or 0) + wrong_count if team.spec.sums else None
 
 
 def between_last_ends(ends_ns: Iterable[list[int]]) -> list[float]:

@@ -53,7 +53,7 @@ class Row:
     round_trips: float
     """median over the time of a ping."""
     times_faster_than: dict[str, float]
-    wrong_count: int
+    wrong_count: int | None
     times_s: list[float]
 
 
@@ -151,7 +151,7 @@ def _format_row(row: Row, engines: list[str]) -> list[str]:
         number(row.round_trips),
         number(row.over_limit),
         *(number(row.times_faster_than.get(engine)) for engine in engines),
-        str(row.wrong_count),
+        "-" if row.wrong_count is None else str(row.wrong_count),
     ]
 
 

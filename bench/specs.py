@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import echo
 from bench.errors import BenchError
 from bench.pattern import itemsize
 
@@ -15,6 +17,7 @@ KINDS = {
     "jaxhetero": "jaxhetero.psum",
     "gloo": "jax.lax.psum over JAX's CPU collectives (gloo)",
     "mpi": "MPICH's Allreduce through mpi4py, in jax.pure_callback",
+    "echo": "an all-reduce's traffic without the all-reduce: bench/echo.py",
 }
 # MPI has no 16-bit floats.
 _MPI_DTYPES = ("float32", "int32")
@@ -22,7 +25,11 @@ _MPI_DTYPES = ("float32", "int32")
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """``jaxhetero``, ``gloo`` or ``mpi``. ``jaxhetero:32768x4`` is ours with that chunk_bytes and window_chunks."""
+    """One of ``KINDS``.
+
+    ``jaxhetero:32768x4`` is ours with that chunk_bytes and window_chunks; ``echo:32768x4`` has no more than that under
+    way at a reducer.
+    """
 
     label: str
     kind: str
@@ -44,9 +51,13 @@ class EngineSpec:
         if text == "gloo:combined":
             return cls(text, kind, combined=True)
         match = re.fullmatch(r"(\d+)x(\d+)", setting)
-        if kind != "jaxhetero" or match is None:
-            raise BenchError(f"engine is {text!r}; only jaxhetero takes a setting, as in jaxhetero:32768x4")
+        if kind not in ("jaxhetero", "echo") or match is None:
+            raise BenchError(f"engine is {text!r}; only jaxhetero and echo take a setting, as in jaxhetero:32768x4")
         return cls(text, kind, int(match[1]), int(match[2]), own_wire_dtype)
+
+    @property
+    def sums(self) -> bool:
+        return self.kind != "echo"
 
     def wire_itemsize(self, dtype: str) -> int:
         """Bytes of an element of that dtype on the wire."""
@@ -67,6 +78,8 @@ def parse_engines(text: str, dtype: str, wire_dtype: str | None = None) -> list[
 
 def missing(kind: str) -> str | None:
     """Why an engine cannot run here; None when it can."""
+    if kind == "echo" and shutil.which(echo.compiler()) is None:
+        return f"there is no compiler {echo.compiler()}"
     if kind != "mpi":
         return None
     if importlib.util.find_spec("mpi4py") is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from bench import echo
 from bench.errors import BenchError
 from bench.job import Job, reducer_host, worker_host
 from bench.specs import EngineSpec, mpiexec
@@ -200,6 +201,23 @@ class Team:
         command = [str(mpiexec()), *options, "-n", str(len(hosts)), *self._worker_command]
         self._start(hosts[0], "mpiexec", command, env)
 
+    def _start_echo(self) -> None:
+        library = str(echo.build(self._folder))
+        hosts = [self._lab[reducer_host(index)] for index in range(self._job.reducer_count)]
+        ports = [host.free_port() for host in hosts]
+        window_bytes = (self.spec.chunk_bytes or 0) * (self.spec.window_chunks or 0) or echo.UNLIMITED
+        env = {
+            "BENCH_WORKER_COUNT": str(self._worker_count),
+            "BENCH_REDUCERS": ",".join(f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True)),
+            "BENCH_ECHO": library,
+            "BENCH_WINDOW_BYTES": str(window_bytes),
+        }
+        for index, (host, port) in enumerate(zip(hosts, ports, strict=True)):
+            command = [sys.executable, "-m", "bench.echo", library, host.address, str(port), str(self._worker_count)]
+            process = self._start(host, f"reducer {index}", command, env)
+            self.reducer_pids.append(process.popen.pid)
+        self._start_workers(lambda rank: {**env, "BENCH_RANK": str(rank)})
+
     def _write_launcher(self, hosts: Sequence[Host]) -> Path:
         """A program with the arguments of ssh, ``[-x] ADDRESS COMMAND``, that starts a command on a host of the lab."""
         path = self._folder / "launch-on-host"
@@ -214,14 +232,16 @@ class Team:
 def start_teams(
     specs: Sequence[EngineSpec], lab: Lab, job: Job, folder: Path, stack: contextlib.ExitStack
 ) -> list[Team]:
-    """A team for every engine, all of them joined; ``stack`` closes them."""
+    """A team for every engine, all of them joined; ``stack`` closes them.
+
+    One after the other: an engine may measure the network when it starts.
+    """
     teams = []
     for spec in specs:
         team = Team(spec, lab, job, folder)
         stack.callback(team.close)
-        teams.append(team)
-    for team in teams:
         team.join()
+        teams.append(team)
     return teams
 
 
@@ -238,4 +258,5 @@ _STARTERS: dict[str, Callable[[Team], None]] = {
     "jaxhetero": Team._start_jaxhetero,
     "gloo": Team._start_gloo,
     "mpi": Team._start_mpi,
+    "echo": Team._start_echo,
 }

@@ -141,8 +141,8 @@ class _Sample:
 
 
 def run(options: Options) -> list[Row]:
-    if "mpi" in (word.strip() for word in options.engine.split(",")):
-        raise BenchError("engine mpi has no all-reduce that runs beside a train step")
+    for kind in sorted({"mpi", "echo"} & {word.strip().partition(":")[0] for word in options.engine.split(",")}):
+        raise BenchError(f"engine {kind} has no all-reduce that runs beside a train step")
     jobs, specs = options.jobs(), parse_engines(options.engine, "float32", options.wire_dtype)
     largest = max(jobs, key=lambda job: job.worker_count)
     # Conditions are measured between two workers.

@@ -66,7 +66,8 @@ class Worker:
 
     def check(self) -> dict[str, Any]:
         """How many elements of the last result are wrong. Frees what ``prepare`` made."""
-        result = np.concatenate([np.asarray(part.addressable_data(0)) for part in self._result])
+        parts = [part.addressable_data(0) if isinstance(part, jax.Array) else part for part in self._result]
+        result = np.concatenate([np.asarray(part) for part in parts])
         self._given = self._result = []
         return {"wrong_count": pattern.wrong_count(result, pattern.expected_sum(**self._shape))}
 
