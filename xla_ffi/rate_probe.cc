@@ -1,6 +1,7 @@
 #include "rate_probe.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace jaxhetero {
@@ -15,6 +16,7 @@ constexpr uint64_t kFirstShardBytes = 64 << 10;
 constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
+constexpr int kProbes = 4;
 // Measured; see docs/performance.md.
 constexpr uint64_t kChunkUs = 7'000;
 
@@ -58,7 +60,13 @@ void RateProbe::probe(bool colocated) {
   for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated ? 1 : 0);
   plan_ = std::make_shared<ShardPlan>(std::move(shares), chunks_);
   probed_count_ = plan_->owner_count();
-  probe_bytes_ = probed_count_ * kFirstShardBytes;
+  begin_size(probed_count_ * kFirstShardBytes);
+}
+
+void RateProbe::begin_size(uint64_t bytes) {
+  probe_bytes_ = bytes;
+  probe_count_ = 0;
+  std::fill(own_.begin() + 1, own_.end(), 0);
 }
 
 std::optional<RoundRequest> RateProbe::next() {
@@ -109,7 +117,8 @@ void RateProbe::note_received(size_t begin, size_t bytes) {
   left_bytes_[index] -= std::min(bytes, left_bytes_[index]);
   if (left_bytes_[index] > 0) return;
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin_);
-  own_[1 + shards_[index].reducer] = std::max<int64_t>(1, took.count());
+  int64_t& shortest = own_[1 + shards_[index].reducer];
+  shortest = std::clamp<int64_t>(took.count(), 1, shortest > 0 ? shortest : std::numeric_limits<int64_t>::max());
 }
 
 void RateProbe::finish(bool undisturbed) {
@@ -136,9 +145,9 @@ void RateProbe::evaluate() {
     if (reducers_[i].colocated == colocated_) slowest_us = std::max(slowest_us, mean_us(i));
   }
   if (slowest_us < kLongEnoughUs && probe_bytes_ * kGrowth <= kMostProbeBytes) {
-    probe_bytes_ *= kGrowth;
-    return;
+    return begin_size(probe_bytes_ * kGrowth);
   }
+  if (++probe_count_ < kProbes) return;
   colocated_ ? conclude_colocated() : conclude_dedicated();
 }
 

@@ -2,7 +2,8 @@
 //
 // A probe pushes equal shards to all reducers of one sort, dedicated or inside workers, each as fast as it goes: the
 // time of a shard tells the rate of the interface behind it. After every probe the workers sum their times in a round
-// as well, so that all of them compute the same from the same numbers. Probes grow until one takes long enough.
+// as well, so that all of them compute the same from the same numbers. Probes grow until one takes long enough, which
+// is repeated: of each shard the shortest time counts, since what else a host does only makes it longer.
 #pragma once
 
 #include <chrono>
@@ -44,6 +45,7 @@ class RateProbe {
   RoundRequest agree_request();
   void note_received(size_t begin, size_t bytes);
   void probe(bool colocated);
+  void begin_size(uint64_t bytes);
   void evaluate();
   void conclude_dedicated();
   void conclude_colocated();
@@ -56,13 +58,14 @@ class RateProbe {
 
   bool colocated_ = false;  // which sort is probed
   uint64_t probed_count_ = 0;
-  uint64_t probe_bytes_;
+  uint64_t probe_bytes_ = 0;
+  int probe_count_ = 0;  // of that size
   std::shared_ptr<const ShardPlan> plan_;
   std::vector<Shard> shards_;       // of the running probe, in order
   std::vector<size_t> left_bytes_;  // of each of them
   Clock::time_point begin_;
 
-  std::vector<int64_t> own_;     // 1, and how long each reducer's shard took here, in us; 0 if this was disturbed
+  std::vector<int64_t> own_;     // 1, or 0 if this was disturbed; how long each reducer's shard took here, in us
   std::vector<int64_t> totals_;  // of all workers
   std::vector<uint32_t> rates_;
   uint64_t bytes_per_s_ = 0;

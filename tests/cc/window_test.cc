@@ -11,7 +11,7 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr size_t kChunk = 8192;
-constexpr double kSlack = 0.005;  // seconds of what the path carries, for hosts that are late
+constexpr double kSlack = 0.002;  // seconds of what the path carries, for hosts that are late
 
 // A path that carries `bytes_per_s` and on which an unhindered chunk takes `trip` to come back as a total.
 struct Path {
