@@ -12,7 +12,7 @@ constexpr uint64_t kPushDedicatedOp = ~uint64_t{0};
 constexpr uint64_t kPushColocatedOp = ~uint64_t{1};
 constexpr uint64_t kAgreeOp = ~uint64_t{2};
 
-constexpr uint64_t kFirstShardBytes = 64 << 10;
+constexpr uint64_t kFirstShardBytes = 256 << 10;
 constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
