@@ -67,7 +67,10 @@ std::vector<iovec> Link::take_control(size_t bytes) {
 }
 
 void Link::begin(Round& round, Segment& segment) {
-  if (unfinished_.empty()) window_.restart(2 * frame_bytes(round, segment), round.begin);
+  if (unfinished_.empty()) {
+    window_.restart(2 * frame_bytes(round, segment), round.begin);
+    last_result_ = round.begin;
+  }
   unfinished_.emplace(round.turn(), std::pair(&round, &segment));
   push_chunks();
 }
@@ -91,14 +94,25 @@ void Link::push_chunks() {
 }
 
 // Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
-// hold back, for ever.
+// hold back, for ever. Nobody here knows which round they want, so more and more are tried for as long as nothing
+// comes.
 void Link::feed_starved(EventLoop::Clock::time_point now) {
   if (unfinished_.size() < 2 || now - last_result_ < kStandstill) return;
+  size_t left = std::exchange(feed_count_, std::min(2 * feed_count_, unfinished_.size()));
   for (const auto& [turn, entry] : unfinished_) {
     const auto [round, segment] = entry;
+    if (segment->was_starved || !segment->in_flight.empty() || !can_push(*round, *segment)) continue;
+    if (left-- == 0) return;
     segment->was_starved = true;
-    if (segment->in_flight.empty() && can_push(*round, *segment)) push_chunk(*round, *segment);
+    push_chunk(*round, *segment);
   }
+}
+
+// The round whose turn it is goes on: it only waited for a busy host. Every round that keeps a chunk under way,
+// whatever the window says, would put the others back.
+void Link::end_feeding() {
+  for (const auto& [turn, entry] : unfinished_) entry.second->was_starved = false;
+  feed_count_ = 1;
 }
 
 size_t Link::window_bytes(const Round& round, const Segment& segment) const {
@@ -154,6 +168,7 @@ void Link::finish_result(const Round& round, Segment& segment, const FrameHeader
   segment.next_result += header.count;
   segment.done = header.last;
   last_result_ = now;
+  if (feed_count_ > 1 && unfinished_.begin()->second.second == &segment) end_feeding();
   window_.returned(pushed.at, pushed.bytes, now);
   if (segment.done) unfinished_.erase(round.turn());
   push_chunks();

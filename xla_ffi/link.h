@@ -35,7 +35,7 @@ class Link {
   void begin(Round& round, Segment& segment);
   // Pushes what the window and the inputs let through.
   void push_chunks();
-  // Where the link stands still: one chunk of every round that has none under way.
+  // Where the link stands still: a chunk of a round that has none under way, and of twice as many each time again.
   void feed_starved(EventLoop::Clock::time_point now);
   // Whether this is the total that must come next for the segment.
   [[nodiscard]] Status check_result(const Segment& segment, const FrameHeader& header) const;
@@ -54,6 +54,7 @@ class Link {
  private:
   [[nodiscard]] size_t window_bytes(const Round& round, const Segment& segment) const;
   size_t push_chunk(const Round& round, Segment& segment);
+  void end_feeding();
 
   const JobShape& job_;
   const uint32_t rank_;
@@ -64,7 +65,8 @@ class Link {
   bool is_open_ = false;
   std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished_;
   Window window_;
-  EventLoop::Clock::time_point last_result_;
+  EventLoop::Clock::time_point last_result_;  // or when the link was idle last
+  size_t feed_count_ = 1;                     // rounds to feed next, if it stands still
   Bytes control_;
 };
 
