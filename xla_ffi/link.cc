@@ -108,13 +108,6 @@ void Link::feed_starved(EventLoop::Clock::time_point now) {
   }
 }
 
-// The round whose turn it is goes on: it only waited for a busy host. Every round that keeps a chunk under way,
-// whatever the window says, would put the others back.
-void Link::end_feeding() {
-  for (const auto& [turn, entry] : unfinished_) entry.second->was_starved = false;
-  feed_count_ = 1;
-}
-
 size_t Link::window_bytes(const Round& round, const Segment& segment) const {
   const size_t frame = frame_bytes(round, segment);
   if (job_.window_chunks > 0) return job_.window_chunks * frame;
@@ -168,7 +161,7 @@ void Link::finish_result(const Round& round, Segment& segment, const FrameHeader
   segment.next_result += header.count;
   segment.done = header.last;
   last_result_ = now;
-  if (feed_count_ > 1 && unfinished_.begin()->second.second == &segment) end_feeding();
+  feed_count_ = 1;
   window_.returned(pushed.at, pushed.bytes, now);
   if (segment.done) unfinished_.erase(round.turn());
   push_chunks();

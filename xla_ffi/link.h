@@ -54,7 +54,6 @@ class Link {
  private:
   [[nodiscard]] size_t window_bytes(const Round& round, const Segment& segment) const;
   size_t push_chunk(const Round& round, Segment& segment);
-  void end_feeding();
 
   const JobShape& job_;
   const uint32_t rank_;
