@@ -4,13 +4,14 @@
     python -m bench.record --only large,small   these runs, then the table of all results there are
     python -m bench.record --table              only the table
 
-A run is one command below, made to take less than two minutes; it writes FOLDER/NAME.json. Nothing else should run on
+A run is one command below, made to take less than three minutes; it writes FOLDER/NAME.json. Nothing else should run on
 the machine meanwhile.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -32,9 +33,13 @@ _ROOT = Path(__file__).parent.parent
 
 _EIGHT = "bench.allreduce --workers 8 --reducers 8 --rate 200mbit"
 RUNS = {
-    "large": f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 0",
+    "large": (
+        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:16384x2 --rounds 2 --warmup 0"
+    ),
     "mpi": f"{_EIGHT} --sizes 16MiB --engine jaxhetero,mpi --rounds 2 --warmup 1",
-    "gigabit": "bench.allreduce --workers 4 --reducers 4 --rate 1gbit --sizes 64MiB --engine jaxhetero,gloo",
+    "gigabit": (
+        "bench.allreduce --workers 4 --reducers 4 --rate 1gbit --sizes 64MiB --engine jaxhetero,gloo,echo:131072x2"
+    ),
     **{
         f"colocated-{count}": (
             f"bench.allreduce --workers 8 --reducers {count} --colocated 8 --rate 200mbit --sizes 16MiB "
@@ -44,14 +49,18 @@ RUNS = {
     },
     "unequal": f"{_EIGHT} --colocated 8 --reducer-rates 200mbit,100mbit --sizes 16MiB --engine jaxhetero --rounds 4",
     "bfloat16": f"{_EIGHT} --wire-dtype bfloat16 --sizes 16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 0",
-    "small": f"{_EIGHT} --sizes 4,64,1KiB,4KiB,16KiB,64KiB --engine jaxhetero,gloo --batch 50",
+    "small": f"{_EIGHT} --sizes 4,64,1KiB,4KiB,16KiB,64KiB --engine jaxhetero,gloo,echo --batch 50",
     "loopback": (
         "bench.allreduce --workers 4 --reducers 4 --loopback --rate none "
-        "--sizes 4,4KiB,64KiB,1MiB,4MiB,16MiB,64MiB --engine jaxhetero,gloo"
+        "--sizes 4,4KiB,64KiB,1MiB,4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo"
     ),
-    "sixteen": "bench.allreduce --workers 16 --reducers 16 --rate 100mbit --sizes 16MiB --engine jaxhetero --rounds 3",
+    "sixteen": (
+        "bench.allreduce --workers 16 --reducers 16 --rate 100mbit --sizes 16MiB --engine jaxhetero,echo:8192x2 "
+        "--rounds 3"
+    ),
     "memory": f"{_EIGHT} --sizes 256MiB --engine jaxhetero --rounds 1 --warmup 1 --batch 1",
     "concurrent": f"{_EIGHT} --concurrent 24 --sizes 48MiB --engine jaxhetero --rounds 3 --warmup 1",
+    "many": f"{_EIGHT} --concurrent 50 --sizes 25MiB --engine jaxhetero --rounds 3 --warmup 1",
     **{
         f"step-{profile}": (
             f"bench.train_step --profile {profile} --size-scale {scale} --workers 8 --engine jaxhetero,gloo"
@@ -123,6 +132,24 @@ def _peer(name: str, engine: str) -> Callable[[Content], Figure]:
     return figure
 
 
+def _traffic(name: str, unit: str) -> Callable[[Content], Figure]:
+    """What the traffic alone takes; at each size with the better window."""
+
+    def figure(content: Content) -> Figure:
+        found: dict[int, float] = {}
+        for row in content["rows"]:
+            if row["engine"].startswith("echo"):
+                found[row["bytes"]] = min(row[name], found.get(row["bytes"], math.inf))
+        return f"{min(found.values()):.3f} to {max(found.values()):.3f} {unit}", None
+
+    return figure
+
+
+def _traffic_against_gloo(content: Content) -> Figure:
+    ratios = [row["times_faster_than"]["gloo"] for row in _rows(content, "echo")]
+    return f"{min(ratios):.2f} to {max(ratios):.2f} times", None
+
+
 def _carried(most: float) -> Callable[[Content], Figure]:
     def figure(content: Content) -> Figure:
         worst = [max(row[name] for row in _rows(content)) for name in ("sent_over_size", "received_over_size")]
@@ -188,12 +215,15 @@ def _efficiency(least: float | None) -> Callable[[Content], Figure]:
 _MIB = 1 << 20
 BARS = (
     Bar("n = 8, k = 8, float32, 4 MiB and up", "at most 1.03 S/B", "large", _over_ideal(1.03)),
+    Bar("the same, its traffic alone", "", "large", _traffic("over_limit", "S/B")),
     Bar("the same, worker NIC bytes / S", "at most 1.02 each way", "large", _carried(1.02)),
     Bar("the same, against gloo", "at least 1.70 times", "large", _times_faster(1.70)),
     Bar("the same, gloo", "", "large", _peer("over_limit", "gloo")),
     Bar("the same, MPICH, 16 MiB", "", "mpi", _peer("over_limit", "mpi")),
     Bar("the same, worker CPU per GB / gloo's", "at most 0.50", "large", _cpu(0.5)),
+    Bar("the same, worker CPU of the traffic alone", "", "large", _traffic("worker_cpu_s_per_gb", "s/GB")),
     Bar("n = 4, k = 4, 1 Gbit/s, 64 MiB", "at most 1.02 S/B", "gigabit", _over_ideal(1.02)),
+    Bar("the same, its traffic alone", "", "gigabit", _traffic("over_limit", "S/B")),
     Bar("the same, gloo", "", "gigabit", _peer("over_limit", "gloo")),
     *(
         Bar(f"n = 8, k = {k}, co-located fill in", "limit + 5 %", f"colocated-{k}", _over_ideal(1.05))
@@ -202,15 +232,19 @@ BARS = (
     Bar("half of 8 reducers at half rate, co-located fill in", "limit + 8 %", "unequal", _over_ideal(1.08)),
     Bar("bfloat16 wire against gloo float32", "at least 3.3 times", "bfloat16", _times_faster(3.3)),
     Bar("4 B to 64 KiB against gloo", "at least 8 times", "small", _times_faster(8)),
+    Bar("the same, its traffic alone", "", "small", _traffic_against_gloo),
     Bar("4 KiB in pings", "at most 3", "small", _pings(4096, 3)),
     Bar("loopback, n = 4, k = 4, 4 B to 64 MiB against gloo", "faster", "loopback", _times_faster(1)),
     Bar("the same, 16 MiB and up", "at least 2 times", "loopback", _times_faster(2, 16 * _MIB)),
+    Bar("the same, its traffic alone over sockets, 4 B to 64 MiB", "", "loopback", _traffic_against_gloo),
     Bar("n = 16, k = 16, 100 Mbit/s, 16 MiB", "at most 1.05 S/B", "sixteen", _over_ideal(1.05)),
+    Bar("the same, its traffic alone", "", "sixteen", _traffic("over_limit", "S/B")),
     Bar("BERT-large step, n = 8", "efficiency at least 92 %", "step-bert-large", _efficiency(0.92)),
     Bar("the same, bfloat16 wire", "", "step-bert-bfloat16", _efficiency(None)),
     Bar("ResNet-50 step, n = 8", "", "step-resnet50", _efficiency(None)),
     Bar("memory, 256 MiB", "worker S + 16, reducer 64 MiB", "memory", _memory(16 * _MIB, 64 * _MIB)),
     Bar("24 concurrent buckets / one", "at most 1.03", "concurrent", _concurrent(1.03)),
+    Bar("50 concurrent buckets of 0.5 MiB / one", "", "many", _concurrent(1.03)),
 )
 
 
@@ -281,7 +315,8 @@ def write_plots(folder: Path) -> None:
     contents = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("small", "large", "mpi")}
     # Our own of the run beside MPICH is the same size again.
     parts = [*contents["small"]["rows"], *contents["large"]["rows"], *_rows(contents["mpi"], "mpi")]
-    rows = [report.Row(**row) for row in sorted(parts, key=lambda row: row["bytes"])]
+    shown = [row for row in parts if not row["engine"].startswith("echo")]
+    rows = [report.Row(**row) for row in sorted(shown, key=lambda row: row["bytes"])]
     conditions = Conditions(**contents["large"]["conditions"])
     write_plot(folder / "allreduce.png", rows, conditions, "all-reduce of float32, n = 8, k = 8, 200 Mbit/s")
     steps = [train_step.Row(**row) for row in json.loads((folder / "step-scaling.json").read_text())["rows"]]
