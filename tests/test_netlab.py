@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,20 @@ def test_cut_and_restore(lab: Lab) -> None:
     assert server.poll() == -signal.SIGKILL
     server.stdout.close()
     assert answers == ["connected", "lost", "connected"]
+
+
+@needs_namespaces
+@pytest.mark.skipif(shutil.which("nft") is None and os.environ.get("CI") != "true", reason="no nftables")
+def test_no_firewall_is_in_the_way() -> None:
+    """A kernel may pass the frames of a switch through the rules for packets (br_netfilter)."""
+    rules = "table ip strict { chain forward { type filter hook forward priority 0; policy drop; }; }\n"
+    with Lab({"w0": None, "w1": None}) as lab:
+        subprocess.run(["ip", "netns", "exec", lab.name, "nft", "-f", "-"], input=rules, text=True, check=True)
+        port = str(lab["w1"].free_port())
+        server = lab["w1"].start([sys.executable, "-c", LISTEN, lab["w1"].address, port], stdout=subprocess.PIPE)
+        with server.stdout:
+            assert server.stdout.readline() == "listening\n"
+            assert lab["w0"].run([sys.executable, "-c", CONNECT, "w1", port]).stdout == "connected\n"
 
 
 @needs_namespaces
