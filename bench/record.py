@@ -4,7 +4,7 @@
     python -m bench.record --only large,small   these runs, then the table of all results there are
     python -m bench.record --table              only the table
 
-A run is one command below, made to take less than three minutes; it writes FOLDER/NAME.json. Nothing else should run on
+A run is one command below, which takes a minute or a few; it writes FOLDER/NAME.json. Nothing else should run on
 the machine meanwhile.
 """
 
@@ -34,7 +34,7 @@ _ROOT = Path(__file__).parent.parent
 _EIGHT = "bench.allreduce --workers 8 --reducers 8 --rate 200mbit"
 RUNS = {
     "large": (
-        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:16384x2 --rounds 2 --warmup 0"
+        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:16384x2 --rounds 4 --warmup 0"
     ),
     "mpi": f"{_EIGHT} --sizes 16MiB --engine jaxhetero,mpi --rounds 2 --warmup 1",
     "gigabit": (
@@ -190,11 +190,11 @@ def _memory(worker_bytes: int, reducer_bytes: int) -> Callable[[Content], Figure
     return figure
 
 
-def _concurrent(most: float) -> Callable[[Content], Figure]:
+def _concurrent(most: float | None) -> Callable[[Content], Figure]:
     def figure(content: Content) -> Figure:
         one, many = sorted(_rows(content), key=lambda row: row["bucket_count"])
         ratio = many["median_s"] / one["median_s"]
-        return f"{ratio:.3f}", ratio <= most
+        return f"{ratio:.3f}", None if most is None else ratio <= most
 
     return figure
 
@@ -244,7 +244,7 @@ BARS = (
     Bar("ResNet-50 step, n = 8", "", "step-resnet50", _efficiency(None)),
     Bar("memory, 256 MiB", "worker S + 16, reducer 64 MiB", "memory", _memory(16 * _MIB, 64 * _MIB)),
     Bar("24 concurrent buckets / one", "at most 1.03", "concurrent", _concurrent(1.03)),
-    Bar("50 concurrent buckets of 0.5 MiB / one", "", "many", _concurrent(1.03)),
+    Bar("50 concurrent buckets of 0.5 MiB / one", "", "many", _concurrent(None)),
 )
 
 
