@@ -141,8 +141,9 @@ class _Sample:
 
 
 def run(options: Options) -> list[Row]:
-    for kind in sorted({"mpi", "echo"} & {word.strip().partition(":")[0] for word in options.engine.split(",")}):
-        raise BenchError(f"engine {kind} has no all-reduce that runs beside a train step")
+    kinds = {word.strip().partition(":")[0] for word in options.engine.split(",")}
+    if alone := " and ".join(sorted(kinds & {"mpi", "echo"})):
+        raise BenchError(f"engine {alone} has no all-reduce that runs beside a train step")
     jobs, specs = options.jobs(), parse_engines(options.engine, "float32", options.wire_dtype)
     largest = max(jobs, key=lambda job: job.worker_count)
     # Conditions are measured between two workers.

@@ -12,6 +12,7 @@ constexpr uint64_t kPushDedicatedOp = ~uint64_t{0};
 constexpr uint64_t kPushColocatedOp = ~uint64_t{1};
 constexpr uint64_t kAgreeOp = ~uint64_t{2};
 
+// Sixteen chunks: of fewer, the order in which the links take turns would tell more than their rates.
 constexpr uint64_t kFirstShardBytes = 256 << 10;
 constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;

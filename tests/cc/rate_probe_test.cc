@@ -100,6 +100,16 @@ TEST_F(RateProbeTest, PushesMoreUntilItTakesLongEnough) {
   EXPECT_LE(pushed_bytes_, 64u << 20);
 }
 
+// Of a few chunks, the order in which they go out would tell more than the rates.
+TEST_F(RateProbeTest, PushesManyChunksFromTheBeginning) {
+  start({1'000'000, 1'000'000});
+  ASSERT_TRUE(run_round());
+  ASSERT_TRUE(run_round());
+  const ShardPlan plan({1, 1}, ShardPlan::ChunkSize());
+  const uint64_t count = pushed_bytes_ / sizeof(float);
+  EXPECT_GE(count / 2, 16 * plan.chunk_count(count, sizeof(float)));
+}
+
 TEST_F(RateProbeTest, GivesNoAnswerWhereOneWorkerWasDisturbed) {
   start({40'000, 80'000});
   ASSERT_TRUE(run_round());
