@@ -53,7 +53,7 @@ def test_every_source_is_listed() -> None:
 
 
 def test_every_cc_test_is_listed() -> None:
-    listed = {name for test in TESTS.values() for name in test["srcs"]}
+    listed = {name for target in TESTS.values() for name in target["srcs"] + target["hdrs"]}
     assert {path.name for path in (ROOT / "tests" / "cc").iterdir() if path.suffix in {".cc", ".h"}} == listed
 
 
