@@ -55,6 +55,7 @@ def all_reduce(
     root: int,
     worker_count: int,
     axis_name: str | None,
+    wire_dtype: str = "",
 ) -> list[jax.Array]:
     """Reduce one bucket over all workers.
 
@@ -66,8 +67,9 @@ def all_reduce(
       worker_count: how many workers the caller counted on; checked against the world when the program runs.
       axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
         the mesh, if there is one, does not span workers.
+      wire_dtype: "bfloat16" or "float16" for a sum of float32 that is sent and summed in that; "" otherwise.
     """
-    with jax.named_scope(f"{label}, {sum(array.nbytes for array in bucket)} bytes"):
+    with jax.named_scope(f"{label}, {_wire_bytes(bucket, wire_dtype)} bytes"):
         return _bind(
             *bucket,
             label=label,
@@ -75,7 +77,12 @@ def all_reduce(
             root=root,
             worker_count=worker_count,
             axis_name=axis_name,
+            wire_dtype=wire_dtype,
         )
+
+
+def _wire_bytes(bucket: Sequence[Any], wire_dtype: str) -> int:
+    return sum(array.size * jnp.dtype(wire_dtype or array.dtype).itemsize for array in bucket)
 
 
 def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
@@ -83,7 +90,7 @@ def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
     return outputs
 
 
-@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name"))
+@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name", "wire_dtype"))
 def _run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     return _bind(*bucket, **params)
 
@@ -100,8 +107,17 @@ def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
     the next one, and that has to wait for the round. Of an argument, which is not the program's to write to, XLA would
     make a copy before the call.
     """
+    if params["wire_dtype"] and world.has_stand_in():
+        return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *bucket, **params)
     aliases = {index: index for index, operand in enumerate(bucket) if is_computed(operand)}
     return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=aliases)
+
+
+def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: Any) -> list[jax.Array]:
+    """Let XLA convert: where a lane takes a GPU's arrays to the host, half the bytes are halved there already."""
+    narrow = [array.astype(wire_dtype) for array in bucket]
+    outputs: list[jax.Array] = _PRIMITIVES[kind].bind(*narrow, kind=kind, wire_dtype="", **params)
+    return [output.astype(array.dtype) for output, array in zip(outputs, bucket, strict=True)]
 
 
 def _lower_call(
@@ -109,7 +125,7 @@ def _lower_call(
 ) -> Any:
     # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
-    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
+    size_bytes = _wire_bytes(ctx.avals_in, attributes["wire_dtype"])
     with operation_name(ctx, f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **attributes)
 
@@ -128,6 +144,9 @@ def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     An ordinary call, or two, one to begin and one to end, it puts right before the first use of the result, and that as
     soon as it can: the GPU would stand still for every bucket (seen in what jaxlib 0.10.2 compiles for an H100).
     """
+
+    if params["wire_dtype"]:
+        return _run_converted(*bucket, **params)
 
     def call(*bucket: jax.Array) -> list[jax.Array]:
         return list(_on_stream.bind(*bucket, **params))
@@ -149,6 +168,7 @@ def _attributes(
     root: int,
     worker_count: int,
     axis_name: str | None,
+    wire_dtype: str,
     by_number_on_host: bool = False,
 ) -> dict[str, Any]:
     devices = program_device_count(ctx)
@@ -167,6 +187,7 @@ def _attributes(
         "label": label,
         "kind": np.int64(kind),
         "root": np.int64(root),
+        "wire_dtype": wire_dtype,
         "worker_count": np.int64(worker_count),
         "device_ids": ids,
         "device_lanes": lanes,

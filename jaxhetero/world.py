@@ -177,6 +177,11 @@ def restart_count() -> int:
     return current().config.restart_count
 
 
+def has_stand_in() -> bool:
+    """Whether this host's arrays go the way of a GPU's; see ``Config.cuda_stand_in``."""
+    return bool(current().config.cuda_stand_in)
+
+
 def metrics() -> Metrics:
     """What the transport of this worker has counted so far; all zero in a world of one."""
     world = current()

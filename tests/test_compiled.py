@@ -11,6 +11,9 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
         assert result["calls"] == ["jaxhetero_all_reduce"] * 2
         assert not [size for size in result["moved"] if size >= min(result["sizes"])]
         assert result["moved_of_argument"] == []
+        # What goes in 16 bits is converted on its way, but on a GPU before it leaves that.
+        assert result["moved_in_half"] == []
+        assert result["operand_on_gpu"] == ["256x256xbf16"]
         # What a profile shows of each: who calls it, its bucket and its bytes.
         for scope, size in zip(sorted(result["scopes"]), ("294912 bytes", "65536 bytes"), strict=True):
             assert "psum at hlo.py:step bucket" in scope

@@ -152,6 +152,9 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.label = attributes.label;
   site.kind = static_cast<Kind>(attributes.kind);
   site.root = static_cast<uint32_t>(attributes.root);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    if (dtype_name(dtype) == attributes.wire_dtype) site.wire_dtype = dtype;
+  }
   site.worker_count = attributes.worker_count;
   for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
     site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
@@ -213,9 +216,17 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
   request.spec.signature = signature.folded();
   std::call_once(site.described, [&] {
     for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);
+    if (site.wire_dtype.has_value()) shapes += " as " + std::string(dtype_name(*site.wire_dtype));
     site.description = site.label + " (" + shapes + ")";
   });
   request.description = site.description;
+  if (site.wire_dtype.has_value()) {
+    if (site.kind != Kind::kSum || request.spec.dtype != DType::kF32) {
+      return Status(Code::kInternal, "another dtype on the wire is for sums of float32");
+    }
+    request.spec.dtype = *site.wire_dtype;
+    request.narrows = request.widens = true;
+  }
   return request;
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "convert.h"
 #include "shard_plan.h"
 
 namespace jaxhetero {
@@ -182,7 +183,7 @@ void Communicator::replay(uint64_t op_id, uint64_t number) {
   const auto found = ops_.find(op_id);
   if (found == ops_.end() || found->second.next_round <= number) return;  // not over here either
   Op& op = found->second;
-  if (!op.kept.holds(number)) {
+  if (!op.kept->holds(number)) {
     return fail({Code::kInternal, own_name() + " is asked for " + op.replay.description + " round " +
                                       std::to_string(number) + ", which it does not keep"});
   }
@@ -190,7 +191,7 @@ void Communicator::replay(uint64_t op_id, uint64_t number) {
   round->number = number;
   round->is_replay = true;
   round->request = op.replay;
-  round->request.inputs = op.kept.leaves();
+  round->request.inputs = op.kept->leaves();
   run(op_id, op, std::move(round));
 }
 
@@ -215,12 +216,13 @@ void Communicator::halt(const Halt& halt) {
 void Communicator::stop_round(Op& op) {
   Round& round = *op.running;
   if (!round.is_replay) {
-    if (round.keeps_in != nullptr) {  // results may have taken the operands' place: only the copy is whole
+    if (round.keeps_in == op.kept.get()) {  // results may have taken the operands' place: only the copy is whole
       const size_t item = item_bytes(round.request.spec.dtype);
       for (const Segment& segment : round.segments) {
-        op.kept.copy(round.request.inputs, segment.next_push * item, (segment.end() - segment.next_push) * item);
+        round.keep(segment.next_push * item, (segment.end() - segment.next_push) * item);
       }
-      round.request.inputs = op.kept.leaves();
+      round.request.inputs = op.kept->leaves();
+      round.request.narrows = false;
     }
     op.waiting.push_front(std::move(round.request));
     ++waiting_round_count_;
@@ -325,6 +327,10 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
     copy_bucket(round.request.inputs, round.request.outputs);
   }
+  if (round.request.narrows) {
+    op.narrowed->begin(round.number, spec.total_count * item);
+    round.keeps_in = op.narrowed.get();
+  }
   for (Segment& segment : round.segments) {
     describe_op(op_id, op, segment.shard.reducer);
     links_[segment.shard.reducer].begin(round, segment);
@@ -383,7 +389,7 @@ Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, s
   if (round.is_replay) {  // the result is here already
     into = links_[reducer].take_control(header.payload_bytes);
   } else {
-    round.request.outputs.slice(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, into);
+    round.place(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, into);
   }
   return {};
 }
@@ -391,26 +397,24 @@ Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, s
 // A total of the running round comes, so nobody needs the round before any more: from here on its place is taken.
 void Communicator::keep(Op& op) {
   Round& round = *op.running;
-  if (op.kept.holds(round.number)) return;  // it began from there, after a halt
+  if (op.kept->holds(round.number)) return;  // it began from there, after a halt
   const RoundRequest& request = round.request;
-  const size_t item = item_bytes(request.spec.dtype);
-  const bool has_data = contributes(request.spec, config_.rank);
-  if (request.inputs_owner) {
-    op.kept.hold(round.number, request.inputs, request.inputs_owner);
-  } else {
-    op.kept.begin(round.number, has_data ? request.inputs.bytes() : 0);
-  }
   op.replay.op = request.op;
   op.replay.sequence = request.sequence;
   op.replay.description = request.description;
   op.replay.spec = request.spec;
   op.replay.is_internal = request.is_internal;
-  if (!has_data || request.inputs_owner) return;
+  if (request.narrows) return op.kept.swap(op.narrowed);
+  if (request.inputs_owner) return op.kept->hold(round.number, request.inputs, request.inputs_owner);
+  const bool has_data = contributes(request.spec, config_.rank);
+  op.kept->begin(round.number, has_data ? request.inputs.bytes() : 0);
+  if (!has_data) return;
+  const size_t item = item_bytes(request.spec.dtype);
   for (const Segment& segment : round.segments) {
     const size_t pushed = segment.next_push - segment.shard.begin;
-    op.kept.copy(request.inputs, segment.shard.begin * item, pushed * item);
+    op.kept->copy(request.inputs, segment.shard.begin * item, pushed * item);
   }
-  round.keeps_in = &op.kept;
+  round.keeps_in = op.kept.get();
 }
 
 Status Communicator::on_frame(Connection& connection, const FrameHeader& header) {
@@ -428,10 +432,20 @@ Status Communicator::on_frame(Connection& connection, const FrameHeader& header)
   }
 }
 
+// In its place, where it is as the wire has it.
+void Communicator::widen(const RoundRequest& request, const FrameHeader& header) {
+  pieces_.clear();
+  request.outputs.slice(header.offset * sizeof(float), header.count * sizeof(float), pieces_);
+  for (const iovec& piece : pieces_) {
+    widen_in_place(header.spec.dtype, {static_cast<std::byte*>(piece.iov_base), piece.iov_len});
+  }
+}
+
 void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = ops_[header.op];
   Round& round = *op.running;
   Segment& segment = *segment_of(header, reducer).value();
+  if (round.request.widens && !round.is_replay) widen(round.request, header);
   if (round.request.received != nullptr && header.payload_bytes > 0) {
     const size_t begin = header.offset * item_bytes(header.spec.dtype);
     round.request.reported.add(begin, begin + header.payload_bytes, round.request.received);
@@ -474,8 +488,8 @@ void Communicator::record(const Round& round) {
   const RoundRequest& request = round.request;
   const std::lock_guard lock(mutex_);
   if (timeline_.size() == kMostRecords) timeline_.pop_front();
-  timeline_.push_back({request.description, round.number, request.inputs.bytes(), request.requested, round.begin,
-                       round.first_result, round.progress});
+  timeline_.push_back({request.description, round.number, request.spec.total_count * item_bytes(request.spec.dtype),
+                       request.requested, round.begin, round.first_result, round.progress});
 }
 
 std::vector<RoundRecord> Communicator::timeline() const {

@@ -101,7 +101,9 @@ class Communicator final : private ConnectionOwner {
     std::deque<RoundRequest> waiting;
     uint64_t next_round = 0;
     std::vector<bool> described;  // by reducer
-    Contribution kept;
+    // Apart, because frames that are queued point to the one that the running round is in when the two are swapped.
+    std::unique_ptr<Contribution> kept = std::make_unique<Contribution>();
+    std::unique_ptr<Contribution> narrowed = std::make_unique<Contribution>();  // of the running round
     RoundRequest replay;  // the round that `kept` is of, for those who have not completed it
   };
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
@@ -134,6 +136,7 @@ class Communicator final : private ConnectionOwner {
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void keep(Op& op);
+  void widen(const RoundRequest& request, const FrameHeader& header);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void finish_round(uint64_t op_id, Op& op);
   void record(const Round& round);
@@ -182,6 +185,7 @@ class Communicator final : private ConnectionOwner {
   EventLoop::Clock::time_point busy_since_;
   std::string last_completed_ = "none";
   std::chrono::milliseconds leave_patience_{0};
+  std::vector<iovec> pieces_;
 
   std::atomic<uint64_t> round_count_ = 0;
   std::atomic<uint64_t> view_count_ = 0;

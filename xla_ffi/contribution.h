@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "convert.h"
 
 namespace jaxhetero {
 
@@ -46,6 +47,16 @@ class Contribution {
     for (const iovec& piece : pieces_) {
       std::memcpy(memory_.get() + offset, piece.iov_base, piece.iov_len);
       offset += piece.iov_len;
+    }
+  }
+
+  // The same of leaves that are float32 where this is of `dtype`, which has 16 bits.
+  void copy_narrowed(DType dtype, const Leaves& from, size_t offset, size_t bytes) {
+    pieces_.clear();
+    from.slice(2 * offset, 2 * bytes, pieces_);
+    for (const iovec& piece : pieces_) {
+      narrow(dtype, {static_cast<const float*>(piece.iov_base), piece.iov_len / sizeof(float)}, memory_.get() + offset);
+      offset += piece.iov_len / 2;
     }
   }
 

@@ -97,6 +97,7 @@ Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream 
   if (!communicator.ok()) return communicator.status();
   Result<RoundRequest> request = make_request(site, device, args, rets);
   if (!request.ok()) return request.status();
+  if (request->narrows) return Status(Code::kInternal, "what a GPU sends is converted there");
   const Leaves operands = std::exchange(request->inputs, Leaves());
   const Leaves results = std::exchange(request->outputs, Leaves());
   Result<Lane> lane = lane_of(device, communicator.value());

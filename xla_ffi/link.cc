@@ -130,8 +130,8 @@ size_t Link::push_chunk(const Round& round, Segment& segment) {
   segment.all_pushed = segment.next_push == segment.end();
   header.last = segment.all_pushed;
   header.payload_bytes = contributes(request.spec, rank_) ? static_cast<uint32_t>(header.count * item) : 0;
-  if (round.keeps_in != nullptr) round.keeps_in->copy(request.inputs, header.offset * item, header.payload_bytes);
-  connection_->send(OutFrame::gather(header, request.inputs, header.offset * item));
+  round.keep(header.offset * item, header.payload_bytes);
+  connection_->send(OutFrame::gather(header, round.wire_inputs(), header.offset * item));
   const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
   segment.in_flight.push_back({connection_->queued_frame_count(), bytes, EventLoop::Clock::now()});
   segment.in_flight_bytes += bytes;

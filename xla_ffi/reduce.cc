@@ -3,53 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cfenv>
 #include <limits>
 #include <type_traits>
 
+#include "arithmetic.h"
+
 namespace jaxhetero {
 namespace {
-
-struct F16 {
-  uint16_t bits;
-};
-struct BF16 {
-  uint16_t bits;
-};
-
-// Branch-free selects throughout, so that the compiler turns the loops below into vector code.
-inline float load(F16 half) {
-  const uint32_t sign = static_cast<uint32_t>(half.bits & 0x8000u) << 16;
-  const uint32_t magnitude = half.bits & 0x7fffu;
-  // Shifted into float's fields the exponent is 112 too small; a multiplication mends normals and subnormals alike.
-  const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f);
-  const uint32_t special = (magnitude << 13) | 0x7f800000u;
-  const uint32_t is_special = 0u - static_cast<uint32_t>(magnitude >= 0x7c00u);
-  return std::bit_cast<float>(sign | (special & is_special) | (finite & ~is_special));
-}
-
-inline F16 store_f16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = (bits >> 16) & 0x8000u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  // From 2^-14: re-bias and round to nearest even on the 13 bits that fall off; 65520 and above carry into infinity.
-  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Below: adding 0.5 leaves the result's bits, rounded by the adder, at the end of the mantissa.
-  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  const uint32_t huge = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-  half = magnitude >= 0x47800000u ? huge : half;
-  return {static_cast<uint16_t>(sign | half)};
-}
-
-inline float load(BF16 brain) { return std::bit_cast<float>(static_cast<uint32_t>(brain.bits) << 16); }
-
-inline BF16 store_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
-}
 
 // What an element is while it is reduced: a half as float, and the summands as unsigned, because they wrap where signed
 // overflow would be undefined.
@@ -131,12 +91,10 @@ void reduce_baseline(std::span<const std::byte* const> pieces, std::byte* out, s
   reduce_blocks<kArithmetic, T>(pieces, out, count);
 }
 
-#if defined(__x86_64__)
 template <Arithmetic kArithmetic, typename T>
-[[gnu::target("avx2")]] void reduce_avx2(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
+JAXHETERO_WIDE void reduce_wide(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
   reduce_blocks<kArithmetic, T>(pieces, out, count);
 }
-#endif
 
 struct Entry {
   size_t item_bytes = 0;
@@ -148,12 +106,10 @@ struct Entry {
 template <typename T>
 constexpr Entry entry(std::string_view name) {
   using enum Arithmetic;
-  constexpr Kernels kBaseline = {&reduce_baseline<kSum, T>, &reduce_baseline<kMax, T>, &reduce_baseline<kMin, T>};
-#if defined(__x86_64__)
-  return {sizeof(T), name, kBaseline, {&reduce_avx2<kSum, T>, &reduce_avx2<kMax, T>, &reduce_avx2<kMin, T>}};
-#else
-  return {sizeof(T), name, kBaseline, kBaseline};
-#endif
+  return {sizeof(T),
+          name,
+          {&reduce_baseline<kSum, T>, &reduce_baseline<kMax, T>, &reduce_baseline<kMin, T>},
+          {&reduce_wide<kSum, T>, &reduce_wide<kMax, T>, &reduce_wide<kMin, T>}};
 }
 
 // In the order of DType, which starts at 1.
@@ -176,31 +132,6 @@ constexpr std::array<Entry, 13> kEntries = {
 const Entry& entry_of(DType dtype) {
   const auto index = static_cast<size_t>(dtype);
   return kEntries[index < kEntries.size() ? index : 0];
-}
-
-// The usual rounding, and subnormals kept: a library in this process may have set this thread's mode otherwise, and the
-// bits of a sum must not depend on that.
-class DefaultFloatingPoint {
- public:
-  DefaultFloatingPoint() {
-    std::fegetenv(&callers_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatingPoint() { std::fesetenv(&callers_); }
-  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
-  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
-
- private:
-  std::fenv_t callers_;
-};
-
-bool have_wide_vectors() {
-#if defined(__x86_64__)
-  static const bool have = __builtin_cpu_supports("avx2") != 0;
-  return have;
-#else
-  return false;
-#endif
 }
 
 }  // namespace

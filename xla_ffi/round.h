@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -32,6 +33,8 @@ struct RoundRequest {
   RoundSpec spec;
   Leaves inputs;
   Leaves outputs;
+  bool narrows = false;  // the inputs are float32, which goes to the wire as the 16-bit floats of `spec`
+  bool widens = false;   // and so are the outputs
   std::function<void(const Status&)> done;                   // called once, on a thread of its own
   std::shared_ptr<const std::atomic<size_t>> ready_bytes;    // of the inputs, from the front; feed() says that it grew
   std::function<void(size_t begin, size_t bytes)> received;  // of the outputs; called on the communicator's own thread
@@ -85,7 +88,7 @@ struct Round {
   int64_t next_late_report_ms = 0;
   bool is_replay = false;            // it is over here, but not for others
   bool is_answered = false;          // a total has begun to come
-  Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed
+  Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed; a round that narrows sends that
   bool has_accused = false;
   double slowest_part = 0;  // of the segments' done_part()
 
@@ -95,6 +98,30 @@ struct Round {
   [[nodiscard]] Turn turn() const { return {number, request.sequence, request.op}; }
 
   [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
+
+  // What the chunks are sent from.
+  [[nodiscard]] const Leaves& wire_inputs() const { return request.narrows ? keeps_in->leaves() : request.inputs; }
+
+  // Copies this much of the inputs, as it is on the wire, to where it is kept.
+  void keep(size_t offset, size_t bytes) const {
+    if (keeps_in == nullptr) return;
+    if (request.narrows) {
+      keeps_in->copy_narrowed(request.spec.dtype, request.inputs, offset, bytes);
+    } else {
+      keeps_in->copy(request.inputs, offset, bytes);
+    }
+  }
+
+  // Where this much of the totals is received. What is to be widened, in the last half of the place that it then fills.
+  void place(size_t offset, size_t bytes, std::vector<iovec>& into) const {
+    if (!request.widens) return request.outputs.slice(offset, bytes, into);
+    const size_t first = into.size();
+    request.outputs.slice(2 * offset, 2 * bytes, into);
+    for (iovec& piece : std::span(into).subspan(first)) {
+      piece.iov_len /= 2;
+      piece.iov_base = static_cast<std::byte*>(piece.iov_base) + piece.iov_len;
+    }
+  }
 
   // A total has come. Whether the slowest segment is further now.
   bool note_slowest() {

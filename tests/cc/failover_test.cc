@@ -24,10 +24,13 @@ Shape failover(Shape shape) {
 void kill(std::unique_ptr<ReducerServer>& reducer) { reducer.reset(); }
 
 TEST(Failover, FinishesTheRoundThatTheDeathInterrupts) {
-  for (const bool in_place : {false, true}) {
+  for (const auto& [in_place, converts] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
     Job job(failover({.workers = 3, .reducers = 3, .window_chunks = 4}));
     ASSERT_NO_FATAL_FAILURE(job.start());
-    const TestRound round{.leaf_counts = {100000, 7}, .in_place = in_place};
+    const TestRound round{.dtype = converts ? DType::kBF16 : DType::kF32,
+                          .leaf_counts = {100000, 7},
+                          .in_place = in_place,
+                          .converts = converts};
     std::vector<Part> parts;
     for (uint32_t rank : {0u, 1u}) parts.emplace_back(*job.workers[rank], round, rank);
     kill(job.reducers[1]);
@@ -132,21 +135,23 @@ TEST_P(DeathsTest, ChangeNoBit) {
       kill(job.reducers[victim]);
     }
   });
-  const std::vector<size_t> counts = {3, 30000, 100000, 5000};
+  const std::vector<size_t> counts = {3, 30000, 100000, 5000, 60000};
   for (uint32_t step = 0; step < 40; ++step) {
     std::vector<TestRound> rounds;
     for (uint64_t op = 0; op < counts.size(); ++op) {
       rounds.push_back({.op = op,
                         .kind = op == 3 ? Kind::kBroadcast : Kind::kSum,
+                        .dtype = op == 4 ? DType::kBF16 : DType::kF32,
                         .leaf_counts = {counts[op], 1},
                         .root = 1,
                         .seed = step * 8 + static_cast<uint32_t>(op),
-                        .in_place = op == 2});
+                        .in_place = op == 2 || (op == 4 && step % 2 == 0),
+                        .converts = op == 4});
     }
     std::vector<std::vector<std::optional<Part>>> parts(counts.size());
     for (auto& of_op : parts) of_op.resize(job.workers.size());
     for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
-      std::vector<size_t> order = {0, 1, 2, 3};
+      std::vector<size_t> order = {0, 1, 2, 3, 4};
       std::ranges::shuffle(order, random);
       for (size_t op : order) parts[op][rank].emplace(*job.workers[rank], rounds[op], rank);
     }

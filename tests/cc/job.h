@@ -19,6 +19,7 @@
 
 #include "tests/cc/printing.h"
 #include "xla_ffi/communicator.h"
+#include "xla_ffi/convert.h"
 #include "xla_ffi/reduce.h"
 #include "xla_ffi/reducer_server.h"
 #include "xla_ffi/tcp_transport.h"
@@ -61,13 +62,15 @@ struct TestRound {
   uint32_t root = 0;
   uint32_t seed = 0;
   bool in_place = false;  // the results take the operands' memory, as XLA may have it
+  bool converts = false;  // the program has float32, and `dtype` is that of the wire
 
   [[nodiscard]] RoundSpec spec() const {
     uint64_t count = 0;
     for (size_t leaf : leaf_counts) count += leaf;
     return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), count, 0};
   }
-  [[nodiscard]] size_t bytes() const { return spec().total_count * item_bytes(dtype); }
+  [[nodiscard]] DType program_dtype() const { return converts ? DType::kF32 : dtype; }
+  [[nodiscard]] size_t bytes() const { return spec().total_count * item_bytes(program_dtype()); }
   [[nodiscard]] Bytes input(uint32_t rank) const {
     std::mt19937_64 random(seed * 4096 + rank);
     Bytes bytes(this->bytes());
@@ -77,17 +80,26 @@ struct TestRound {
     }
     return bytes;
   }
+  [[nodiscard]] Bytes wire_input(uint32_t rank) const {
+    Bytes wide = input(rank);
+    if (!converts) return wide;
+    Bytes bytes(wide.size() / 2);
+    narrow(dtype, {reinterpret_cast<const float*>(wide.data()), wide.size() / sizeof(float)}, bytes.data());
+    return bytes;
+  }
   [[nodiscard]] Bytes output(uint32_t worker_count) const {
     if (kind == Kind::kBroadcast) return input(root);
     std::vector<Bytes> inputs;
     std::vector<const std::byte*> pieces;
-    for (uint32_t rank = 0; rank < worker_count; ++rank) inputs.push_back(input(rank));
+    for (uint32_t rank = 0; rank < worker_count; ++rank) inputs.push_back(wire_input(rank));
     for (const Bytes& bytes : inputs) pieces.push_back(bytes.data());
     Bytes total(bytes());
     const Arithmetic arithmetic = kind == Kind::kMax   ? Arithmetic::kMax
                                   : kind == Kind::kMin ? Arithmetic::kMin
                                                        : Arithmetic::kSum;
-    reduce_in_order(arithmetic, dtype, pieces, total.data(), spec().total_count);
+    std::byte* const sums = total.data() + (converts ? total.size() / 2 : 0);
+    reduce_in_order(arithmetic, dtype, pieces, sums, spec().total_count);
+    if (converts) widen_in_place(dtype, total);
     return total;
   }
 };
@@ -96,12 +108,13 @@ struct TestRound {
 class Part {
  public:
   Part(Communicator& communicator, const TestRound& round, uint32_t rank) {
-    const size_t item = item_bytes(round.dtype);
+    const size_t item = item_bytes(round.program_dtype());
     const Bytes flat = round.input(rank);
     RoundRequest request;
     request.op = round.op;
     request.description = "test op " + std::to_string(round.op);
     request.spec = round.spec();
+    request.narrows = request.widens = round.converts;
     for (size_t begin = 0; size_t count : round.leaf_counts) {
       const size_t bytes = count * item;
       inputs_.emplace_back(bytes);

@@ -44,6 +44,8 @@ TEST_P(EveryShape, ReducesAllThatIsAskedFor) {
       {.op = 9, .kind = Kind::kBroadcast, .dtype = DType::kU8, .leaf_counts = {5}, .in_place = true},
       {.op = 10, .kind = Kind::kMax, .dtype = DType::kBF16, .leaf_counts = {5003}},
       {.op = 11, .kind = Kind::kMin, .dtype = DType::kI64, .leaf_counts = {4099, 1}, .in_place = true},
+      {.op = 12, .dtype = DType::kBF16, .leaf_counts = {3, 0, 20011, 1, 1023}, .in_place = true, .converts = true},
+      {.op = 13, .dtype = DType::kF16, .leaf_counts = {large, 1}, .converts = true},
   };
   // All at once, twice in flight, and on each worker in another order.
   for (uint32_t repeat = 0; repeat < 3; ++repeat) {

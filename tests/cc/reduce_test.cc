@@ -15,6 +15,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "tests/cc/half_format.h"
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -28,42 +30,6 @@ constexpr DType kAllDTypes[] = {DType::kF16, DType::kBF16, DType::kF32, DType::k
                                 DType::kI32, DType::kI64,  DType::kU8,  DType::kU16, DType::kU32, DType::kU64};
 
 bool is_float(DType dtype) { return dtype <= DType::kF64; }
-
-// A float format by its definition (IEEE 754, section 3.4), in double arithmetic, which is exact for both halves.
-struct Format {
-  int mantissa_bits;
-  int min_exponent;  // of the smallest normal number
-  int max_exponent;
-
-  [[nodiscard]] double value_of(uint16_t bits) const {
-    const int magnitude = bits & 0x7fff;
-    const int mantissa = magnitude & ((1 << mantissa_bits) - 1);
-    const int exponent = magnitude >> mantissa_bits;
-    const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
-    if (exponent > max_exponent - min_exponent + 1) {
-      return mantissa != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * HUGE_VAL;
-    }
-    const int hidden = exponent == 0 ? 0 : 1 << mantissa_bits;
-    return sign * std::ldexp(hidden + mantissa, min_exponent + std::max(exponent - 1, 0) - mantissa_bits);
-  }
-
-  // The nearest value; in the middle between two, the one with an even mantissa.
-  [[nodiscard]] uint16_t nearest(double value) const {
-    const int infinity = (max_exponent - min_exponent + 2) << mantissa_bits;
-    const int sign = std::signbit(value) ? 0x8000 : 0;
-    if (std::isnan(value)) return static_cast<uint16_t>(sign | infinity | 1);
-    if (std::isinf(value)) return static_cast<uint16_t>(sign | infinity);
-    const double magnitude = std::fabs(value);
-    const int exponent = magnitude == 0 ? min_exponent : std::max(std::ilogb(magnitude), min_exponent);
-    const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
-    // A carry out of the mantissa runs into the exponent field, where it belongs.
-    const int bits = ((exponent - min_exponent) << mantissa_bits) + steps;
-    return static_cast<uint16_t>(sign | std::min(bits, infinity));
-  }
-};
-constexpr Format kHalf{10, -14, 15};
-constexpr Format kBrain{7, -126, 127};
-const Format& format_of(DType dtype) { return dtype == DType::kF16 ? kHalf : kBrain; }
 
 template <typename T>
 T read(const Memory& memory, size_t index) {
@@ -110,7 +76,8 @@ void reference_of_integers(Arithmetic arithmetic, const std::vector<Memory>& pie
   reference_of<T>(arithmetic, pieces, out);
 }
 
-void reference_of_halves(Arithmetic arithmetic, const Format& format, const std::vector<Memory>& pieces, Memory& out) {
+void reference_of_halves(Arithmetic arithmetic, const HalfFormat& format, const std::vector<Memory>& pieces,
+                         Memory& out) {
   for (size_t i = 0; i < out.size() / 2; ++i) {
     auto value = static_cast<float>(format.value_of(read<uint16_t>(pieces[0], i)));
     for (size_t rank = 1; rank < pieces.size(); ++rank) {
@@ -279,7 +246,7 @@ class HalfPrecision : public testing::TestWithParam<DType> {};
 // reaches each rounding step, both sides of each tie, and the edges of the range.
 TEST_P(HalfPrecision, WidensAndRoundsExactly) {
   const DType dtype = GetParam();
-  const Format& format = format_of(dtype);
+  const HalfFormat& format = format_of(dtype);
   Memory every(65536 * 2);
   for (size_t i = 0; i < 65536; ++i) write(every, i, static_cast<uint16_t>(i));
   std::vector<uint16_t> partners;

@@ -30,6 +30,11 @@ def sum_of_argument(x: jax.Array) -> jax.Array:
     return jaxhetero.psum(x.reshape(-1))
 
 
+@jax.jit
+def sum_in_half_the_bytes(x: jax.Array) -> jax.Array:
+    return jaxhetero.psum(x, wire_dtype=jnp.bfloat16)
+
+
 def moved_elements(hlo: str) -> list[int]:
     """The sizes of all arrays that the program copies, concatenates or converts, in elements."""
     sizes = []
@@ -46,11 +51,15 @@ def main() -> None:
     params = [jnp.ones((m, n)) for m, n in itertools.pairwise(WIDTHS)]
     hlo = step.lower(params, jnp.ones((8, WIDTHS[0]))).compile().as_text()
     of_argument = sum_of_argument.lower(jnp.ones((256, 256))).compile().as_text()
+    in_half = sum_in_half_the_bytes.lower(jnp.ones((256, 256))).compile().as_text()
+    in_half_on_gpu = sum_in_half_the_bytes.trace(jnp.ones((256, 256))).lower(lowering_platforms=("cuda",)).as_text()
     jaxhetero.shutdown()
     calls = re.findall(r"custom_call_target=\"(jaxhetero\w*)\"", hlo)
     scopes = re.findall(r"custom_call_target=\"jaxhetero.*op_name=\"([^\"]*)\"", hlo)
     result = {"scopes": scopes, "calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]}
-    print(json.dumps(result | {"moved_of_argument": moved_elements(of_argument)}))
+    result["moved_of_argument"], result["moved_in_half"] = moved_elements(of_argument), moved_elements(in_half)
+    result["operand_on_gpu"] = re.findall(r"@jaxhetero_all_reduce.*: \(tensor<(\w+)>", in_half_on_gpu)
+    print(json.dumps(result))
 
 
 main()
