@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,22 +21,9 @@ import numpy as np
 
 from bench.errors import BenchError
 
-_SOURCE = Path(__file__).with_suffix(".cc")
+SOURCE = Path(__file__).with_suffix(".cc")
 _CONNECT_S = 60.0
 UNLIMITED = 1 << 62
-
-
-def compiler() -> str:
-    return os.environ.get("CXX", "g++")
-
-
-def build(folder: Path) -> Path:
-    """Compile echo.cc into ``folder``; takes a second or two."""
-    library = folder / "libecho.so"
-    if not library.exists():
-        flags = ["-std=c++20", "-O2", "-shared", "-fPIC"]
-        subprocess.run([compiler(), *flags, str(_SOURCE), "-o", str(library)], check=True)
-    return library
 
 
 class Reducers:

@@ -1,10 +1,10 @@
 """A train step with an emulated accelerator: its waits are timed, its gradients and its all-reduces are real.
 
-The programs are jit-compiled. A host callback in the program sleeps until the emulated accelerator would have the next
-bucket's gradients; then the program writes an element of them, in place, and all-reduces them. Like the gradients of a
-real step they are there for the sum only, which may take their memory. The accelerator is never late because of the
-network: like kernels queued on a stream, its times count from the beginning of the step. Sleeping takes no CPU, and
-jaxhetero's call is asynchronous, so waits and rounds go on at the same time.
+The programs are jit-compiled. An instruction of theirs, of wait.cc, is over when the emulated accelerator would have
+the next bucket's gradients; then the program writes an element of them, in place, and all-reduces them. Like the
+gradients of a real step they are there for the sum only, which may take their memory. The accelerator is never late
+because of the network: like kernels queued on a stream, its times count from the beginning of the step. Waiting takes
+no CPU and no thread of XLA's, and jaxhetero's call is asynchronous, so waits and rounds go on at the same time.
 
 XLA's CPU client runs the collectives of ``jax.lax.psum`` one after the other, each holding up what follows it in the
 program. The program is written so that this costs such an engine nothing: the wait for a bucket comes after the
@@ -14,18 +14,19 @@ all-reduce of all of them, after the last wait, and nothing would overlap; ``com
 
 from __future__ import annotations
 
-import time
+import ctypes
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 
 from bench.engines import Arrays, Engine, Program
 
-_WRITTEN = 1.0
+WAIT_SOURCE = Path(__file__).with_name("wait.cc")
+_WAIT = "bench_wait"
+_WRITTEN = 1.0  # by wait.cc
 
 
 class Emulation:
@@ -40,13 +41,16 @@ class Emulation:
         own would hide.
       ready_s: when each bucket is ready, from the beginning of the step; with the last one the accelerator is done.
       combined: for an engine that reduces in program order, leave the order to XLA.
+      library: wait.cc, compiled.
     """
 
-    def __init__(self, engine: Engine, counts: Sequence[int], ready_s: Sequence[float], combined: bool) -> None:
+    def __init__(
+        self, engine: Engine, counts: Sequence[int], ready_s: Sequence[float], combined: bool, library: str
+    ) -> None:
+        jax.ffi.register_ffi_target(_WAIT, jax.ffi.pycapsule(ctypes.CDLL(library).BenchWait), platform="cpu")
         self._engine = engine
         self._ready_s = ready_s
         self._in_order = engine.in_program_order and not combined
-        self._begin_s = 0.0
         self._buckets: Arrays = [engine.put(np.empty(count, np.float32)) for count in counts]
         self._own = engine.put(np.full(1, engine.rank + 1, np.float32))
         self._fill = engine.compile(_fill, donated=0)
@@ -76,39 +80,35 @@ class Emulation:
         return total
 
     def _compute(self, buckets: Arrays) -> Arrays:
-        written, token = [], jnp.float32(0)
+        written, begin = [], jnp.zeros(2, jnp.uint32)
         for index, bucket in enumerate(buckets):
-            token = self._wait(index, token)
-            written.append(bucket.at[0].set(token))
+            begin, one = self._wait(index, begin, jnp.float32(0))
+            written.append(bucket.at[0].set(one))
         return written
 
     def _communicate(self, buckets: Arrays) -> Arrays:
         return [self._reduce(index, bucket.at[0].set(_WRITTEN)) for index, bucket in enumerate(buckets)]
 
     def _step(self, buckets: Arrays) -> Arrays:
-        sums, token = [], jnp.float32(0)
+        sums, begin, after = [], jnp.zeros(2, jnp.uint32), jnp.float32(0)
         for index, bucket in enumerate(buckets):
-            token = self._wait(index, token)
-            sums.append(self._reduce(index, bucket.at[0].set(token)))
+            begin, one = self._wait(index, begin, after)
+            sums.append(self._reduce(index, bucket.at[0].set(one)))
             if self._in_order:
-                token = sums[-1][0]
+                after = sums[-1][0]
         return sums
 
     def _reduce(self, index: int, bucket: jax.Array) -> jax.Array:
         return self._engine.psum(bucket, f"bucket {index}")
 
-    def _wait(self, index: int, token: jax.Array) -> jax.Array:
-        """Until the emulated accelerator has the gradients of a bucket; after ``token``."""
+    def _wait(self, index: int, begin: jax.Array, after: jax.Array) -> Sequence[jax.Array]:
+        """Until the emulated accelerator has the gradients of a bucket, and until there is ``after``.
 
-        def sleep(_token: Any) -> np.float32:
-            now_s = time.monotonic()
-            if index == 0:
-                self._begin_s = now_s
-            time.sleep(max(0.0, self._begin_s + self._ready_s[index] - now_s))
-            return np.float32(_WRITTEN)
-
-        result: jax.Array = io_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), token)
-        return result
+        Gives when the step began, for the next one, and a 1.
+        """
+        shapes = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
+        call = jax.ffi.ffi_call(_WAIT, shapes, has_side_effect=True)
+        return call(begin, after, is_first=index == 0, ready_s=np.float64(self._ready_s[index]))
 
 
 def _fill(buckets: Arrays, own: jax.Array) -> Arrays:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import echo
+from bench import native
 from bench.errors import BenchError
 from bench.pattern import itemsize
 
@@ -78,8 +78,8 @@ def parse_engines(text: str, dtype: str, wire_dtype: str | None = None) -> list[
 
 def missing(kind: str) -> str | None:
     """Why an engine cannot run here; None when it can."""
-    if kind == "echo" and shutil.which(echo.compiler()) is None:
-        return f"there is no compiler {echo.compiler()}"
+    if kind == "echo" and shutil.which(native.compiler()) is None:
+        return f"there is no compiler {native.compiler()}"
     if kind != "mpi":
         return None
     if importlib.util.find_spec("mpi4py") is None:

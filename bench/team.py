@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bench import echo
+from bench import echo, native
 from bench.errors import BenchError
 from bench.job import Job, reducer_host, worker_host
 from bench.specs import EngineSpec, mpiexec
@@ -202,7 +202,7 @@ class Team:
         self._start(hosts[0], "mpiexec", command, env)
 
     def _start_echo(self) -> None:
-        library = str(echo.build(self._folder))
+        library = str(native.build(echo.SOURCE, self._folder))
         hosts = [self._lab[reducer_host(index)] for index in range(self._job.reducer_count)]
         ports = [host.free_port() for host in hosts]
         window_bytes = (self.spec.chunk_bytes or 0) * (self.spec.window_chunks or 0) or echo.UNLIMITED

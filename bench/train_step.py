@@ -37,9 +37,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import jax
 import tyro
 
+from bench import native
 from bench.command import check_folders, run_command
+from bench.emulation import WAIT_SOURCE
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.limit import ring_factor
@@ -205,8 +208,11 @@ def _measure_job(
         teams = start_teams(specs, lab, job, folder, stack)
         samples = {team.spec: _Sample() for team in teams}
         counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
+        library = str(native.build(WAIT_SOURCE, folder, include=jax.ffi.include_dir()))
         for team in teams:
-            team.request("prepare_emulation", counts=counts, ready_s=ready_s, combined=team.spec.combined)
+            team.request(
+                "prepare_emulation", counts=counts, ready_s=ready_s, combined=team.spec.combined, library=library
+            )
         for _, team in itertools.product(range(options.rounds), teams):
             _take_turn(team, samples[team.spec], options.batch)
         for team in teams:

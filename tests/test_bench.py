@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, echo, pattern, record, train_step
+from bench import allreduce, echo, native, pattern, record, train_step
 from bench.errors import BenchError
 from bench.job import Conditions, Job
 from bench.limit import best_factor, best_s_per_byte, ring_factor
@@ -81,7 +81,7 @@ def test_interfaces_carry_the_payload_at_their_rate(run: Path) -> None:
 
 def test_echo_returns_what_all_workers_have_sent(tmp_path: Path) -> None:
     """And nothing before: what a reducer that sums would have to wait for."""
-    library = str(echo.build(tmp_path))
+    library = str(native.build(echo.SOURCE, tmp_path))
     with Lab({"r0": None}, loopback=True) as lab, contextlib.ExitStack() as stack:
         address, port = lab["r0"].address, lab["r0"].free_port()
         reducer = lab["r0"].start([sys.executable, "-m", "bench.echo", library, address, str(port), "2"])

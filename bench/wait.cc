@@ -1,0 +1,82 @@
+// An instruction of an XLA program that is over at a given time and holds up nothing but what needs its results: like
+// work that is queued on an accelerator.
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+using Clock = std::chrono::steady_clock;
+
+// Keeps promises when their time has come, on a thread of its own.
+class Timer {
+ public:
+  void at(Clock::time_point time, ffi::Promise promise) {
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.emplace(time, std::move(promise));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void run(const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    while (!stop.stop_requested()) {
+      if (waiting_.empty()) {
+        changed_.wait(lock, stop, [this] { return !waiting_.empty(); });
+      } else if (const Clock::time_point first = waiting_.begin()->first; Clock::now() < first) {
+        changed_.wait_until(lock, stop, first, [this, first] { return waiting_.begin()->first < first; });
+      } else {
+        auto due = waiting_.extract(waiting_.begin());
+        lock.unlock();
+        due.mapped().SetAvailable();  // XLA goes on with the program here
+        lock.lock();
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::multimap<Clock::time_point, ffi::Promise> waiting_;  // guarded by mutex_
+  std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
+};
+
+// Until `ready_s` after the first wait of the chain began; that moment goes from wait to wait in `begin`, as two halves
+// of nanoseconds. `after` is only there to be waited for.
+ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR1<ffi::U32>> begin_out,
+                 ffi::Result<ffi::BufferR0<ffi::F32>> one, bool is_first, double ready_s) {
+  static Timer timer;
+  const uint32_t* halves = begin.typed_data();
+  const uint64_t given_ns = uint64_t{halves[1]} << 32 | halves[0];
+  const Clock::time_point origin =
+      is_first ? Clock::now() : Clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(given_ns)));
+  const auto origin_ns = static_cast<uint64_t>(origin.time_since_epoch() / std::chrono::nanoseconds(1));
+  begin_out->typed_data()[0] = static_cast<uint32_t>(origin_ns);
+  begin_out->typed_data()[1] = static_cast<uint32_t>(origin_ns >> 32);
+  *one->typed_data() = 1;
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  timer.at(origin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(ready_s)),
+           std::move(promise));
+  return future;
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BenchWait, wait,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR1<ffi::U32>>()
+                                  .Arg<ffi::BufferR0<ffi::F32>>()
+                                  .Ret<ffi::BufferR1<ffi::U32>>()
+                                  .Ret<ffi::BufferR0<ffi::F32>>()
+                                  .Attr<bool>("is_first")
+                                  .Attr<double>("ready_s"));
