@@ -3,7 +3,8 @@
     python -m tests.soak --minutes 60
 
 Every total is checked. Memory is a process's resident set (RSS). What a process needs is there after the first tenth of
-the time; from then on nothing should grow.
+the time; from then on nothing should grow. How fast the processors themselves were is measured beside it, since on a
+shared machine that changes from minute to minute.
 """
 
 import statistics
@@ -63,8 +64,31 @@ class Holdings:
 
 
 @dataclass
+class Processors:
+    """How fast they were at each look."""
+
+    speeds: list[float] = field(default_factory=list)
+    """Loops of fixed work in a second of this thread's processor time."""
+    times: list[Any] = field(default_factory=list)
+    """``psutil.cpu_times()``."""
+
+    def look(self) -> None:
+        begin = time.thread_time()
+        sum(range(300_000))
+        self.speeds.append(1 / (time.thread_time() - begin))
+        self.times.append(psutil.cpu_times())
+
+    @property
+    def stolen(self) -> float:
+        """The part of all processor time that the machine's host gave to others."""
+        first, last = self.times[0], self.times[-1]
+        return float((last.steal - first.steal) / max(sum(last) - sum(first), 1e-9))
+
+
+@dataclass
 class Soak:
     processes: dict[str, Holdings]
+    processors: Processors
     results: list[dict[str, Any]]
     """What each worker printed."""
 
@@ -77,16 +101,22 @@ def soak(seconds: float, workers: int = 2, reducers: int = 2, look_every_s: floa
         for rank in range(workers):
             cluster.wait_for_output(f"worker {rank}", "running", timeout_s=300)
         processes = {name: psutil.Process(cluster.process(name).pid) for name in cluster.names()}
-        holdings = {name: Holdings() for name in processes}
+        holdings, processors = {name: Holdings() for name in processes}, Processors()
         for _ in range(max(1, round(seconds / look_every_s))):
             for name, process in processes.items():
                 holdings[name].look(process)
+            processors.look()
             time.sleep(look_every_s)
         end.touch()
         results = [outcome.result for outcome in cluster.wait_workers()]
         for outcome in cluster.wait_reducers():
             assert outcome.code == 0, outcome.errors
-    return Soak(holdings, results)
+    return Soak(holdings, processors, results)
+
+
+def first_and_last_tenth(values: list[float]) -> tuple[float, float]:
+    tenth = max(1, len(values) // 10)
+    return statistics.median(values[:tenth]), statistics.median(values[-tenth:])
 
 
 def main(minutes: float = 60, workers: int = 2, reducers: int = 2) -> None:
@@ -103,12 +133,15 @@ def main(minutes: float = 60, workers: int = 2, reducers: int = 2) -> None:
     for name, holdings in result.processes.items():
         print(f"| {name} | {holdings} |")
     worker = result.results[0]
-    tenth = max(1, len(worker["rates"]) // 10)
-    first, last = (statistics.median(part) for part in (worker["rates"][:tenth], worker["rates"][-tenth:]))
+    first, last = first_and_last_tenth(worker["rates"])
+    first_speed, last_speed = first_and_last_tenth(result.processors.speeds)
     print(
         f"{worker['steps']} steps, {worker['rounds']} rounds, every total right; "
-        f"{first:.2f} steps/s in the first tenth, {last:.2f} in the last"
+        f"{first:.2f} steps/s in the first tenth, {last:.2f} in the last, {last / first:.3f} times as many; "
+        f"a fixed loop beside them went {last_speed / first_speed:.3f} times as fast; "
+        f"{100 * result.processors.stolen:.1f} % of the processors' time was taken by the host"
     )
+    tenth = max(1, len(worker["rates"]) // 10)
     for rank, worker in enumerate(result.results):
         heap = worker["allocated"]
         first, last = (statistics.median(part) / 2**20 for part in (heap[tenth : 2 * tenth], heap[-tenth:]))
