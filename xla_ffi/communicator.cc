@@ -150,7 +150,7 @@ void Communicator::resume() {
     log_.add(Severity::kWarning, "going on with " + std::to_string(links_.size()) + " reducers after " +
                                      std::to_string(stood.count()) + " ms");
   }
-  for (auto& [op_id, op] : ops_) op.described.assign(links_.size(), false);
+  for (auto& [op_id, op] : ops_) op.enter_view(links_.size());
   for (const Members::Resume& again : resume_) replay(again.op, again.round);
   start_waiting();
   if (phase_ == Phase::kStarting && !planner_.has_begun_probe()) probe_rates();
@@ -166,8 +166,8 @@ void Communicator::start_waiting() {
 
 // The program's rounds need the plan, which the start makes.
 bool Communicator::may_start(const Op& op) const {
-  return !halted_ && !op.running && !op.waiting.empty() &&
-         (phase_ != Phase::kStarting || op.waiting.front().is_internal);
+  return !halted_ && op.running() == nullptr && op.next() != nullptr &&
+         (phase_ != Phase::kStarting || op.next()->is_internal);
 }
 
 // Runs the rounds of the measurement, one by one. With its answer comes the plan, and the job can begin.
@@ -181,18 +181,13 @@ void Communicator::probe_rates() {
 
 void Communicator::replay(uint64_t op_id, uint64_t number) {
   const auto found = ops_.find(op_id);
-  if (found == ops_.end() || found->second.next_round <= number) return;  // not over here either
+  if (found == ops_.end() || found->second.begun_count() <= number) return;  // not over here either
   Op& op = found->second;
-  if (!op.kept->holds(number)) {
-    return fail({Code::kInternal, own_name() + " is asked for " + op.replay.description + " round " +
+  if (!op.keeps(number)) {
+    return fail({Code::kInternal, own_name() + " is asked for " + op.kept_description() + " round " +
                                       std::to_string(number) + ", which it does not keep"});
   }
-  auto round = std::make_unique<Round>();
-  round->number = number;
-  round->is_replay = true;
-  round->request = op.replay;
-  round->request.inputs = op.kept->leaves();
-  run(op_id, op, std::move(round));
+  run(op_id, op, op.begin_again(number));
 }
 
 // The view has changed. Nothing of the old one is to come in later, so its connections go; what runs begins anew.
@@ -208,32 +203,14 @@ void Communicator::halt(const Halt& halt) {
   if (running_round_count_ > 0) note_busy();
   running_round_count_ = 0;
   for (auto& [op_id, op] : ops_) {
-    if (op.running) stop_round(op);
+    if (op.running() != nullptr && op.stop()) ++waiting_round_count_;
   }
   enrolment_->send(OutFrame::control(FrameType::kProgress, encode(progress())));
 }
 
-void Communicator::stop_round(Op& op) {
-  Round& round = *op.running;
-  if (!round.is_replay) {
-    if (round.keeps_in == op.kept.get()) {  // results may have taken the operands' place: only the copy is whole
-      const size_t item = item_bytes(round.request.spec.dtype);
-      for (const Segment& segment : round.segments) {
-        round.keep(segment.next_push * item, (segment.end() - segment.next_push) * item);
-      }
-      round.request.inputs = op.kept->leaves();
-      round.request.narrows = false;
-    }
-    op.waiting.push_front(std::move(round.request));
-    ++waiting_round_count_;
-    --op.next_round;
-  }
-  op.running.reset();
-}
-
 Progress Communicator::progress() const {
   Progress progress{view_, {}};
-  for (const auto& [op_id, op] : ops_) progress.ops.push_back({op_id, op.next_round});
+  for (const auto& [op_id, op] : ops_) progress.ops.push_back({op_id, op.begun_count()});
   return progress;
 }
 
@@ -297,24 +274,17 @@ void Communicator::enqueue(RoundRequest request) {
   if (has_ended()) return complete(std::move(request), failure());
   const uint64_t op_id = request.op;
   Op& op = ops_[op_id];
-  op.described.resize(links_.size());
-  op.waiting.push_back(std::move(request));
+  op.add(std::move(request));
   ++waiting_round_count_;
   if (may_start(op)) start_next(op_id, op);
 }
 
 void Communicator::start_next(uint64_t op_id, Op& op) {
-  auto round = std::make_unique<Round>();
-  round->request = std::move(op.waiting.front());
-  op.waiting.pop_front();
   --waiting_round_count_;
-  round->number = op.next_round++;
-  run(op_id, op, std::move(round));
+  run(op_id, op, op.begin());
 }
 
-void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
-  op.running = std::move(started);
-  Round& round = *op.running;
+void Communicator::run(uint64_t op_id, Op& op, Round& round) {
   round.begin = round.progress = EventLoop::Clock::now();
   if (running_round_count_++ == 0) busy_since_ = round.progress;
 
@@ -327,10 +297,6 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
     copy_bucket(round.request.inputs, round.request.outputs);
   }
-  if (round.request.narrows) {
-    op.narrowed->begin(round.number, spec.total_count * item);
-    round.keeps_in = op.narrowed.get();
-  }
   for (Segment& segment : round.segments) {
     describe_op(op_id, op, segment.shard.reducer);
     links_[segment.shard.reducer].begin(round, segment);
@@ -338,11 +304,10 @@ void Communicator::run(uint64_t op_id, Op& op, std::unique_ptr<Round> started) {
 }
 
 void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
-  if (op.described[reducer]) return;
-  op.described[reducer] = true;
+  if (!op.is_new_to(reducer)) return;
   FrameHeader header;
   header.op = op_id;
-  const std::string& description = op.running->request.description;
+  const std::string& description = op.running()->request.description;
   links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
 }
 
@@ -368,12 +333,12 @@ Status Communicator::on_header(Connection& connection, const FrameHeader& header
 // The open segment whose next chunk this result is; a reducer that sends anything else is refused.
 Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t reducer) {
   const auto op = ops_.find(header.op);
-  if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) {
+  Round* round = op == ops_.end() ? nullptr : op->second.running();
+  if (round == nullptr || round->number != header.round) {
     return Status(Code::kProtocol, "it sent a result of a round that does not run");
   }
-  Round& round = *op->second.running;
-  Segment* segment = round.segment_at(reducer);
-  if (segment == nullptr || segment->done || header.spec != round.request.spec) {
+  Segment* segment = round->segment_at(reducer);
+  if (segment == nullptr || segment->done || header.spec != round->request.spec) {
     return Status(Code::kProtocol, "it sent a result that nobody asked for");
   }
   return segment;
@@ -384,37 +349,16 @@ Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, s
   if (!found.ok()) return found.status();
   if (Status status = links_[reducer].check_result(*found.value(), header); !status.ok()) return status;
   Op& op = ops_[header.op];
-  Round& round = *op.running;
-  if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) keep(op);
+  Round& round = *op.running();
+  if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
+    op.keep(contributes(header.spec, config_.rank));
+  }
   if (round.is_replay) {  // the result is here already
     into = links_[reducer].take_control(header.payload_bytes);
   } else {
     round.place(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, into);
   }
   return {};
-}
-
-// A total of the running round comes, so nobody needs the round before any more: from here on its place is taken.
-void Communicator::keep(Op& op) {
-  Round& round = *op.running;
-  if (op.kept->holds(round.number)) return;  // it began from there, after a halt
-  const RoundRequest& request = round.request;
-  op.replay.op = request.op;
-  op.replay.sequence = request.sequence;
-  op.replay.description = request.description;
-  op.replay.spec = request.spec;
-  op.replay.is_internal = request.is_internal;
-  if (request.narrows) return op.kept.swap(op.narrowed);
-  if (request.inputs_owner) return op.kept->hold(round.number, request.inputs, request.inputs_owner);
-  const bool has_data = contributes(request.spec, config_.rank);
-  op.kept->begin(round.number, has_data ? request.inputs.bytes() : 0);
-  if (!has_data) return;
-  const size_t item = item_bytes(request.spec.dtype);
-  for (const Segment& segment : round.segments) {
-    const size_t pushed = segment.next_push - segment.shard.begin;
-    op.kept->copy(request.inputs, segment.shard.begin * item, pushed * item);
-  }
-  round.keeps_in = op.kept.get();
 }
 
 Status Communicator::on_frame(Connection& connection, const FrameHeader& header) {
@@ -443,7 +387,7 @@ void Communicator::widen(const RoundRequest& request, const FrameHeader& header)
 
 void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = ops_[header.op];
-  Round& round = *op.running;
+  Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
   if (round.request.widens && !round.is_replay) widen(round.request, header);
   if (round.request.received != nullptr && header.payload_bytes > 0) {
@@ -461,7 +405,7 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
 }
 
 void Communicator::finish_round(uint64_t op_id, Op& op) {
-  const std::unique_ptr<Round> round = std::move(op.running);
+  const std::unique_ptr<Round> round = op.finish();
   if (--running_round_count_ == 0) note_busy();
   if (round->request.is_internal) {
     if (!round->is_replay) {
@@ -503,8 +447,8 @@ std::string Communicator::own_name() const {
 
 void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
   const auto op = ops_.find(header.op);
-  if (op == ops_.end() || !op->second.running || op->second.running->number != header.round) return;
-  Round& round = *op->second.running;
+  if (op == ops_.end() || op->second.running() == nullptr || op->second.running()->number != header.round) return;
+  Round& round = *op->second.running();
   round.late = decode_text(text);
   if (header.count > 0) round.others_moved = EventLoop::Clock::now();
   const int64_t now = loop_->now_ms();
@@ -524,8 +468,8 @@ void Communicator::watch_progress() {
                  own_name() + ": no word how to go on for " + std::to_string(2 * config_.timeout.count()) + " ms"});
   }
   for (const auto& [op_id, op] : ops_) {
-    if (!op.running) continue;
-    Round& round = *op.running;
+    if (op.running() == nullptr) continue;
+    Round& round = *op.running();
     // The first round of an op waits for the slowest compiler of the job as well.
     milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
     if (phase_ == Phase::kLeaving) allowed = std::min(allowed, leave_patience_);
@@ -593,7 +537,7 @@ void Communicator::fail_as_told(const Status& why) {
 std::string Communicator::circumstances() const {
   std::string text;
   for (const auto& [op_id, op] : ops_) {
-    if (op.running) text += "; running: " + op.running->name();
+    if (op.running() != nullptr) text += "; running: " + op.running()->name();
     if (text.size() > 1000) break;
   }
   return text + "; last completed: " + last_completed_;
@@ -653,10 +597,7 @@ void Communicator::fail(const Status& why) {
     link.close_with(word);
   }
   for (auto& [op_id, op] : ops_) {
-    if (op.running) complete(std::move(op.running->request), why);
-    op.running.reset();
-    for (RoundRequest& request : op.waiting) complete(std::move(request), why);
-    op.waiting.clear();
+    for (RoundRequest& request : op.give_up()) complete(std::move(request), why);
   }
   enrolment_->stop(word);
   // Time for that last word, and on rank 0 for the coordinator's.

@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "completer.h"
-#include "contribution.h"
 #include "coordinator.h"
 #include "enrolment.h"
 #include "event_loop.h"
 #include "events.h"
 #include "link.h"
+#include "op.h"
 #include "planner.h"
 #include "round.h"
 #include "status.h"
@@ -96,16 +96,6 @@ class Communicator final : private ConnectionOwner {
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:
-  struct Op {
-    std::unique_ptr<Round> running;
-    std::deque<RoundRequest> waiting;
-    uint64_t next_round = 0;
-    std::vector<bool> described;  // by reducer
-    // Apart, because frames that are queued point to the one that the running round is in when the two are swapped.
-    std::unique_ptr<Contribution> kept = std::make_unique<Contribution>();
-    std::unique_ptr<Contribution> narrowed = std::make_unique<Contribution>();  // of the running round
-    RoundRequest replay;  // the round that `kept` is of, for those who have not completed it
-  };
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
 
   void on_open(Connection& connection) override;
@@ -120,7 +110,6 @@ class Communicator final : private ConnectionOwner {
   [[nodiscard]] bool may_start(const Op& op) const;
   void replay(uint64_t op_id, uint64_t number);
   void halt(const Halt& halt);
-  void stop_round(Op& op);
   [[nodiscard]] Progress progress() const;
   void set_ready(Status status);
 
@@ -130,12 +119,11 @@ class Communicator final : private ConnectionOwner {
   void refuse_inbox();
   void enqueue(RoundRequest request);
   void start_next(uint64_t op_id, Op& op);
-  void run(uint64_t op_id, Op& op, std::unique_ptr<Round> round);
+  void run(uint64_t op_id, Op& op, Round& round);
   void describe_op(uint64_t op_id, Op& op, uint32_t reducer);
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
-  void keep(Op& op);
   void widen(const RoundRequest& request, const FrameHeader& header);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void finish_round(uint64_t op_id, Op& op);

@@ -1,0 +1,82 @@
+#include "op.h"
+
+#include <utility>
+
+namespace jaxhetero {
+
+Round& Op::begin() {
+  running_ = std::make_unique<Round>();
+  running_->request = std::move(waiting_.front());
+  waiting_.pop_front();
+  running_->number = begun_count_++;
+  if (running_->request.narrows) {
+    const RoundSpec& spec = running_->request.spec;
+    narrowed_->begin(running_->number, spec.total_count * item_bytes(spec.dtype));
+    running_->keeps_in = narrowed_.get();
+  }
+  return *running_;
+}
+
+Round& Op::begin_again(uint64_t number) {
+  running_ = std::make_unique<Round>();
+  running_->number = number;
+  running_->is_replay = true;
+  running_->request = replay_;
+  running_->request.inputs = kept_->leaves();
+  return *running_;
+}
+
+void Op::keep(bool has_data) {
+  Round& round = *running_;
+  if (kept_->holds(round.number)) return;  // it began from there, after a halt
+  const RoundRequest& request = round.request;
+  replay_.op = request.op;
+  replay_.sequence = request.sequence;
+  replay_.description = request.description;
+  replay_.spec = request.spec;
+  replay_.is_internal = request.is_internal;
+  if (request.narrows) return kept_.swap(narrowed_);
+  if (request.inputs_owner) return kept_->hold(round.number, request.inputs, request.inputs_owner);
+  kept_->begin(round.number, has_data ? request.inputs.bytes() : 0);
+  if (!has_data) return;
+  const size_t item = item_bytes(request.spec.dtype);
+  for (const Segment& segment : round.segments) {
+    const size_t pushed = segment.next_push - segment.shard.begin;
+    kept_->copy(request.inputs, segment.shard.begin * item, pushed * item);
+  }
+  round.keeps_in = kept_.get();
+}
+
+bool Op::stop() {
+  const std::unique_ptr<Round> round = std::move(running_);
+  if (round->is_replay) return false;
+  if (round->keeps_in == kept_.get()) {  // results may have taken the operands' place: only the copy is whole
+    const size_t item = item_bytes(round->request.spec.dtype);
+    for (const Segment& segment : round->segments) {
+      round->keep(segment.next_push * item, (segment.end() - segment.next_push) * item);
+    }
+    round->request.inputs = kept_->leaves();
+    round->request.narrows = false;
+  }
+  waiting_.push_front(std::move(round->request));
+  --begun_count_;
+  return true;
+}
+
+std::vector<RoundRequest> Op::give_up() {
+  std::vector<RoundRequest> requests;
+  if (running_) requests.push_back(std::move(running_->request));
+  running_.reset();
+  for (RoundRequest& request : waiting_) requests.push_back(std::move(request));
+  waiting_.clear();
+  return requests;
+}
+
+bool Op::is_new_to(uint32_t reducer) {
+  if (reducer >= described_.size()) described_.resize(reducer + 1);
+  const bool is_new = !described_[reducer];
+  described_[reducer] = true;
+  return is_new;
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,58 @@
+// One op of the program on the worker: its rounds, one after the other, and what has to stay in case a reducer is lost.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "contribution.h"
+#include "round.h"
+
+namespace jaxhetero {
+
+class Op {
+ public:
+  void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
+  // The request that is next in turn; null if none waits.
+  [[nodiscard]] const RoundRequest* next() const { return waiting_.empty() ? nullptr : &waiting_.front(); }
+  [[nodiscard]] Round* running() const { return running_.get(); }
+  // How many rounds have begun; so many are over when none is running.
+  [[nodiscard]] uint64_t begun_count() const { return begun_count_; }
+
+  // The next one runs.
+  Round& begin();
+  // A round that is over here, and not elsewhere, runs again, with what is kept. Only if that is of this round.
+  Round& begin_again(uint64_t number);
+  [[nodiscard]] bool keeps(uint64_t number) const { return kept_->holds(number); }
+  // A total of the running round comes, so nobody needs the round before any more: from here on its place is taken.
+  void keep(bool has_data);
+  // The running round is over.
+  std::unique_ptr<Round> finish() { return std::move(running_); }
+  // The reducers change, so the running round begins anew later, as the next one. Whether it was one of the program's.
+  bool stop();
+  // All that was asked for and is not over.
+  std::vector<RoundRequest> give_up();
+
+  // Whether this is the first time in this view that a reducer hears of the op.
+  bool is_new_to(uint32_t reducer);
+  void enter_view(size_t reducer_count) { described_.assign(reducer_count, false); }
+
+  // What messages call the op's kept round.
+  [[nodiscard]] const std::string& kept_description() const { return replay_.description; }
+
+ private:
+  std::unique_ptr<Round> running_;
+  std::deque<RoundRequest> waiting_;
+  uint64_t begun_count_ = 0;
+  std::vector<bool> described_;  // by reducer
+  // Each stays where it is when the two are swapped: frames that are queued point into the running round's.
+  std::unique_ptr<Contribution> kept_ = std::make_unique<Contribution>();
+  std::unique_ptr<Contribution> narrowed_ = std::make_unique<Contribution>();  // of the running round
+  RoundRequest replay_;  // the round that kept_ is of, for those who have not completed it
+};
+
+}  // namespace jaxhetero
