@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 from pathlib import Path
+
+from bench import native
 
 _SOURCE = Path(__file__).parent / "fake_cuda.cc"
 
 
 def build(folder: Path) -> Path:
     """Compile it into ``folder``; takes seconds. The compiler is ``$CXX``, or g++."""
-    library = folder / "libfake_cuda.so"
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([os.environ.get("CXX", "g++"), *flags, str(_SOURCE), "-o", str(library)], check=True)
-    return library
+    return native.build(_SOURCE, folder)
 
 
 class FakeCuda:
