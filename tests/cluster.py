@@ -36,10 +36,9 @@ class Outcome:
 
     @property
     def result(self) -> Any:
-        """The last line of JSON that the program printed; gloo, from threads of its own, may say something after it."""
+        """What the program printed as JSON on its last line."""
         assert self.code == 0, f"exit code {self.code}\n{self.output}\n{self.errors}"
-        lines = [line for line in self.output.splitlines() if not line.startswith("[Gloo]")]
-        return json.loads(lines[-1])
+        return json.loads(self.output.splitlines()[-1])
 
     @property
     def exception_line(self) -> str:
