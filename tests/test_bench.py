@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import threading
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
 
 from bench import allreduce, echo, native, pattern, record, train_step
+from bench.emulation import WAIT_SOURCE
 from bench.errors import BenchError
 from bench.job import Conditions, Job
 from bench.limit import best_factor, best_s_per_byte, ring_factor
@@ -22,6 +25,7 @@ from bench.profiles import PROFILES
 from bench.report import format_table, make_rows, percentile
 from bench.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.specs import KINDS, EngineSpec, missing, parse_size
+from tests.cluster import run as run_program
 from tests.netlab import Lab
 from tests.netlab import missing as missing_lab
 
@@ -214,6 +218,14 @@ def test_train_step_of_every_engine(tmp_path: Path) -> None:
         # Waits cannot be too short, but late on a busy machine.
         assert min(row["times_s"]["step"]) > 0.9 * content["schedule"]["compute_s"]
         assert row["efficiency"] == pytest.approx(1 - row["exposed_s"] / row["step_s"])
+
+
+def test_waits_of_the_emulated_accelerator_hold_up_no_round(tmp_path: Path) -> None:
+    """A bucket's round is asked for when it is ready, before the next bucket is."""
+    library = native.build(WAIT_SOURCE, tmp_path, jax.ffi.include_dir())
+    ready_s = [1.0, 2.0, 3.0, 4.0]
+    for asked_s in run_program("emulation.py", str(library), *map(str, ready_s), workers=2, reducers=1):
+        assert [math.floor(time_s) for time_s in asked_s] == ready_s
 
 
 @pytest.mark.parametrize(

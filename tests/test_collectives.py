@@ -35,6 +35,19 @@ def test_a_bucket_has_one_dtype() -> None:
     assert make_buckets(arrays, 100) == [[3, 1], [2, 0]]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wire_dtype", "buckets"),
+    [
+        ("float32", None, [[3], [2], [1], [0]]),
+        ("float32", "bfloat16", [[3, 2], [1, 0]]),
+        ("bfloat16", "bfloat16", [[3, 2], [1, 0]]),
+        ("int32", "bfloat16", [[3], [2], [1], [0]]),
+    ],
+)
+def test_buckets_are_of_bytes_on_the_wire(dtype: str, wire_dtype: str | None, buckets: list[list[int]]) -> None:
+    assert make_buckets([jnp.zeros(2, dtype)] * 4, 8, wire_dtype) == buckets
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("tree", [{}, {"a": jnp.ones(3), "b": [jnp.arange(2), 2.5]}, 7, jnp.zeros((0, 4))])
 def test_alone_a_sum_is_the_value_itself(tree: Any) -> None:

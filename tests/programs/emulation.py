@@ -1,0 +1,31 @@
+"""When the emulated accelerator's program asks for its rounds: prints seconds from the beginning of the step."""
+
+import json
+import os
+import sys
+import time
+
+import jaxhetero
+from bench.emulation import Emulation
+from bench.engines import Jaxhetero
+
+# XLA runs a program of a few instructions, or of small arrays only, one instruction after the other.
+COUNT = 4096
+
+
+def main() -> None:
+    library, *ready_s = sys.argv[1:]
+    os.environ["BENCH_WIRE_DTYPE"] = ""
+    engine = Jaxhetero()
+    emulation = Emulation(engine, [COUNT] * len(ready_s), [float(time_s) for time_s in ready_s], False, library)
+    for _ in range(2):  # the first one compiles
+        emulation.prepare()
+        begin_s = time.monotonic()
+        emulation.run("step")
+    assert emulation.wrong_count() == 0
+    requested_s = sorted(times.requested_s - begin_s for times in jaxhetero.timeline() if times.requested_s >= begin_s)
+    print(json.dumps(requested_s))
+    engine.close()
+
+
+main()
