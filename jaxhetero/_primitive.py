@@ -69,7 +69,7 @@ def all_reduce(
         the mesh, if there is one, does not span workers.
       wire_dtype: "bfloat16" or "float16" for a sum of float32 that is sent and summed in that; "" otherwise.
     """
-    with jax.named_scope(f"{label}, {_wire_bytes(bucket, wire_dtype)} bytes"):
+    with jax.named_scope(f"{label}, {wire_bytes(bucket, wire_dtype)} bytes"):
         return _bind(
             *bucket,
             label=label,
@@ -81,7 +81,8 @@ def all_reduce(
         )
 
 
-def _wire_bytes(bucket: Sequence[Any], wire_dtype: str) -> int:
+def wire_bytes(bucket: Sequence[Any], wire_dtype: str) -> int:
+    """What arrays, or their avals, take when they are sent."""
     return sum(array.size * jnp.dtype(wire_dtype or array.dtype).itemsize for array in bucket)
 
 
@@ -125,7 +126,7 @@ def _lower_call(
 ) -> Any:
     # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
-    size_bytes = _wire_bytes(ctx.avals_in, attributes["wire_dtype"])
+    size_bytes = wire_bytes(ctx.avals_in, attributes["wire_dtype"])
     with operation_name(ctx, f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **attributes)
 

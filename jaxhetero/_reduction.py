@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +16,6 @@ from jaxhetero.errors import ConfigError
 
 # Bits of exponent and of mantissa.
 WIRE_DTYPES = {"bfloat16": (8, 7), "float16": (5, 10)}
-
-WireDtypes = Mapping[Any, Any]
-"""By dtype of the program, the dtype on the wire, where that is another one."""
-_NOT_CONVERTED: WireDtypes = MappingProxyType({})
 
 
 def reduce_tree(
@@ -41,8 +36,6 @@ def reduce_tree(
     shared = axes.local_count > 1
     parts = [_own_part(leaf, axes, kind) if shared else _reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
     on_wire = [part.astype(wire_dtype) if part.dtype == jnp.float64 and wire_dtype else part for part in parts]
-    # What the primitive itself converts of them. Nothing has to wait for that, as it would for XLA's conversions.
-    converted = {jnp.dtype(jnp.float32): jnp.dtype(wire_dtype)} if wire_dtype else {}
 
     def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return _primitive.all_reduce(
@@ -52,10 +45,10 @@ def reduce_tree(
             root=root,
             worker_count=world.size(),
             axis_name=axes.worker_axis,
-            wire_dtype=str(converted.get(bucket[0].dtype, "")),
+            wire_dtype=_converted_to(bucket[0], wire_dtype),
         )
 
-    results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes, converted)
+    results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes, wire_dtype)
     results = [result.astype(part.dtype) for result, part in zip(results, parts, strict=True)]
     if shared:
         results = [_from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
@@ -120,22 +113,22 @@ def map_buckets(
     axes: ReducedAxes,
     label: str,
     bucket_bytes: int,
-    converted: WireDtypes = _NOT_CONVERTED,
+    wire_dtype: Any = None,
 ) -> list[jax.Array]:
     """``function`` of each bucket and its label; the results in the order of ``arrays``."""
     results: dict[int, jax.Array] = {}
     if axes.worker_axis is not None:
         arrays = [_varying(array, (axes.worker_axis,)) for array in arrays]
-    for number, bucket in enumerate(make_buckets(arrays, bucket_bytes, converted)):
+    for number, bucket in enumerate(make_buckets(arrays, bucket_bytes, wire_dtype)):
         outputs = function([arrays[index] for index in bucket], f"{label} bucket {number}")
         results.update(zip(bucket, outputs, strict=True))
     return [results[index] for index in range(len(arrays))]
 
 
-def make_buckets(arrays: Sequence[Any], bucket_bytes: int, converted: WireDtypes = _NOT_CONVERTED) -> list[list[int]]:
+def make_buckets(arrays: Sequence[Any], bucket_bytes: int, wire_dtype: Any = None) -> list[list[int]]:
     """The indices of ``arrays`` in buckets of one dtype and at most ``bucket_bytes``, or of one larger array.
 
-    Bytes are those on the wire, where arrays of the dtypes in ``converted`` have others.
+    Bytes are those on the wire.
 
     From the last array to the first, because the backward pass computes the gradients of the last layers first. The
     buckets are in the order of their first members.
@@ -144,7 +137,7 @@ def make_buckets(arrays: Sequence[Any], bucket_bytes: int, converted: WireDtypes
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for index in reversed(range(len(arrays))):
         array = arrays[index]
-        array_bytes = array.size * converted.get(array.dtype, array.dtype).itemsize
+        array_bytes = _primitive.wire_bytes([array], _converted_to(array, wire_dtype))
         bucket, filled_bytes = open_buckets.get(array.dtype, ([], 0))
         if not bucket or filled_bytes + array_bytes > bucket_bytes:
             bucket, filled_bytes = [], 0
@@ -268,6 +261,11 @@ def round_for_wire(array: jax.Array, wire_dtype: Any) -> jax.Array:
         return array
     rounded: jax.Array = jax.lax.reduce_precision(array, *WIRE_DTYPES[str(jnp.dtype(wire_dtype))])
     return rounded
+
+
+def _converted_to(array: Any, wire_dtype: Any) -> str:
+    """What the primitive itself converts to; "" for nothing. No other work waits for that, as for XLA's conversions."""
+    return str(jnp.dtype(wire_dtype)) if wire_dtype and array.dtype == jnp.float32 else ""
 
 
 def _is_wide_float(array: jax.Array) -> bool:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <span>
@@ -46,6 +47,18 @@ class Leaves {
   std::vector<Leaf> leaves_;
   size_t total_bytes_ = 0;
 };
+
+// Between buckets of the same shapes, so that their pieces pair up. What is in its place already stays.
+inline void copy(const Leaves& from, const Leaves& to) {
+  std::vector<iovec> sources;
+  std::vector<iovec> targets;
+  from.slice(0, from.bytes(), sources);
+  to.slice(0, to.bytes(), targets);
+  for (size_t i = 0; i < std::min(sources.size(), targets.size()); ++i) {
+    if (sources[i].iov_base == targets[i].iov_base) continue;
+    std::memcpy(targets[i].iov_base, sources[i].iov_base, std::min(sources[i].iov_len, targets[i].iov_len));
+  }
+}
 
 // The bytes of a bucket that something has been done for, once for each.
 class Ranges {

@@ -1,10 +1,8 @@
 #include "communicator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "convert.h"
 #include "shard_plan.h"
 
 namespace jaxhetero {
@@ -18,18 +16,6 @@ constexpr milliseconds kWatchInterval{250};
 constexpr milliseconds kFailureFlush{500};
 constexpr int64_t kLateReportMs = 5000;
 constexpr milliseconds kFeedInterval{20};
-
-void copy_bucket(const Leaves& from, const Leaves& to) {
-  std::vector<iovec> sources;
-  std::vector<iovec> targets;
-  from.slice(0, from.bytes(), sources);
-  to.slice(0, to.bytes(), targets);
-  // Operands and results of a collective have the same shapes, so the pieces pair up.
-  for (size_t i = 0; i < std::min(sources.size(), targets.size()); ++i) {
-    if (sources[i].iov_base == targets[i].iov_base) continue;
-    std::memcpy(targets[i].iov_base, sources[i].iov_base, std::min(sources[i].iov_len, targets[i].iov_len));
-  }
-}
 
 }  // namespace
 
@@ -150,7 +136,7 @@ void Communicator::resume() {
     log_.add(Severity::kWarning, "going on with " + std::to_string(links_.size()) + " reducers after " +
                                      std::to_string(stood.count()) + " ms");
   }
-  for (auto& [op_id, op] : ops_) op.enter_view(links_.size());
+  for (auto& [op_id, op] : ops_) op.enter_view();
   for (const Members::Resume& again : resume_) replay(again.op, again.round);
   start_waiting();
   if (phase_ == Phase::kStarting && !planner_.has_begun_probe()) probe_rates();
@@ -295,7 +281,7 @@ void Communicator::run(uint64_t op_id, Op& op, Round& round) {
   for (const Shard& shard : plan.cut(op_id, spec.total_count, item)) round.segments.emplace_back(shard, chunk_count);
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
-    copy_bucket(round.request.inputs, round.request.outputs);
+    copy(round.request.inputs, round.request.outputs);
   }
   for (Segment& segment : round.segments) {
     describe_op(op_id, op, segment.shard.reducer);
@@ -376,20 +362,13 @@ Status Communicator::on_frame(Connection& connection, const FrameHeader& header)
   }
 }
 
-// In its place, where it is as the wire has it.
-void Communicator::widen(const RoundRequest& request, const FrameHeader& header) {
-  pieces_.clear();
-  request.outputs.slice(header.offset * sizeof(float), header.count * sizeof(float), pieces_);
-  for (const iovec& piece : pieces_) {
-    widen_in_place(header.spec.dtype, {static_cast<std::byte*>(piece.iov_base), piece.iov_len});
-  }
-}
-
 void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = ops_[header.op];
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
-  if (round.request.widens && !round.is_replay) widen(round.request, header);
+  if (round.request.widens && !round.is_replay) {
+    round.widen(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, pieces_);
+  }
   if (round.request.received != nullptr && header.payload_bytes > 0) {
     const size_t begin = header.offset * item_bytes(header.spec.dtype);
     round.request.reported.add(begin, begin + header.payload_bytes, round.request.received);

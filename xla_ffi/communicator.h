@@ -124,7 +124,6 @@ class Communicator final : private ConnectionOwner {
   void feed_starved();
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
-  void widen(const RoundRequest& request, const FrameHeader& header);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void finish_round(uint64_t op_id, Op& op);
   void record(const Round& round);

@@ -32,14 +32,14 @@ class Op {
   void keep(bool has_data);
   // The running round is over.
   std::unique_ptr<Round> finish() { return std::move(running_); }
-  // The reducers change, so the running round begins anew later, as the next one. Whether it was one of the program's.
+  // The reducers change. The running round will begin anew as the next one, unless it ran for others only: whether so.
   bool stop();
   // All that was asked for and is not over.
   std::vector<RoundRequest> give_up();
 
   // Whether this is the first time in this view that a reducer hears of the op.
   bool is_new_to(uint32_t reducer);
-  void enter_view(size_t reducer_count) { described_.assign(reducer_count, false); }
+  void enter_view() { described_.clear(); }
 
   // What messages call the op's kept round.
   [[nodiscard]] const std::string& kept_description() const { return replay_.description; }

@@ -15,6 +15,7 @@
 
 #include "buffers.h"
 #include "contribution.h"
+#include "convert.h"
 #include "event_loop.h"
 #include "shard_plan.h"
 #include "status.h"
@@ -120,6 +121,15 @@ struct Round {
     for (iovec& piece : std::span(into).subspan(first)) {
       piece.iov_len /= 2;
       piece.iov_base = static_cast<std::byte*>(piece.iov_base) + piece.iov_len;
+    }
+  }
+
+  // Such totals are received: spreads them over their place, which is found by way of `pieces`.
+  void widen(size_t offset, size_t bytes, std::vector<iovec>& pieces) const {
+    pieces.clear();
+    request.outputs.slice(2 * offset, 2 * bytes, pieces);
+    for (const iovec& piece : pieces) {
+      widen_in_place(request.spec.dtype, {static_cast<std::byte*>(piece.iov_base), piece.iov_len});
     }
   }
 
