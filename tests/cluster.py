@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
+_RUN_TIMEOUT_S = 240 * PATIENCE
 
 
 def free_port() -> int:
@@ -135,7 +138,7 @@ class Cluster:
             assert self.process(name).poll() is None, f"{name} ended: {self._log(name, 'err').read_text()}"
             time.sleep(0.01)
 
-    def wait(self, name: str, timeout_s: float = 240) -> Outcome:
+    def wait(self, name: str, timeout_s: float = _RUN_TIMEOUT_S) -> Outcome:
         try:
             code = self.process(name).wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -144,7 +147,7 @@ class Cluster:
             ) from None
         return Outcome(code, self._log(name, "out").read_text(), self._log(name, "err").read_text())
 
-    def wait_workers(self, timeout_s: float = 240) -> list[Outcome]:
+    def wait_workers(self, timeout_s: float = _RUN_TIMEOUT_S) -> list[Outcome]:
         deadline = time.monotonic() + timeout_s
         return [self.wait(f"worker {rank}", max(0.1, deadline - time.monotonic())) for rank in range(self.workers)]
 

@@ -14,9 +14,10 @@ from models.bert.examples import ExampleConfig
 from models.bert.prepare import Options as PrepareOptions
 from models.bert.prepare import prepare
 from models.bert.presets import PRESETS
+from tests.patience import PATIENCE
 
 REPOSITORY = Path(__file__).parents[1]
-RUN_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 300 * PATIENCE
 
 # Largest relative difference of two loss curves that differ only in how the global batch is shared out. The sums of
 # float32 gradients then group differently; the steps feed that back, so it grows slowly from 1e-7.
@@ -39,7 +40,8 @@ def start(
     if workers > 1:
         counts = ["--workers", str(workers), "--reducers", str(reducers), "--max-restarts", str(max_restarts)]
         logs = ["--log-dir", str(folder.with_suffix(".logs"))]
-        patience = ["--start-timeout-ms", str(1000 * RUN_TIMEOUT_S), "--stop-timeout-ms", str(1000 * RUN_TIMEOUT_S)]
+        timeout_ms = str(round(1000 * RUN_TIMEOUT_S))
+        patience = ["--start-timeout-ms", timeout_ms, "--stop-timeout-ms", timeout_ms]
         program = [sys.executable, "-m", "jaxhetero", "launch", *counts, *logs, *patience, "--", *program]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAXHETERO_")}
     environment["PYTHONWARNINGS"] = "error"
