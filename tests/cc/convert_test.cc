@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/cc/half_format.h"
+#include "tests/cc/strange_rounding.h"
 
 namespace jaxhetero {
 namespace {
@@ -90,6 +91,18 @@ TEST_P(ConvertTest, KeepsToItsMemory) {
     narrow(GetParam(), values, inner.data());
     for (const size_t at : {size_t{0}, size_t{3}, memory.size() - 4, memory.size() - 1}) EXPECT_EQ(memory[at], kMark);
   }
+}
+
+TEST_P(ConvertTest, DoesNotDependOnTheRoundingOfTheThread) {
+  std::mt19937 random(2);
+  std::vector<float> values(5000);
+  for (float& value : values) value = std::ldexp(static_cast<float>(random()), -24 - static_cast<int>(random() % 48));
+  const std::vector<uint16_t> halves = narrowed(values);
+  const std::vector<float> again = widened(halves);
+  const StrangeRounding mode;
+  EXPECT_TRUE(narrowed(values) == halves);
+  EXPECT_TRUE(widened(halves) == again);
+  EXPECT_TRUE(mode.is_untouched());
 }
 
 INSTANTIATE_TEST_SUITE_P(Halves, ConvertTest, testing::Values(DType::kF16, DType::kBF16),

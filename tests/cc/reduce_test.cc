@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -16,10 +15,7 @@
 #include <vector>
 
 #include "tests/cc/half_format.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "tests/cc/strange_rounding.h"
 
 namespace jaxhetero {
 namespace {
@@ -329,26 +325,9 @@ TEST_P(FloatingPointMode, DoesNotChangeTheSum) {
   const DType dtype = GetParam();
   const std::vector<Memory> pieces = random_pieces(dtype, 3, 5000, 2);
   const Memory expected = sum(dtype, pieces);
-  std::fenv_t usual;
-  ASSERT_EQ(std::fegetenv(&usual), 0);
-  std::fesetround(FE_UPWARD);
-#if defined(__x86_64__)
-  constexpr unsigned kFlushSubnormals = 0x8040;
-  _mm_setcsr(_mm_getcsr() | kFlushSubnormals);
-  const unsigned strange = _mm_getcsr() & 0xffc0u;
-#endif
-  const Memory actual = sum(dtype, pieces);
-#if defined(__x86_64__)
-  const unsigned left = _mm_getcsr() & 0xffc0u;
-#endif
-  const int rounding = std::fegetround();
-  std::fesetenv(&usual);
-  EXPECT_TRUE(actual == expected);
-  // And the thread finds its mode as it left it.
-  EXPECT_EQ(rounding, FE_UPWARD);
-#if defined(__x86_64__)
-  EXPECT_EQ(left, strange);
-#endif
+  const StrangeRounding mode;
+  EXPECT_TRUE(sum(dtype, pieces) == expected);
+  EXPECT_TRUE(mode.is_untouched());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FloatingPointMode, testing::Values(DType::kF16, DType::kBF16, DType::kF32, DType::kF64),
