@@ -69,8 +69,10 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
+    def __exit__(self, failure: object, *_: object) -> None:
+        for name, process in self._processes.items():
+            if failure is not None:
+                print(f"--- {name} (exit code {process.poll()})\n{self._log(name, 'err').read_text()[-2000:]}")
             process.kill()
             process.wait()
         self._directory.cleanup()
@@ -103,7 +105,7 @@ class Cluster:
             "JAXHETERO_REDUCER_COUNT": str(self.reducers),
             "JAXHETERO_COORDINATOR": self.coordinator,
             "JAXHETERO_TOKEN": self.token,
-            "JAXHETERO_START_TIMEOUT_MS": "60000",
+            "JAXHETERO_START_TIMEOUT_MS": str(round(60_000 * PATIENCE)),
             **self.settings,
             **settings,
         }
