@@ -19,7 +19,7 @@ import tyro
 
 # Of either side, before any frame; see xla_ffi/handshake.h.
 HANDSHAKE_BYTES = 8 + 4 + 32 + 32
-HEADER_BYTES = 64
+HEADER_BYTES = 40
 # The payload's length lies behind the magic number, the type and the flags; see encode() in xla_ffi/wire.cc.
 PAYLOAD_BYTES = struct.Struct("<4xI")
 PORT = 999

@@ -154,7 +154,7 @@ class Job:
             assert self.reducers("new", reducer, len(self.workers), CHUNK, WINDOW, int(resumed)) == ["ok"]
             for rank in range(len(self.workers)):
                 for op in range(OPS):
-                    assert self.reducers("describe", reducer, rank, op) == ["ok"]
+                    assert self.reducers("describe", reducer, rank, op, TOTAL) == ["ok"]
         for op in range(OPS):
             # Those who have completed a round that others have not push it again for them.
             number = min(worker.completed[op] for worker in self.workers)
@@ -225,7 +225,7 @@ class Job:
 
     def begin_chunk(self, worker: Worker, segment: Segment, chunk: Chunk, count: int) -> list[str]:
         op, number, offset, last = chunk
-        return self.reducers("begin", segment.reducer, worker.rank, op, number, offset, count, TOTAL, last)
+        return self.reducers("begin", segment.reducer, worker.rank, op, number, offset, count, last)
 
     def commit(self, worker: Worker, reducer: int) -> None:
         chunk, values = worker.begun.pop(reducer)
@@ -331,7 +331,7 @@ class Job:
         self.over = True
         # From here on nobody can go on.
         for rank in there:
-            assert self.reducers("begin", reducer, rank, 0, 0, 0, 1, TOTAL, 0)[-1].startswith("error")
+            assert self.reducers("begin", reducer, rank, 0, 0, 0, 1, 0)[-1].startswith("error")
 
 
 Event = Callable[[Job, Random], None]

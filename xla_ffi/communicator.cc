@@ -260,6 +260,10 @@ void Communicator::enqueue(RoundRequest request) {
   if (has_ended()) return complete(std::move(request), failure());
   const uint64_t op_id = request.op;
   Op& op = ops_[op_id];
+  if (!op.agrees(request.spec)) {
+    const std::string what = describe(request.spec) + " is not what " + request.description + " was before";
+    return complete(std::move(request), {Code::kInternal, what});
+  }
   op.add(std::move(request));
   ++waiting_round_count_;
   if (may_start(op)) start_next(op_id, op);
@@ -274,7 +278,7 @@ void Communicator::run(uint64_t op_id, Op& op, Round& round) {
   round.begin = round.progress = EventLoop::Clock::now();
   if (running_round_count_++ == 0) busy_since_ = round.progress;
 
-  const RoundSpec& spec = round.request.spec;
+  const OpSpec& spec = round.request.spec;
   const ShardPlan& plan = planner_.plan_of(round.request);
   const size_t item = item_bytes(spec.dtype);
   const uint64_t chunk_count = plan.chunk_count(spec.total_count, item);
@@ -291,9 +295,11 @@ void Communicator::run(uint64_t op_id, Op& op, Round& round) {
 
 void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
   if (!op.is_new_to(reducer)) return;
+  const Round& round = *op.running();
   FrameHeader header;
   header.op = op_id;
-  const std::string& description = op.running()->request.description;
+  header.round = round.number;
+  const OpDescription description{round.request.spec, round.request.description};
   links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
 }
 
@@ -324,7 +330,7 @@ Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t re
     return Status(Code::kProtocol, "it sent a result of a round that does not run");
   }
   Segment* segment = round->segment_at(reducer);
-  if (segment == nullptr || segment->done || header.spec != round->request.spec) {
+  if (segment == nullptr || segment->done) {
     return Status(Code::kProtocol, "it sent a result that nobody asked for");
   }
   return segment;
@@ -333,16 +339,17 @@ Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t re
 Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
   Result<Segment*> found = segment_of(header, reducer);
   if (!found.ok()) return found.status();
-  if (Status status = links_[reducer].check_result(*found.value(), header); !status.ok()) return status;
   Op& op = ops_[header.op];
   Round& round = *op.running();
+  const OpSpec& spec = round.request.spec;
+  if (Status status = links_[reducer].check_result(spec, *found.value(), header); !status.ok()) return status;
   if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
-    op.keep(contributes(header.spec, config_.rank));
+    op.keep(contributes(spec, config_.rank));
   }
   if (round.is_replay) {  // the result is here already
     into = links_[reducer].take_control(header.payload_bytes);
   } else {
-    round.place(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, into);
+    round.place(header.offset * item_bytes(spec.dtype), header.payload_bytes, into);
   }
   return {};
 }
@@ -366,11 +373,9 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = ops_[header.op];
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
-  if (round.request.widens && !round.is_replay) {
-    round.widen(header.offset * item_bytes(header.spec.dtype), header.payload_bytes, pieces_);
-  }
+  const size_t begin = header.offset * item_bytes(round.request.spec.dtype);
+  if (round.request.widens && !round.is_replay) round.widen(begin, header.payload_bytes, pieces_);
   if (round.request.received != nullptr && header.payload_bytes > 0) {
-    const size_t begin = header.offset * item_bytes(header.spec.dtype);
     round.request.reported.add(begin, begin + header.payload_bytes, round.request.received);
   }
   round.progress = EventLoop::Clock::now();

@@ -153,7 +153,7 @@ Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& o
   auto flight = std::make_shared<Flight>();
   flight->operands = operands;
   flight->results = results;
-  const RoundSpec& spec = request.spec;
+  const OpSpec& spec = request.spec;
   flight->sends = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
   flight->receives = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
   const size_t needed_bytes = PinnedPool::rounded(operands.bytes()) * (flight->sends + flight->receives);

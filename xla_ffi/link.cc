@@ -120,10 +120,8 @@ size_t Link::push_chunk(const Round& round, Segment& segment) {
   const size_t item = item_bytes(request.spec.dtype);
   FrameHeader header;
   header.type = FrameType::kPush;
-  header.rank = rank_;
   header.op = request.op;
   header.round = round.number;
-  header.spec = request.spec;
   header.offset = segment.next_push;
   header.count = static_cast<uint32_t>(next_chunk_count(segment));
   segment.next_push += header.count;
@@ -138,8 +136,7 @@ size_t Link::push_chunk(const Round& round, Segment& segment) {
   return bytes;
 }
 
-Status Link::check_result(const Segment& segment, const FrameHeader& header) const {
-  const RoundSpec& spec = header.spec;
+Status Link::check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const {
   const uint64_t expected = std::min(segment.chunk_count, segment.end() - segment.next_result);
   const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != rank_;
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.

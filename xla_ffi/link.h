@@ -38,7 +38,7 @@ class Link {
   // Where the link stands still: a chunk of a round that has none under way, and of twice as many each time again.
   void feed_starved(EventLoop::Clock::time_point now);
   // Whether this is the total that must come next for the segment.
-  [[nodiscard]] Status check_result(const Segment& segment, const FrameHeader& header) const;
+  [[nodiscard]] Status check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const;
   // The segment's next total is here; pushes on.
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header, EventLoop::Clock::time_point now);
   // Room for a frame's payload that goes to no bucket.

@@ -4,13 +4,18 @@
 
 namespace jaxhetero {
 
+bool Op::agrees(const OpSpec& spec) {
+  if (!spec_.has_value()) spec_ = spec;
+  return *spec_ == spec;
+}
+
 Round& Op::begin() {
   running_ = std::make_unique<Round>();
   running_->request = std::move(waiting_.front());
   waiting_.pop_front();
   running_->number = begun_count_++;
   if (running_->request.narrows) {
-    const RoundSpec& spec = running_->request.spec;
+    const OpSpec& spec = running_->request.spec;
     narrowed_->begin(running_->number, spec.total_count * item_bytes(spec.dtype));
     running_->keeps_in = narrowed_.get();
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@ namespace jaxhetero {
 class Op {
  public:
   void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
+  // Whether this is what the reducers were told of the op's rounds.
+  [[nodiscard]] bool agrees(const OpSpec& spec);
   // The request that is next in turn; null if none waits.
   [[nodiscard]] const RoundRequest* next() const { return waiting_.empty() ? nullptr : &waiting_.front(); }
   [[nodiscard]] Round* running() const { return running_.get(); }
@@ -47,6 +50,7 @@ class Op {
  private:
   std::unique_ptr<Round> running_;
   std::deque<RoundRequest> waiting_;
+  std::optional<OpSpec> spec_;
   uint64_t begun_count_ = 0;
   std::vector<bool> described_;  // by reducer
   // Each stays where it is when the two are swapped: frames that are queued point into the running round's.

@@ -7,10 +7,9 @@
 namespace jaxhetero {
 namespace {
 
-// Reducers count the rounds of an op, and those inside workers see only their own.
-constexpr uint64_t kPushDedicatedOp = ~uint64_t{0};
-constexpr uint64_t kPushColocatedOp = ~uint64_t{1};
-constexpr uint64_t kAgreeOp = ~uint64_t{2};
+constexpr uint64_t kAgreeOp = ~uint64_t{0};
+// An op's rounds are all of one size, and reducers count those that they see, inside workers only their own.
+uint64_t push_op(uint64_t probe_bytes, bool colocated) { return kAgreeOp - 2 * probe_bytes - (colocated ? 1 : 0); }
 
 // Sixteen chunks: of fewer, the order in which the links take turns would tell more than their rates.
 constexpr uint64_t kFirstShardBytes = 256 << 10;
@@ -80,7 +79,7 @@ std::optional<RoundRequest> RateProbe::next() {
 RoundRequest RateProbe::push_request() {
   const auto payload = std::make_shared<Payload>();
   RoundRequest request;
-  request.op = colocated_ ? kPushColocatedOp : kPushDedicatedOp;
+  request.op = push_op(probe_bytes_, colocated_);
   request.description = "the measurement of rates";
   request.spec = {Kind::kSum, DType::kF32, 0, 1, probe_bytes_ / sizeof(float), 0};
   for (uint64_t at = 0; at < probe_bytes_; at += kLeafBytes) {

@@ -73,10 +73,8 @@ std::string Reducer::worker_name(uint32_t rank) const {
 }
 
 std::string Reducer::op_name(uint64_t op_id, const Op& op) const {
-  for (const std::string& description : op.descriptions) {
-    if (!description.empty()) return description;
-  }
-  return "op " + std::to_string(op_id);
+  const std::string& text = *op.descriptions[op.first_rank];
+  return text.empty() ? "op " + std::to_string(op_id) : text;
 }
 
 // Whom the first open chunk waits for.
@@ -88,69 +86,78 @@ std::vector<uint32_t> Reducer::missing_workers(const Op& op) const {
   return ranks;
 }
 
-Status Reducer::describe_op(uint32_t rank, uint64_t op_id, std::string text) {
-  if (ops_.size() >= kMaxOps && !ops_.contains(op_id)) {
+Status Reducer::describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
+                            std::vector<Outgoing>& outgoing) {
+  if (!fault_.ok()) return fault_;
+  const OpSpec& spec = description.spec;
+  if (spec.root >= worker_count()) {
+    return {Code::kProtocol, worker_name(rank) + " named rank " + std::to_string(spec.root) + " as the root"};
+  }
+  if (ops_.size() >= kMaxOps && !ops_.contains(header.op)) {
     return {Code::kProtocol, worker_name(rank) + " uses more than " + std::to_string(kMaxOps) + " ops"};
   }
-  Op& op = ops_[op_id];
-  op.descriptions.resize(worker_count());
-  op.descriptions[rank] = std::move(text);
-  return {};
+  const auto [found, is_new] = ops_.try_emplace(header.op);
+  Op& op = found->second;
+  if (is_new) {
+    op.spec = spec;
+    op.first_rank = rank;
+    op.descriptions.resize(worker_count());
+  }
+  if (op.descriptions[rank].has_value()) {
+    return {Code::kProtocol, worker_name(rank) + " described " + op_name(header.op, op) + " twice"};
+  }
+  op.descriptions[rank] = std::move(description.text);
+  if (spec == op.spec) return {};
+  fail(disagreement(header, says(rank, spec, op) + "; " + says(op.first_rank, op.spec, op) +
+                                ". Every worker must call the collective with the same tree, shapes and dtypes"),
+       outgoing);
+  return fault_;
 }
 
 Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
                                             std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
-  if (header.rank != rank) {
-    return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk as rank " + std::to_string(header.rank));
-  }
   const auto found = ops_.find(header.op);
-  if (found == ops_.end()) {
+  if (found == ops_.end() || !found->second.descriptions[rank].has_value()) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk of an op it never described");
   }
   Op& op = found->second;
-  if (!op.running) {
-    if (Status status = start_round(op, rank, header, now_ms); !status.ok()) return status;
-  }
+  if (Status status = check_chunk(op, rank, header); !status.ok()) return status;
+  if (!op.running) start_round(op, header, now_ms);
   if (header.round != op.round) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed round " + std::to_string(header.round) + " of " +
                                        op_name(header.op, op) + " while round " + std::to_string(op.round) + " runs");
   }
-  if (header.spec != op.spec) {
-    fail(disagreement(header.op, op, rank, header), outgoing);
-    return fault_;
-  }
   Result<Chunk*> chunk = next_chunk(op, rank, header, outgoing);
   if (!chunk.ok()) return chunk.status();
 
-  const bool root_only = op.spec.kind == Kind::kBroadcast;
-  const bool wanted = !root_only || op.spec.root == rank;
-  if (!wanted && header.payload_bytes != 0) {
-    return Status(Code::kProtocol, worker_name(rank) + " is not the root but broadcasts data");
-  }
-  if (wanted && header.payload_bytes != header.count * item_bytes(op.spec.dtype)) {
-    return Status(Code::kProtocol, worker_name(rank) + " is the root but broadcasts no data");
-  }
   op.pushed[rank] = {op.pushed[rank].chunk_count + 1, header.offset + header.count, header.last};
   Piece& piece = chunk.value()->pieces[rank];
-  if (!wanted || header.payload_bytes == 0) return std::span<std::byte>{};
+  if (header.payload_bytes == 0) return std::span<std::byte>{};
   piece.memory = pool_->take(header.payload_bytes);
   return std::span(piece.memory.get(), header.payload_bytes);
 }
 
-Status Reducer::start_round(Op& op, uint32_t rank, const FrameHeader& header, int64_t now_ms) {
-  if (header.spec.root >= worker_count()) {
-    return {Code::kProtocol, worker_name(rank) + " named rank " + std::to_string(header.spec.root) + " as the root"};
+// That the chunk lies in its bucket and has the payload that it should have.
+Status Reducer::check_chunk(const Op& op, uint32_t rank, const FrameHeader& header) const {
+  const OpSpec& spec = op.spec;
+  if (header.offset > spec.total_count || header.count > spec.total_count - header.offset) {
+    return {Code::kProtocol, worker_name(rank) + " pushed a chunk that lies outside of " + op_name(header.op, op)};
   }
+  if (header.payload_bytes != (contributes(spec, rank) ? header.count * item_bytes(spec.dtype) : 0)) {
+    return {Code::kProtocol, worker_name(rank) + " pushed " + std::to_string(header.payload_bytes) + " bytes for " +
+                                 std::to_string(header.count) + " elements of " + op_name(header.op, op)};
+  }
+  return {};
+}
+
+void Reducer::start_round(Op& op, const FrameHeader& header, int64_t now_ms) {
   if (std::exchange(op.fresh, false) && job_.resumed) op.round = header.round;
   op.running = true;
-  op.spec = header.spec;
-  op.first_rank = rank;
   op.progress_ms = now_ms;
   op.completed_chunk_count = 0;
   op.chunk_count = header.count;
   op.pushed.assign(worker_count(), {});
-  return {};
 }
 
 Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHeader& header,
@@ -168,11 +175,13 @@ Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHe
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk out of order in " + op_name(header.op, op));
   }
   if (position == op.open.size()) {
-    op.open.push_back({header.offset, header.count, header.last, 0, std::vector<Piece>(worker_count())});
+    op.open.push_back({header.offset, header.count, header.last, rank, 0, std::vector<Piece>(worker_count())});
   }
   Chunk& chunk = op.open[position];
   if (chunk.offset != header.offset || chunk.count != header.count || chunk.last != header.last) {
-    fail(disagreement(header.op, op, rank, header), outgoing);
+    fail(disagreement(header, worker_name(rank) + " and " + worker_name(chunk.first_rank) +
+                                  " cut the bucket differently; start every worker with the same settings"),
+         outgoing);
     return fault_;
   }
   for (uint32_t other = 0; other < worker_count(); ++other) {
@@ -219,7 +228,6 @@ void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outg
   header.op = op_id;
   header.round = op.round;
   header.offset = chunk.offset;
-  header.spec = op.spec;
   const auto bytes = static_cast<uint32_t>(chunk.count * item_bytes(op.spec.dtype));
   for (uint32_t rank = 0; rank < worker_count(); ++rank) {
     const bool has_it = root_only && rank == op.spec.root;
@@ -234,18 +242,13 @@ void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outg
   }
 }
 
-Status Reducer::disagreement(uint64_t op_id, const Op& op, uint32_t rank, const FrameHeader& header) const {
-  const auto says = [&](uint32_t who, const RoundSpec& spec) {
-    return worker_name(who) + " sent " + jaxhetero::describe(spec) + " (" + op.descriptions[who] + ")";
-  };
-  const std::string where =
-      "the workers disagree in op " + std::to_string(op_id) + " round " + std::to_string(op.round);
-  if (header.spec == op.spec) {
-    return {Code::kMismatch, where + ": " + worker_name(rank) + " and " + worker_name(op.first_rank) +
-                                 " cut the bucket differently; start every worker with the same settings"};
-  }
-  return {Code::kMismatch, where + ": " + says(rank, header.spec) + "; " + says(op.first_rank, op.spec) +
-                               ". Every worker must call the collective with the same tree, shapes and dtypes"};
+Status Reducer::disagreement(const FrameHeader& header, const std::string& how) const {
+  return {Code::kMismatch, "the workers disagree in op " + std::to_string(header.op) + " round " +
+                               std::to_string(header.round) + ": " + how};
+}
+
+std::string Reducer::says(uint32_t rank, const OpSpec& spec, const Op& op) const {
+  return worker_name(rank) + " sent " + jaxhetero::describe(spec) + " (" + *op.descriptions[rank] + ")";
 }
 
 void Reducer::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing) {

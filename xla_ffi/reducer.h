@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -43,8 +44,10 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // What `op` is in words, as `rank` sees it; shown when the workers disagree.
-  Status describe_op(uint32_t rank, uint64_t op, std::string text);
+  // What header.op is, as `rank` sees it, of which it will push round header.round first. Workers that disagree are a
+  // fault.
+  Status describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
+                     std::vector<Outgoing>& outgoing);
 
   // The header of a kPush frame from `rank` is here. Returns where its payload belongs, header.payload_bytes long and
   // valid until commit() or a fault. `now_ms` is any steady clock; it only feeds report_late().
@@ -81,6 +84,7 @@ class Reducer {
     uint64_t offset = 0;
     uint32_t count = 0;
     bool last = false;
+    uint32_t first_rank = 0;  // who pushed it first
     uint32_t arrived_count = 0;
     std::vector<Piece> pieces;  // by rank
   };
@@ -90,12 +94,12 @@ class Reducer {
     bool last = false;  // there is no next one
   };
   struct Op {
-    std::vector<std::string> descriptions;  // by rank
-    uint64_t round = 0;                     // the running one, or the next if none is running
-    bool fresh = true;                      // none has run
+    OpSpec spec;
+    uint32_t first_rank = 0;                               // who described it first
+    std::vector<std::optional<std::string>> descriptions;  // by rank
+    uint64_t round = 0;                                    // the running one, or the next if none is running
+    bool fresh = true;                                     // none has run
     bool running = false;
-    RoundSpec spec;
-    uint32_t first_rank = 0;             // who defined `spec`
     int64_t progress_ms = 0;             // when it started, or last completed a chunk
     uint64_t completed_chunk_count = 0;  // of the running round
     uint32_t chunk_count = 0;            // elements of each of its chunks, but perhaps of the shard's last one
@@ -103,10 +107,12 @@ class Reducer {
     std::vector<Pushed> pushed;          // by rank
   };
 
-  Status start_round(Op& op, uint32_t rank, const FrameHeader& header, int64_t now_ms);
+  [[nodiscard]] Status check_chunk(const Op& op, uint32_t rank, const FrameHeader& header) const;
+  void start_round(Op& op, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(Op& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
   void complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outgoing);
-  Status disagreement(uint64_t op_id, const Op& op, uint32_t rank, const FrameHeader& header) const;
+  [[nodiscard]] Status disagreement(const FrameHeader& header, const std::string& how) const;
+  [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const Op& op) const;
   [[nodiscard]] std::string op_name(uint64_t op_id, const Op& op) const;
   [[nodiscard]] std::vector<uint32_t> missing_workers(const Op& op) const;
 

@@ -111,7 +111,7 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
       round_count_ = earlier_round_count_ + reducer_->completed_round_count();
       break;
     case FrameType::kDescribe:
-      status = reducer_->describe_op(*peer.rank, header.op, decode_text(peer.control));
+      status = describe_op(peer, header);
       break;
     case FrameType::kFault:
       reducer_->fail(decode_fault(peer.control), outgoing_);
@@ -124,6 +124,12 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   }
   deliver();
   return status;
+}
+
+Status ReducerServer::describe_op(const Peer& peer, const FrameHeader& header) {
+  Result<OpDescription> description = decode_op_description(peer.control);
+  if (!description.ok()) return description.status();
+  return reducer_->describe_op(*peer.rank, header, std::move(*description), outgoing_);
 }
 
 Status ReducerServer::check(const Join& join) const {

@@ -75,6 +75,7 @@ class ReducerServer final : private ConnectionOwner {
   void begin_job(const Members& members);
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
+  Status describe_op(const Peer& peer, const FrameHeader& header);
   void enter_view(uint32_t view);
   void check_everybody_joined();
   void watch_rounds();

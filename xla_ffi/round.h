@@ -31,7 +31,7 @@ struct RoundRequest {
   uint64_t op = 0;
   uint64_t sequence = 0;  // where workers should prefer the same of several rounds: the lower one first
   std::string description;
-  RoundSpec spec;
+  OpSpec spec;
   Leaves inputs;
   Leaves outputs;
   bool narrows = false;  // the inputs are float32, which goes to the wire as the 16-bit floats of `spec`
@@ -146,11 +146,5 @@ struct Round {
     return found == segments.end() ? nullptr : &*found;
   }
 };
-
-// Whether this rank has bytes in such a round. All push their chunks in any case, which tells that they have come to
-// it.
-inline bool contributes(const RoundSpec& spec, uint32_t rank) {
-  return spec.kind != Kind::kBroadcast || spec.root == rank;
-}
 
 }  // namespace jaxhetero

@@ -67,6 +67,7 @@ class Reader {
     return text;
   }
   [[nodiscard]] bool ok() const { return ok_; }
+  [[nodiscard]] std::span<const std::byte> rest() const { return bytes_; }
   [[nodiscard]] bool finished() const { return ok_ && bytes_.empty(); }
 
  private:
@@ -78,21 +79,11 @@ Status malformed(std::string what) { return {Code::kProtocol, "malformed " + std
 
 bool carries_chunk(FrameType type) { return type == FrameType::kPush || type == FrameType::kResult; }
 
-Status check_chunk(const FrameHeader& header) {
-  const RoundSpec& spec = header.spec;
-  if (spec.kind < Kind::kSum || spec.kind > Kind::kMin) return malformed("chunk: unknown kind");
-  const size_t item = item_bytes(spec.dtype);
-  if (item == 0) return malformed("chunk: unknown dtype");
-  if (spec.total_count > std::numeric_limits<uint64_t>::max() / 16) return malformed("chunk: impossible total count");
-  if (header.offset > spec.total_count || header.count > spec.total_count - header.offset) {
-    return malformed("chunk: it lies outside its bucket");
-  }
-  const uint64_t bytes = header.count * uint64_t{item};
-  if (bytes > kMaxChunkBytes) return malformed("chunk: too large");
-  const bool may_be_empty = spec.kind == Kind::kBroadcast;
-  if (header.payload_bytes != bytes && !(may_be_empty && header.payload_bytes == 0)) {
-    return malformed("chunk: payload and count differ");
-  }
+Status check(const OpSpec& spec) {
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kMin) return malformed("op: unknown kind");
+  if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
+  if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
+  if (spec.total_count > std::numeric_limits<uint64_t>::max() / 16) return malformed("op: impossible total count");
   return {};
 }
 
@@ -136,7 +127,7 @@ std::string_view kind_name(Kind kind) {
   return "?";
 }
 
-std::string describe(const RoundSpec& spec) {
+std::string describe(const OpSpec& spec) {
   std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +
                      std::to_string(spec.total_count) + "]";
   if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
@@ -184,17 +175,10 @@ EncodedHeader encode(const FrameHeader& header) {
   put(static_cast<uint8_t>(header.type));
   put(static_cast<uint8_t>((header.last ? kLastFlag : 0) | (header.has_checksum ? kChecksumFlag : 0)));
   put(header.payload_bytes);
-  put(header.rank);
   put(header.count);
   put(header.op);
   put(header.round);
   put(header.offset);
-  put(header.spec.total_count);
-  put(header.spec.signature);
-  put(header.spec.leaf_count);
-  put(static_cast<uint16_t>(header.spec.root));
-  put(static_cast<uint8_t>(header.spec.kind));
-  put(static_cast<uint8_t>(header.spec.dtype));
   put(header.checksum);
   return encoded;
 }
@@ -222,22 +206,13 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   header.last = (flags & kLastFlag) != 0;
   header.has_checksum = (flags & kChecksumFlag) != 0;
   header.payload_bytes = reader.number<uint32_t>();
-  header.rank = reader.number<uint32_t>();
   header.count = reader.number<uint32_t>();
   header.op = reader.number<uint64_t>();
   header.round = reader.number<uint64_t>();
   header.offset = reader.number<uint64_t>();
-  header.spec.total_count = reader.number<uint64_t>();
-  header.spec.signature = reader.number<uint32_t>();
-  header.spec.leaf_count = reader.number<uint32_t>();
-  header.spec.root = reader.number<uint16_t>();
-  header.spec.kind = static_cast<Kind>(reader.number<uint8_t>());
-  header.spec.dtype = static_cast<DType>(reader.number<uint8_t>());
   header.checksum = reader.number<uint32_t>();
-  if (carries_chunk(header.type)) {
-    if (Status status = check_chunk(header); !status.ok()) return status;
-  } else if (header.payload_bytes > kMaxControlBytes) {
-    return malformed("frame: control payload of " + std::to_string(header.payload_bytes) + " bytes");
+  if (header.payload_bytes > (carries_chunk(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {
+    return malformed("frame: a payload of " + std::to_string(header.payload_bytes) + " bytes");
   }
   return header;
 }
@@ -327,6 +302,37 @@ Result<Members> decode_members(std::span<const std::byte> bytes) {
   const bool sane = members.job.chunk_bytes <= kMaxChunkBytes && members.job.chunk_bytes % 64 == 0;
   if (!reader.finished() || !sane) return malformed("list of members");
   return members;
+}
+
+Bytes encode(const OpDescription& description) {
+  Bytes bytes;
+  Writer writer(bytes);
+  const OpSpec& spec = description.spec;
+  writer.number(static_cast<uint8_t>(spec.kind));
+  writer.number(static_cast<uint8_t>(spec.dtype));
+  writer.number(spec.root);
+  writer.number(spec.leaf_count);
+  writer.number(spec.total_count);
+  writer.number(spec.signature);
+  const Bytes text = encode(description.text);
+  bytes.insert(bytes.end(), text.begin(), text.end());
+  return bytes;
+}
+
+Result<OpDescription> decode_op_description(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  OpDescription description;
+  OpSpec& spec = description.spec;
+  spec.kind = static_cast<Kind>(reader.number<uint8_t>());
+  spec.dtype = static_cast<DType>(reader.number<uint8_t>());
+  spec.root = reader.number<uint32_t>();
+  spec.leaf_count = reader.number<uint32_t>();
+  spec.total_count = reader.number<uint64_t>();
+  spec.signature = reader.number<uint32_t>();
+  if (!reader.ok()) return malformed("description of an op");
+  if (Status status = check(spec); !status.ok()) return status;
+  description.text = decode_text(reader.rest());
+  return description;
 }
 
 Bytes encode(const Join& join) {

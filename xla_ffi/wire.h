@@ -1,4 +1,4 @@
-// What goes over a connection: frames of a fixed 64-byte header and a payload, all numbers little-endian, encoded field
+// What goes over a connection: frames of a fixed 40-byte header and a payload, all numbers little-endian, encoded field
 // by field. Everything that arrives here is untrusted until a function of this file has checked it.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 5;
-inline constexpr size_t kHeaderBytes = 64;
+inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
 inline constexpr uint32_t kMaxWorkers = 4096;
@@ -29,7 +29,7 @@ enum class FrameType : uint8_t {
   kMembers = 3,    // coordinator -> all: Members, of the job's start or of a new view
   kReady = 4,      // reducer -> coordinator: it knows the members and accepts workers
   kJoin = 5,       // worker -> reducer: Join
-  kDescribe = 6,   // worker -> reducer: text, what the op is, once per op
+  kDescribe = 6,   // worker -> reducer: OpDescription, once per op and view, before its first chunk
   kPush = 7,       // worker -> reducer: one chunk of a contribution
   kResult = 8,     // reducer -> worker: one chunk of the total
   kLate = 9,       // reducer -> worker: text, whom the round waits for, and how many of those still move data
@@ -55,8 +55,8 @@ enum class Kind : uint8_t {
 };
 std::string_view kind_name(Kind kind);
 
-// What every worker must agree on in a round, compared by the reducer.
-struct RoundSpec {
+// What every worker must agree on in an op, compared by the reducer. It is the same in all of the op's rounds.
+struct OpSpec {
   Kind kind = Kind::kSum;
   DType dtype = DType::kF32;
   uint32_t root = 0;         // of a broadcast, else 0
@@ -64,22 +64,26 @@ struct RoundSpec {
   uint64_t total_count = 0;  // elements in the bucket
   uint32_t signature = 0;    // hash of the leaves' shapes
 
-  bool operator==(const RoundSpec&) const = default;
+  bool operator==(const OpSpec&) const = default;
 };
 
+// Whether this rank has bytes in such a round. All push their chunks in any case, which tells that they have come to
+// it.
+inline bool contributes(const OpSpec& spec, uint32_t rank) {
+  return spec.kind != Kind::kBroadcast || spec.root == rank;
+}
+
 // For people: "sum of float32[1024] in 2 leaves".
-std::string describe(const RoundSpec& spec);
+std::string describe(const OpSpec& spec);
 
 struct FrameHeader {
   FrameType type = FrameType::kFault;
   bool last = false;           // the shard's last chunk
   uint32_t payload_bytes = 0;  // bytes that follow the header
-  uint32_t rank = 0;           // the worker that sent it (kPush)
   uint32_t count = 0;          // elements in the chunk (kPush, kResult); who is slow, not stuck (kLate)
   uint64_t op = 0;
   uint64_t round = 0;
   uint64_t offset = 0;  // first element of the chunk, counted in the bucket
-  RoundSpec spec;
   bool has_checksum = false;
   uint32_t checksum = 0;
 };
@@ -87,8 +91,7 @@ struct FrameHeader {
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
 EncodedHeader encode(const FrameHeader& header);
 
-// Checks what can be checked without knowing the job: types, kinds, dtypes, lengths, and that the chunk lies in the
-// bucket.
+// Checks what can be checked without knowing the op: types, flags, lengths.
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);
 
 // A frame's checksum is the CRC-32C of its header, without the checksum itself, and of its payload. start_checksum()
@@ -164,6 +167,11 @@ struct Members {
   std::vector<Resume> resume;  // the ops of which some workers have completed a round that others have not: that one
 };
 
+struct OpDescription {
+  OpSpec spec;
+  std::string text;  // for people: "psum 3 of grads (float32[1024])"
+};
+
 struct Join {
   uint64_t job_id = 0;
   uint32_t rank = 0;
@@ -204,6 +212,7 @@ using Bytes = std::vector<std::byte>;
 
 Bytes encode(const Registration& registration);
 Bytes encode(const Members& members);
+Bytes encode(const OpDescription& description);
 Bytes encode(const Join& join);
 Bytes encode(const SharedOffer& offer);
 Bytes encode(const Lost& lost);
@@ -214,6 +223,7 @@ Bytes encode(std::string_view text);
 
 Result<Registration> decode_registration(std::span<const std::byte> bytes);
 Result<Members> decode_members(std::span<const std::byte> bytes);
+Result<OpDescription> decode_op_description(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);

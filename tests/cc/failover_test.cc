@@ -89,9 +89,10 @@ TEST(Failover, ReachesTheLastReducerAndThenSaysSo) {
   Job job(failover({.workers = 2, .reducers = 2}));
   ASSERT_NO_FATAL_FAILURE(job.start());
   kill(job.reducers[0]);
-  job.expect_works({.leaf_counts = {50000}});
+  const TestRound round{.leaf_counts = {50000}};
+  job.expect_works(round);
   std::vector<Part> parts;
-  parts.emplace_back(*job.workers[0], TestRound{}, 0);
+  parts.emplace_back(*job.workers[0], round, 0);
   kill(job.reducers[1]);
   EXPECT_TRUE(failed_with(parts[0].wait(), Code::kReducerLost,
                           {"(host reducer-host-1", "no reducer is left", "running: test op 1 round 1"}));

@@ -60,18 +60,14 @@ TEST_F(FakeWorkerTest, IsNotRunAwayFrom) {
   const std::vector<Shard> shards = ShardPlan({1, 1}).cut(round.op, 8192, 4);
   ASSERT_EQ(shards.size(), 2);
   auto push = [&, next = std::map<uint32_t, uint64_t>()](const Shard& shard) mutable {
-    FrameHeader header = push_header(round, 1);
+    FrameHeader header = push_header(round);
     header.offset = shard.begin + 256 * next[shard.reducer]++;
     header.count = 256;
     header.last = header.offset + header.count == shard.begin + shard.count;
     header.payload_bytes = 1024;
     fake_->send(OutFrame::of(header, std::span(*kSomeBytes).first(1024), kSomeBytes), shard.reducer);
   };
-  for (uint32_t reducer : {0u, 1u}) {
-    FrameHeader header;
-    header.op = round.op;
-    fake_->send(OutFrame::control(FrameType::kDescribe, bytes_of("the fake's op"), header), reducer);
-  }
+  fake_->describe(round);
   const size_t most = 2 * shape.window_chunks;
   for (size_t chunk = 1; chunk <= most; ++chunk) {
     push(shards[0]);
@@ -128,13 +124,13 @@ TEST(Failure, OfDisagreeingWorkersIsToldToAll) {
   job.expect_works();
   std::vector<Part> parts;
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    const TestRound round{.dtype = rank == 1 ? DType::kBF16 : DType::kF32};
+    const TestRound round{.op = 2, .dtype = rank == 1 ? DType::kBF16 : DType::kF32};
     parts.emplace_back(*job.workers[rank], round, rank);
   }
   for (Part& part : parts) {
     EXPECT_TRUE(failed_with(
         part.wait(), Code::kMismatch,
-        {"op 1 round 1", "rank 1 (host host-1) sent sum of bfloat16", "sent sum of float32[1000] (test op 1)"}));
+        {"op 2 round 0", "rank 1 (host host-1) sent sum of bfloat16", "sent sum of float32[1000] (test op 2)"}));
   }
   for (const auto& reducer : job.reducers) EXPECT_EQ(Job::wait_end(*reducer).code(), Code::kMismatch);
   for (const auto& worker : job.workers) EXPECT_EQ(worker->shutdown(kPatience).code(), Code::kMismatch);

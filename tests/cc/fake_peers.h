@@ -50,6 +50,15 @@ class FakeWorker final : public ConnectionOwner {
   void send(OutFrame frame, size_t reducer = 0) {
     thread_.call([&] { connections_.at(reducer)->send(std::move(frame)); });
   }
+  // To every reducer.
+  void describe(const TestRound& round) {
+    FrameHeader header;
+    header.op = round.op;
+    const OpDescription description{round.spec(), "the fake's op"};
+    for (size_t reducer = 0; reducer < connections_.size(); ++reducer) {
+      send(OutFrame::control(FrameType::kDescribe, encode(description), header), reducer);
+    }
+  }
   // For one who did not join by himself: now.
   void join_all() {
     thread_.call([&] {
@@ -136,13 +145,12 @@ class FakeWorker final : public ConnectionOwner {
 
 inline const auto kSomeBytes = std::make_shared<const Bytes>(100000);
 
-inline FrameHeader push_header(const TestRound& round, uint32_t rank) {
+// Of the whole bucket as one chunk.
+inline FrameHeader push_header(const TestRound& round) {
   FrameHeader header;
   header.type = FrameType::kPush;
-  header.rank = rank;
   header.op = round.op;
-  header.spec = round.spec();
-  header.count = static_cast<uint32_t>(header.spec.total_count);
+  header.count = static_cast<uint32_t>(round.spec().total_count);
   header.last = true;
   return header;
 }

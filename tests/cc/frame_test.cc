@@ -245,7 +245,7 @@ TEST_F(ChecksumTest, FindEveryDamagedBit) {
   const Bytes good = checked_frame_bytes(push_of(0, 100), payload);
   uint64_t mismatch_count = 0;
   for (size_t at :
-       {size_t{8}, size_t{16}, kHeaderBytes - 1, kHeaderBytes, good.size() - 1}) {  // rank, op, checksum, ...
+       {size_t{8}, size_t{16}, kHeaderBytes - 1, kHeaderBytes, good.size() - 1}) {  // count, op, checksum, ...
     RawPeer peer(address);
     peer.prove_token("secret");
     peer.send(good);

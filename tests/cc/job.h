@@ -64,7 +64,7 @@ struct TestRound {
   bool in_place = false;  // the results take the operands' memory, as XLA may have it
   bool converts = false;  // the program has float32, and `dtype` is that of the wire
 
-  [[nodiscard]] RoundSpec spec() const {
+  [[nodiscard]] OpSpec spec() const {
     uint64_t count = 0;
     for (size_t leaf : leaf_counts) count += leaf;
     return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), count, 0};

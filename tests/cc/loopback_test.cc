@@ -127,6 +127,19 @@ TEST(Loopback, RunsManyRoundsOfManyOps) {
   job.expect_shutdown();
 }
 
+// Reducers hear once what an op is: with bfloat16 for float16 the sums would be wrong, and nobody would know.
+TEST(Loopback, TakesNoRoundThatIsNotWhatItsOpWasBefore) {
+  Job job({.workers = 2, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works({.dtype = DType::kF16});
+  for (const auto& worker : job.workers) {
+    Part part(*worker, {.dtype = DType::kBF16}, 0);
+    EXPECT_TRUE(failed_with(part.wait(), Code::kInternal, {"sum of bfloat16[1000]", "test op 1"}));
+  }
+  job.expect_works({.dtype = DType::kF16, .seed = 1});
+  job.expect_shutdown();
+}
+
 // The bits of a sum depend on neither the reducers nor the way the bucket was cut.
 TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
   const TestRound round{.dtype = DType::kF16, .leaf_counts = {50000}};

@@ -25,22 +25,20 @@ inline constexpr uint32_t kChunkCount = kChunkBytes / sizeof(float);
 inline constexpr uint32_t kWindow = 2;
 inline constexpr uint64_t kOp = 7;
 
-inline RoundSpec f32_sum(uint64_t count) { return {Kind::kSum, DType::kF32, 0, 1, count, 99}; }
+inline OpSpec f32_sum(uint64_t count) { return {Kind::kSum, DType::kF32, 0, 1, count, 99}; }
 
-inline RoundSpec f32_broadcast(uint64_t count, uint32_t root) {
+inline OpSpec f32_broadcast(uint64_t count, uint32_t root) {
   return {Kind::kBroadcast, DType::kF32, root, 1, count, 99};
 }
 
 // The header of the `index`-th chunk of a round whose whole bucket is one shard.
-inline FrameHeader push_header(uint32_t rank, const RoundSpec& spec, uint64_t index, uint64_t round = 0,
+inline FrameHeader push_header(uint32_t rank, const OpSpec& spec, uint64_t index, uint64_t round = 0,
                                uint64_t op = kOp) {
   const uint64_t item = item_bytes(spec.dtype);
   FrameHeader header;
   header.type = FrameType::kPush;
-  header.rank = rank;
   header.op = op;
   header.round = round;
-  header.spec = spec;
   header.offset = index * kChunkBytes / item;
   header.count = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes / item, spec.total_count - header.offset));
   header.last = header.offset + header.count == spec.total_count;
@@ -77,12 +75,18 @@ class ReducerTest : public testing::Test {
     Reducer::Job job{{}, {worker_count, 1, 0, kChunkBytes, kWindow}};
     for (uint32_t rank = 0; rank < worker_count; ++rank) job.worker_hosts.push_back(std::string(1, char('a' + rank)));
     reducer_ = std::make_unique<Reducer>(std::move(job));
-    for (uint32_t rank = 0; rank < worker_count; ++rank) describe(rank);
   }
 
-  void describe(uint32_t rank, uint64_t op = kOp) {
+  Status describe(uint32_t rank, const OpSpec& spec, uint64_t op = kOp, uint64_t round = 0) {
+    FrameHeader header;
+    header.op = op;
+    header.round = round;
     const std::string text = "op" + std::to_string(op) + " of " + std::to_string(rank);
-    EXPECT_TRUE(reducer_->describe_op(rank, op, text).ok());
+    return reducer_->describe_op(rank, header, {spec, text}, sent_);
+  }
+  // By every worker, alike.
+  void describe(const OpSpec& spec, uint64_t op = kOp) {
+    for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) ASSERT_TRUE(describe(rank, spec, op).ok());
   }
 
   Status push(uint32_t rank, const FrameHeader& header, std::span<const std::byte> payload) {
@@ -92,13 +96,13 @@ class ReducerTest : public testing::Test {
     if (!memory->empty()) std::memcpy(memory->data(), payload.data(), memory->size());
     return reducer_->commit(rank, header, now_ms_, sent_);
   }
-  Status push(const FrameHeader& header, const Values& values) {
-    return push(header.rank, header, part_of(values, header));
+  Status push(uint32_t rank, const FrameHeader& header, const Values& values) {
+    return push(rank, header, part_of(values, header));
   }
   // A chunk of ones.
-  Status push(const FrameHeader& header) {
+  Status push(uint32_t rank, const FrameHeader& header) {
     const Values ones(header.payload_bytes / sizeof(float), 1.0f);
-    return push(header.rank, header, std::as_bytes(std::span(ones)));
+    return push(rank, header, std::as_bytes(std::span(ones)));
   }
 
   // The frames of one type for one worker; forgets them.
@@ -113,14 +117,13 @@ class ReducerTest : public testing::Test {
   }
 
   // What `rank` was sent of the round so far, in order and without gaps.
-  Values take_results(uint32_t rank, const RoundSpec& spec, uint64_t round = 0, uint64_t op = kOp) {
+  Values take_results(uint32_t rank, const OpSpec& spec, uint64_t round = 0, uint64_t op = kOp) {
     Values values;
     uint64_t end = 0;
     bool last = false;
     for (const Outgoing& frame : take(rank, FrameType::kResult)) {
       EXPECT_EQ(frame.header.op, op);
       EXPECT_EQ(frame.header.round, round);
-      EXPECT_EQ(frame.header.spec, spec);
       EXPECT_EQ(frame.header.offset, end);
       EXPECT_EQ(frame.header.payload_bytes, frame.payload.size());
       EXPECT_FALSE(last) << "something came after the last chunk";
@@ -147,9 +150,10 @@ class ReducerTest : public testing::Test {
     for (const std::string& word : words) EXPECT_NE(fault.message().find(word), std::string::npos) << fault.message();
   }
 
-  void complete_round(uint64_t round, const RoundSpec& spec = f32_sum(4)) {
+  // Of one chunk.
+  void complete_round(uint64_t round, const OpSpec& spec) {
     for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) {
-      ASSERT_TRUE(push(push_header(rank, spec, 0, round)).ok());
+      ASSERT_TRUE(push(rank, push_header(rank, spec, 0, round)).ok());
     }
     sent_.clear();
   }

@@ -20,7 +20,8 @@ namespace {
 
 // Two chunks of three workers can arrive in 90 orders; the total does not tell in which one.
 TEST_F(ReducerTest, SumsInRankOrderWhateverArrivesFirst) {
-  const RoundSpec spec = f32_sum(kChunkCount + 5);
+  const OpSpec spec = f32_sum(kChunkCount + 5);
+  describe(spec);
   std::vector<Values> by_rank;
   for (uint32_t rank = 0; rank < 3; ++rank) by_rank.push_back(values_of(rank, spec.total_count));
   const Values total = total_of(by_rank);
@@ -29,7 +30,7 @@ TEST_F(ReducerTest, SumsInRankOrderWhateverArrivesFirst) {
   do {
     std::map<uint32_t, uint64_t> next_chunk;
     for (uint32_t rank : arrivals) {
-      ASSERT_TRUE(push(push_header(rank, spec, next_chunk[rank]++, round), by_rank[rank]).ok());
+      ASSERT_TRUE(push(rank, push_header(rank, spec, next_chunk[rank]++, round), by_rank[rank]).ok());
     }
     for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_EQ(take_results(rank, spec, round), total) << "round " << round;
     ++round;
@@ -40,29 +41,32 @@ TEST_F(ReducerTest, SumsInRankOrderWhateverArrivesFirst) {
 }
 
 TEST_F(ReducerTest, AnswersEachChunkAsSoonAsItIsComplete) {
-  const RoundSpec spec = f32_sum(3 * kChunkCount);
+  const OpSpec spec = f32_sum(3 * kChunkCount);
+  describe(spec);
   for (uint64_t chunk = 0; chunk < 3; ++chunk) {
     for (uint32_t rank = 0; rank < 3; ++rank) {
       EXPECT_TRUE(sent_.empty());
-      ASSERT_TRUE(push(push_header(rank, spec, chunk)).ok());
+      ASSERT_TRUE(push(rank, push_header(rank, spec, chunk)).ok());
     }
     for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(take(rank, FrameType::kResult).size(), 1u);
   }
 }
 
 TEST_F(ReducerTest, CompletesAnEmptyRound) {
-  const RoundSpec spec = f32_sum(0);
-  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(push_header(rank, spec, 0)).ok());
+  const OpSpec spec = f32_sum(0);
+  describe(spec);
+  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(rank, push_header(rank, spec, 0)).ok());
   for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(take_results(rank, spec), Values{});
   EXPECT_EQ(reducer_->completed_round_count(), 1u);
 }
 
 TEST_F(ReducerTest, GivesTheRootsValuesToTheOthers) {
   constexpr uint32_t kRoot = 1;
-  const RoundSpec spec = f32_broadcast(kChunkCount + 3, kRoot);
+  const OpSpec spec = f32_broadcast(kChunkCount + 3, kRoot);
+  describe(spec);
   const Values values = values_of(kRoot, spec.total_count);
   for (uint32_t rank : {2u, 1u, 0u}) {
-    for (uint64_t chunk : {0, 1}) ASSERT_TRUE(push(push_header(rank, spec, chunk), values).ok());
+    for (uint64_t chunk : {0, 1}) ASSERT_TRUE(push(rank, push_header(rank, spec, chunk), values).ok());
   }
   for (uint32_t rank : {0u, 2u}) EXPECT_EQ(take_results(rank, spec), values);
   EXPECT_EQ(take_results(kRoot, spec), Values{}) << "the root has them already";
@@ -70,11 +74,12 @@ TEST_F(ReducerTest, GivesTheRootsValuesToTheOthers) {
 
 // Results may still be on their way while later rounds run, and even when the reducer is gone.
 TEST_F(ReducerTest, LeavesTheMemoryOfAResultAlone) {
-  const RoundSpec spec = f32_sum(kChunkCount);
+  const OpSpec spec = f32_sum(kChunkCount);
+  describe(spec);
   std::vector<Outgoing> kept;
   for (uint64_t round = 0; round < 20; ++round) {
     for (uint32_t rank = 0; rank < 3; ++rank) {
-      ASSERT_TRUE(push(push_header(rank, spec, 0, round), Values(kChunkCount, static_cast<float>(round))).ok());
+      ASSERT_TRUE(push(rank, push_header(rank, spec, 0, round), Values(kChunkCount, static_cast<float>(round))).ok());
     }
     kept.push_back(take(0, FrameType::kResult).at(0));
   }
@@ -100,26 +105,29 @@ class LateTest : public ReducerTest {
 };
 
 TEST_F(LateTest, NamesExactlyTheMissing) {
+  const OpSpec spec = f32_sum(4);
+  describe(spec);
   now_ms_ = 1000;
-  ASSERT_TRUE(push(push_header(1, f32_sum(4), 0)).ok());
+  ASSERT_TRUE(push(1, push_header(1, spec, 0)).ok());
   now_ms_ += kPatience - 1;
   EXPECT_EQ(report(1), "");
   now_ms_ += 1;
   EXPECT_EQ(report(1), "rank 0 (host a), rank 2 (host c)");
-  ASSERT_TRUE(push(push_header(0, f32_sum(4), 0)).ok());
+  ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
   EXPECT_EQ(report(0), "rank 2 (host c)");
   EXPECT_EQ(report(2), "") << "who is late himself need not be told";
-  ASSERT_TRUE(push(push_header(2, f32_sum(4), 0)).ok());
+  ASSERT_TRUE(push(2, push_header(2, spec, 0)).ok());
   now_ms_ += 10 * kPatience;
   EXPECT_EQ(report(0), "") << "nobody waits between rounds";
 }
 
 TEST_F(LateTest, CountsFromTheLastProgress) {
-  const RoundSpec spec = f32_sum(3 * kChunkCount);
-  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(push_header(rank, spec, 0)).ok());
+  const OpSpec spec = f32_sum(3 * kChunkCount);
+  describe(spec);
+  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(rank, push_header(rank, spec, 0)).ok());
   now_ms_ += kPatience;
-  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(push_header(rank, spec, 1)).ok());
-  ASSERT_TRUE(push(push_header(0, spec, 2)).ok());
+  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(rank, push_header(rank, spec, 1)).ok());
+  ASSERT_TRUE(push(0, push_header(0, spec, 2)).ok());
   now_ms_ += kPatience - 1;
   EXPECT_EQ(report(0), "");
   now_ms_ += 1;
@@ -127,7 +135,9 @@ TEST_F(LateTest, CountsFromTheLastProgress) {
 }
 
 TEST_F(LateTest, TellsTheSlowFromTheStuck) {
-  ASSERT_TRUE(push(push_header(1, f32_sum(4), 0)).ok());
+  const OpSpec spec = f32_sum(4);
+  describe(spec);
+  ASSERT_TRUE(push(1, push_header(1, spec, 0)).ok());
   now_ms_ += kPatience;
   const auto moving_count = [&](const std::vector<bool>& moving) {
     reducer_->report_late(now_ms_, kPatience, sent_, moving);
@@ -143,7 +153,8 @@ TEST_F(LateTest, TellsTheSlowFromTheStuck) {
 // A worker at its window's edge in every round: memory comes from a bounded set of buffers.
 TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
   std::set<const std::byte*> buffers;
-  const RoundSpec spec = f32_sum(6 * kChunkCount);
+  const OpSpec spec = f32_sum(6 * kChunkCount);
+  describe(spec);
   for (uint64_t round = 0; round < 50; ++round) {
     for (uint64_t chunk = 0; chunk < 6 + kWindow; ++chunk) {
       for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -172,8 +183,7 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
 
   Interleaving() : ReducerTest(GetParam() % 5 + 1), random_(GetParam()) {}
 
-  struct Model {
-    RoundSpec spec;
+  struct Model {                 // of a round
     std::vector<Values> inputs;  // by rank
     Values total;
   };
@@ -184,15 +194,17 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
     bool pushed_last = false;
   };
 
-  Model make_model(uint64_t op, uint64_t round) {
-    const uint32_t workers = reducer_->worker_count();
+  OpSpec make_spec() {
     const uint64_t count = random_() % 4 == 0 ? 0 : random_() % (5 * kChunkCount);
+    return random_() % 3 == 0 ? f32_broadcast(count, random_() % reducer_->worker_count()) : f32_sum(count);
+  }
+
+  Model make_model(const OpSpec& spec, uint64_t op, uint64_t round) {
     Model model;
-    model.spec = random_() % 3 == 0 ? f32_broadcast(count, random_() % workers) : f32_sum(count);
-    for (uint32_t rank = 0; rank < workers; ++rank) {
-      model.inputs.push_back(values_of(rank, count, static_cast<uint32_t>(op * kRounds + round)));
+    for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) {
+      model.inputs.push_back(values_of(rank, spec.total_count, static_cast<uint32_t>(op * kRounds + round)));
     }
-    model.total = model.spec.kind == Kind::kSum ? total_of(model.inputs) : model.inputs[model.spec.root];
+    model.total = spec.kind == Kind::kSum ? total_of(model.inputs) : model.inputs[spec.root];
     return model;
   }
 
@@ -201,11 +213,13 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
 
 TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
   const uint32_t worker_count = reducer_->worker_count();
+  std::vector<OpSpec> specs;  // by op
   std::map<std::pair<uint64_t, uint64_t>, Model> models;
   std::map<std::pair<uint64_t, uint32_t>, Worker> workers;
   for (uint64_t op = 0; op < kOps; ++op) {
-    for (uint32_t rank = 0; rank < worker_count; ++rank) describe(rank, op);
-    for (uint64_t round = 0; round < kRounds; ++round) models[{op, round}] = make_model(op, round);
+    specs.push_back(make_spec());
+    describe(specs[op], op);
+    for (uint64_t round = 0; round < kRounds; ++round) models[{op, round}] = make_model(specs[op], op, round);
   }
   std::vector<std::deque<Outgoing>> on_the_way(worker_count);
   for (uint64_t done = 0; done < kOps * worker_count * kRounds;) {
@@ -219,12 +233,13 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
       ASSERT_EQ(header.type, FrameType::kResult);
       ASSERT_EQ(header.round, worker.round);
       ASSERT_EQ(header.offset, worker.results);
-      const bool root = model.spec.kind == Kind::kBroadcast && model.spec.root == rank;
+      const OpSpec& spec = specs[header.op];
+      const bool root = spec.kind == Kind::kBroadcast && spec.root == rank;
       ASSERT_EQ(frame.payload.size(), root ? 0 : header.count * sizeof(float));
       ASSERT_TRUE(std::ranges::equal(frame.payload, part_of(model.total, header)));
       worker.results += header.count;
       if (!header.last) continue;
-      ASSERT_EQ(worker.results, model.spec.total_count);
+      ASSERT_EQ(worker.results, spec.total_count);
       worker = {worker.round + 1};
       ++done;
       continue;
@@ -234,9 +249,9 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
     if (worker.round == kRounds || worker.pushed_last) continue;
     if (worker.pushed - worker.results / kChunkCount >= kWindow) continue;
     const Model& model = models[{op, worker.round}];
-    const FrameHeader header = push_header(rank, model.spec, worker.pushed++, worker.round, op);
+    const FrameHeader header = push_header(rank, specs[op], worker.pushed++, worker.round, op);
     worker.pushed_last = header.last;
-    ASSERT_TRUE(push(header, model.inputs[rank]).ok());
+    ASSERT_TRUE(push(rank, header, model.inputs[rank]).ok());
     for (const Outgoing& frame : sent_) on_the_way[frame.rank].push_back(frame);
     sent_.clear();
   }

@@ -233,7 +233,6 @@ inline FrameHeader header_of(FrameType type, uint64_t op = 0) {
 // A push of `count` bytes, which may be larger than a control frame.
 inline FrameHeader push_of(uint64_t offset, uint32_t count) {
   FrameHeader header = header_of(FrameType::kPush);
-  header.spec = {Kind::kSum, DType::kU8, 0, 1, uint64_t{1} << 40, 0};
   header.offset = offset;
   header.count = count;
   header.payload_bytes = count;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/reducer.h"
@@ -20,6 +21,7 @@ using namespace jaxhetero;
 constexpr uint32_t kWorkers = 3;
 constexpr uint32_t kChunkBytes = 64;
 constexpr uint32_t kWindow = 2;
+constexpr uint64_t kTotalCount = 24;
 
 class Server {
  public:
@@ -31,7 +33,7 @@ class Server {
     now_ms_ += 10;
     switch (input_.ConsumeIntegralInRange(0, 9)) {
       case 0:
-        check(rank, reducer_.describe_op(rank, op(), input_.ConsumeRandomLengthString(20)));
+        describe(rank);
         break;
       case 1:
         leave(rank, {});
@@ -61,28 +63,39 @@ class Server {
 
   uint64_t op() { return input_.ConsumeIntegralInRange<uint64_t>(0, 2); }
 
+  // Mostly what the others say as well.
+  void describe(uint32_t rank) {
+    FrameHeader header;
+    header.op = op();
+    OpDescription description{specs_[header.op], input_.ConsumeRandomLengthString(20)};
+    if (input_.ConsumeIntegralInRange(0, 7) == 0) {
+      OpSpec& spec = description.spec;
+      spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 5));
+      spec.dtype = static_cast<DType>(input_.ConsumeIntegralInRange(0, 14));
+      spec.root = input_.ConsumeIntegralInRange<uint32_t>(0, 4);
+      spec.total_count = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
+      spec.signature = input_.ConsumeIntegralInRange<uint32_t>(0, 1);
+    }
+    Result<OpDescription> received = decode_op_description(encode(description));
+    if (!received.ok()) return leave(rank, received.status());
+    check(rank, reducer_.describe_op(rank, header, std::move(*received), outgoing_));
+  }
+
   // Mostly what a worker would push next, so that rounds do end.
   FrameHeader make_push(uint32_t rank) {
     const bool honest = input_.ConsumeIntegralInRange(0, 7) > 0;
     FrameHeader header = next_[rank][op()];
-    header.rank = rank;
     header.op = honest ? header.op : op();
     if (!honest) {
       header.round += input_.ConsumeIntegralInRange<uint64_t>(0, 2);
-      header.spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 5));
-      header.spec.dtype = static_cast<DType>(input_.ConsumeIntegralInRange(0, 14));
-      header.spec.root = input_.ConsumeIntegralInRange<uint32_t>(0, 4);
-      header.spec.total_count = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
-      header.spec.signature = input_.ConsumeIntegralInRange<uint32_t>(0, 1);
       header.offset = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
       header.count = input_.ConsumeIntegralInRange<uint32_t>(0, 40);
-      header.rank = input_.ConsumeIntegralInRange<uint32_t>(0, kWorkers);
       header.last = input_.ConsumeBool();
     }
-    const bool pushes_data = header.spec.kind != Kind::kBroadcast || header.spec.root == rank;
+    const OpSpec& spec = specs_[header.op];
     const bool says_so = honest || input_.ConsumeBool();
-    const size_t bytes = header.count * item_bytes(header.spec.dtype);
-    header.payload_bytes = pushes_data == says_so ? static_cast<uint32_t>(bytes) : 0;
+    const size_t bytes = header.count * item_bytes(spec.dtype);
+    header.payload_bytes = contributes(spec, rank) == says_so ? static_cast<uint32_t>(bytes) : 0;
     return header;
   }
 
@@ -105,7 +118,6 @@ class Server {
     if (reducer_.fault().ok()) std::ranges::fill(push.memory, std::byte{2});
     const Status status = reducer_.commit(rank, push.header, now_ms_, outgoing_);
     if (!status.ok()) return leave(rank, status);
-    if (push.header.op >= next_[rank].size()) return;
     FrameHeader& next = next_[rank][push.header.op];
     next = push.header;
     next.offset += next.count;
@@ -113,7 +125,7 @@ class Server {
       next.offset = 0;
       ++next.round;
     }
-    next.last = next.offset + next.count >= next.spec.total_count;
+    next.last = next.offset + next.count >= kTotalCount;
   }
 
   void check(uint32_t rank, const Status& status) {
@@ -145,14 +157,14 @@ class Server {
       push.type = FrameType::kPush;
       push.op = op;
       push.count = 8;
-      push.spec.total_count = 24;
-      push.spec.kind = op == 1 ? Kind::kBroadcast : Kind::kSum;
-      push.spec.dtype = op == 2 ? DType::kBF16 : DType::kF32;
     }
     return pushes;
   }
 
   FuzzedDataProvider& input_;
+  const std::array<OpSpec, 3> specs_{OpSpec{Kind::kSum, DType::kF32, 0, 1, kTotalCount, 0},
+                                     OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
+                                     OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0}};
   Reducer reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};
   std::array<std::array<FrameHeader, 3>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
   std::array<std::optional<Push>, kWorkers> pushing_;

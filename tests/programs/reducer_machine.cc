@@ -3,8 +3,8 @@
 // what had it.
 //
 //   new REDUCER WORKERS CHUNK WINDOW RESUMED                   for chunks of so many int64; of the first view or not
-//   describe REDUCER RANK OP
-//   begin REDUCER RANK OP ROUND OFFSET COUNT TOTAL LAST        the header of a push
+//   describe REDUCER RANK OP TOTAL
+//   begin REDUCER RANK OP ROUND OFFSET COUNT LAST              the header of a push
 //   commit REDUCER RANK VALUE...                               its payload
 //   leave REDUCER RANK / lose REDUCER RANK                     in order, or not
 //
@@ -56,7 +56,7 @@ class Machine {
 
   Status run(const std::string& command, std::istringstream& words) {
     const auto rank = next<uint32_t>(words);
-    if (command == "describe") return reducer_.describe_op(rank, next<uint64_t>(words), "op");
+    if (command == "describe") return describe(rank, words);
     if (command == "begin") return begin(rank, words);
     if (command == "commit") return commit(rank, words);
     const bool in_order = command == "leave";
@@ -84,15 +84,20 @@ class Machine {
   }
 
  private:
+  Status describe(uint32_t rank, std::istringstream& words) {
+    FrameHeader header;
+    header.op = next<uint64_t>(words);
+    return reducer_.describe_op(rank, header, {{Kind::kSum, DType::kI64, 0, 1, next<uint64_t>(words), 0}, "op"},
+                                outgoing_);
+  }
+
   Status begin(uint32_t rank, std::istringstream& words) {
     FrameHeader header;
     header.type = FrameType::kPush;
-    header.rank = rank;
     header.op = next<uint64_t>(words);
     header.round = next<uint64_t>(words);
     header.offset = next<uint64_t>(words);
     header.count = next<uint32_t>(words);
-    header.spec = {Kind::kSum, DType::kI64, 0, 1, next<uint64_t>(words), 0};
     header.last = next<int>(words) != 0;
     header.payload_bytes = header.count * static_cast<uint32_t>(sizeof(int64_t));
     Result<std::span<std::byte>> memory = reducer_.begin(rank, header, 0, outgoing_);
