@@ -22,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
 _RUN_TIMEOUT_S = 240 * PATIENCE
 
+# Whether arrays go the way of a GPU's: see docs/gpu.md.
+THROUGH_LANES = "JAXHETERO_CUDA_STAND_IN" in os.environ
+
 
 def free_port() -> int:
     with socket.socket() as probe:

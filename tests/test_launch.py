@@ -26,7 +26,8 @@ from jaxhetero.launch import reserve_port
 
 def test_every_worker_learns_its_place(launch: Run) -> None:
     code = "import json; from jaxhetero.config import read_environment; print(json.dumps(read_environment()))"
-    outer = os.environ | {"JAXHETERO_TOKEN_FILE": "/nowhere", "JAXHETERO_RANK": "77", "JAXHETERO_WINDOW_CHUNKS": "3"}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("JAXHETERO_")}
+    outer |= {"JAXHETERO_TOKEN_FILE": "/nowhere", "JAXHETERO_RANK": "77", "JAXHETERO_WINDOW_CHUNKS": "3"}
 
     def settings(*arguments: str) -> list[dict[str, Any]]:
         done = launch("--workers", "2", *arguments, "--", sys.executable, "-c", code, env=outer)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cluster import run
+from cluster import THROUGH_LANES, run
 
 SMALL = "0,1,7,1023"
 
@@ -14,7 +14,9 @@ SMALL = "0,1,7,1023"
 )
 def test_psum_equals_numpy(workers: int, reducers: int, counts: str) -> None:
     """Every dtype, summed in rank order (16-bit floats in float32, rounded once), to the bit."""
-    assert run("psum_table.py", counts, workers=workers, reducers=reducers) == [[]] * workers
+    # Where it is the lane's memory that failover keeps, the largest table wants more than usual.
+    settings = {"JAXHETERO_PINNED_BYTES": str(4 << 30)} if THROUGH_LANES else {}
+    assert run("psum_table.py", counts, workers=workers, reducers=reducers, **settings) == [[]] * workers
 
 
 @pytest.mark.parametrize(("workers", "reducer_counts"), [(1, (0, 1)), (2, (0, 3)), (3, (2,)), (4, (0, 1, 2, 3, 4))])
@@ -31,6 +33,7 @@ def test_training_has_the_same_bits_for_any_number_of_reducers(workers: int, red
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="the kernel has no huge pages")
+@pytest.mark.skipif(THROUGH_LANES, reason="results of a GPU are not received in their place")
 def test_large_results_lie_in_huge_pages() -> None:
     """Each lies in fresh memory, and pages of 4 KiB would cost more than receiving it."""
     for flags in run("huge_pages.py", workers=2, reducers=1):
