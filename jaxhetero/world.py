@@ -36,6 +36,8 @@ class Metrics:
     """Microseconds during which at least one round was in flight."""
     view_count: int = 0
     """How often a reducer was lost or came, and the job went on with others than before."""
+    kept_bytes: int = 0
+    """Memory that holds what was contributed to rounds that are over, in case a reducer is lost; a moment ago."""
     shared_connection_count: int = 0
     """Connections to reducers on this host that went on in shared memory."""
     refused_count: int = 0

@@ -61,6 +61,7 @@ Status Communicator::start() {
     enrolment_->start(config_.start_timeout, {
                                                  .on_members = [this](const Members& members) { join(members); },
                                                  .on_halt = [this](const Halt& word) { halt(word); },
+                                                 .on_forget = [this](const Progress& all) { forget(all); },
                                                  .on_leaving =
                                                      [this] {
                                                        asked_whether_idle_ = true;
@@ -198,6 +199,26 @@ Progress Communicator::progress() const {
   Progress progress{view_, {}};
   for (const auto& [op_id, op] : ops_) progress.ops.push_back({op_id, op.begun_count()});
   return progress;
+}
+
+// Of ops that the program has left behind, or that it runs once, the coordinator finds out when nobody can need the
+// last round again.
+void Communicator::report_still() {
+  if (!config_.job.failover || phase_ != Phase::kRunning || halted_) return;
+  Progress still{view_, {}};
+  size_t kept_bytes = 0;
+  for (auto& [op_id, op] : ops_) {
+    if (op.is_still(EventLoop::Clock::now() - config_.timeout)) still.ops.push_back({op_id, op.begun_count()});
+    kept_bytes += op.kept_bytes();
+  }
+  kept_bytes_ = kept_bytes;
+  if (!still.ops.empty()) enrolment_->send(OutFrame::control(FrameType::kStill, encode(still)));
+}
+
+void Communicator::forget(const Progress& completed) {
+  for (const Progress::Op& op : completed.ops) {
+    if (const auto found = ops_.find(op.op); found != ops_.end()) found->second.forget(op.completed_count);
+  }
 }
 
 void Communicator::start_round(RoundRequest request) {
@@ -465,6 +486,7 @@ void Communicator::watch_progress() {
     }
     return fail({Code::kRoundTimeout, own_name() + ": no word from " + silent_reducers(round) + where});
   }
+  report_still();
   loop_->after(kWatchInterval, [this] { watch_progress(); });
 }
 
@@ -601,6 +623,7 @@ CommunicatorMetrics Communicator::metrics() const {
   metrics.round_count = round_count_;
   metrics.busy_us = busy_us_;
   metrics.view_count = view_count_;
+  metrics.kept_bytes = kept_bytes_;
   return metrics;
 }
 

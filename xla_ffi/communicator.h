@@ -52,6 +52,7 @@ struct CommunicatorMetrics {
   uint64_t checksum_mismatch_count = 0;
   uint64_t shared_connection_count = 0;
   uint64_t view_count = 0;  // after the first: how often a reducer was lost or came
+  uint64_t kept_bytes = 0;  // in case a reducer is lost; a moment ago
 };
 
 // When a round that is over went through its stages.
@@ -111,6 +112,8 @@ class Communicator final : private ConnectionOwner {
   void replay(uint64_t op_id, uint64_t number);
   void halt(const Halt& halt);
   [[nodiscard]] Progress progress() const;
+  void report_still();
+  void forget(const Progress& completed);
   void set_ready(Status status);
 
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
@@ -176,6 +179,7 @@ class Communicator final : private ConnectionOwner {
 
   std::atomic<uint64_t> round_count_ = 0;
   std::atomic<uint64_t> view_count_ = 0;
+  std::atomic<uint64_t> kept_bytes_ = 0;
   std::atomic<uint64_t> busy_us_ = 0;
 
   mutable std::mutex mutex_;

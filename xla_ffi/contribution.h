@@ -1,6 +1,7 @@
 // What a worker contributed to an op's latest round, kept until nobody can need it again.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -60,9 +61,13 @@ class Contribution {
     }
   }
 
+  void clear() { *this = Contribution(); }
+
   [[nodiscard]] bool holds(uint64_t round) const { return round_ == round; }
 
   [[nodiscard]] const Leaves& leaves() const { return held_; }
+  // The memory that it takes.
+  [[nodiscard]] size_t bytes() const { return std::max(capacity_, held_.bytes()); }
 
  private:
   std::unique_ptr<std::byte[]> memory_;

@@ -54,7 +54,8 @@ Status Coordinator::on_header(Connection& connection, const FrameHeader& header,
   const bool known = header.type == FrameType::kRegister || header.type == FrameType::kFault ||
                      header.type == FrameType::kAlive || (header.type == FrameType::kReady && !is_worker(guest)) ||
                      (is_worker(guest) && (header.type == FrameType::kLost || header.type == FrameType::kProgress ||
-                                           header.type == FrameType::kIdle || header.type == FrameType::kGoodbye));
+                                           header.type == FrameType::kStill || header.type == FrameType::kIdle ||
+                                           header.type == FrameType::kGoodbye));
   if (!known) return {Code::kProtocol, "the coordinator takes no frame of type " + std::to_string(int(header.type))};
   guest.control.resize(header.payload_bytes);
   into = as_pieces(guest.control);
@@ -85,6 +86,11 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
       const Result<Progress> progress = decode_progress(guest.control);
       if (!progress.ok()) return progress.status();
       return on_progress(guest, progress.value());
+    }
+    case FrameType::kStill: {
+      const Result<Progress> progress = decode_progress(guest.control);
+      if (!progress.ok()) return progress.status();
+      return on_still(guest, progress.value());
     }
     case FrameType::kIdle:
       on_idle(guest);
@@ -194,6 +200,26 @@ std::vector<Members::Resume> Coordinator::rounds_to_resume() const {
     if (least < completed.most) resume.push_back({op, least});
   }
   return resume;
+}
+
+// Unlike the answers to a halt this is true in every view: what all have completed nobody can ask for again.
+Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
+  Progress forgettable{members_.view, {}};
+  for (const Progress::Op& op : progress.ops) {
+    Still& still = still_[op.op];
+    if (op.completed_count > still.completed_count) still = {op.completed_count, {}};
+    if (op.completed_count == still.completed_count) still.ranks.insert(guest.registration.rank);
+    if (still.ranks.size() < job_.worker_count) continue;
+    forgettable.ops.push_back({op.op, still.completed_count});
+    still_.erase(op.op);
+  }
+  if (still_.size() > kMaxOps) return {Code::kProtocol, "it names more than " + std::to_string(kMaxOps) + " ops"};
+  if (forgettable.ops.empty()) return {};
+  for (auto& [connection, other] : guests_) {
+    if (!is_worker(other) || other.released) continue;
+    connection->send(OutFrame::control(FrameType::kForget, encode(forgettable)));
+  }
+  return {};
 }
 
 void Coordinator::tell_view() {

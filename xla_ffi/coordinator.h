@@ -8,6 +8,9 @@
 // have completed; when all have, they are told who reduces from now on, and of which ops some have completed a round
 // that others have not. Only rank 0 decides, so nobody can disagree; and without rank 0 there is no job.
 //
+// What a worker keeps for that of an op that no longer runs it may forget when all have completed the same rounds of
+// it.
+//
 // A worker that has no more rounds leaves when nobody has one running, for until then others may need what it keeps.
 #pragma once
 
@@ -15,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -66,6 +70,7 @@ class Coordinator final : private ConnectionOwner {
   Status on_ready(Guest& guest);
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
+  Status on_still(const Guest& guest, const Progress& progress);
   void on_idle(Guest& guest);
   void on_goodbye(Guest& guest);
   void lose_reducer(uint32_t number, const std::string& why);
@@ -111,8 +116,13 @@ class Coordinator final : private ConnectionOwner {
     uint64_t most = 0;
   };
   std::unordered_map<uint64_t, Completed> completed_;  // by op, while the view changes
-  bool is_asking_ = false;                             // whether everybody is idle
-  bool has_left_ = false;                              // some worker
+  struct Still {
+    uint64_t completed_count = 0;
+    std::set<int32_t> ranks;  // who has completed so many and begun no more
+  };
+  std::unordered_map<uint64_t, Still> still_;  // by op
+  bool is_asking_ = false;                     // whether everybody is idle
+  bool has_left_ = false;                      // some worker
   std::function<void()> on_empty_;
 };
 

@@ -74,6 +74,12 @@ Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
       if (callbacks_.on_halt) callbacks_.on_halt(halt.value());
       return {};
     }
+    case FrameType::kForget: {
+      const Result<Progress> progress = decode_progress(control_);
+      if (!progress.ok()) return progress.status();
+      if (callbacks_.on_forget) callbacks_.on_forget(progress.value());
+      return {};
+    }
     case FrameType::kLeaving:
       if (callbacks_.on_leaving) callbacks_.on_leaving();
       return {};

@@ -21,6 +21,7 @@ class Enrolment final : private ConnectionOwner {
   struct Callbacks {
     std::function<void(const Members&)> on_members;
     std::function<void(const Halt&)> on_halt;
+    std::function<void(const Progress&)> on_forget;
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
     std::function<void(const Status&)> on_failure;  // at most once, and the last

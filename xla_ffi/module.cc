@@ -153,6 +153,7 @@ void bind_communicator(nb::module_& module) {
              result["round_count"] = metrics.round_count;
              result["busy_us"] = metrics.busy_us;
              result["view_count"] = metrics.view_count;
+             result["kept_bytes"] = metrics.kept_bytes;
              result["shared_connection_count"] = metrics.shared_connection_count;
              add_refusals(result, metrics);
              return result;

@@ -52,6 +52,23 @@ void Op::keep(bool has_data) {
   round.keeps_in = kept_.get();
 }
 
+std::unique_ptr<Round> Op::finish() {
+  ended_ = EventLoop::Clock::now();
+  return std::move(running_);
+}
+
+bool Op::is_still(EventLoop::Clock::time_point since) {
+  if (running_ || !waiting_.empty() || ended_ > since || still_count_ == begun_count_) return false;
+  still_count_ = begun_count_;
+  return true;
+}
+
+void Op::forget(uint64_t completed_count) {
+  if (running_ || !kept_->holds(completed_count - 1)) return;
+  kept_->clear();
+  narrowed_->clear();
+}
+
 bool Op::stop() {
   const std::unique_ptr<Round> round = std::move(running_);
   if (round->is_replay) return false;

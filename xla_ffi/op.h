@@ -34,11 +34,17 @@ class Op {
   // A total of the running round comes, so nobody needs the round before any more: from here on its place is taken.
   void keep(bool has_data);
   // The running round is over.
-  std::unique_ptr<Round> finish() { return std::move(running_); }
+  std::unique_ptr<Round> finish();
   // The reducers change. The running round will begin anew as the next one, unless it ran for others only: whether so.
   bool stop();
   // All that was asked for and is not over.
   std::vector<RoundRequest> give_up();
+
+  // Whether none of its rounds has run or waited since then. Said once, so that the coordinator hears it once.
+  bool is_still(EventLoop::Clock::time_point since);
+  // Every worker has completed so many: where that is all there were, nobody can need the last one again.
+  void forget(uint64_t completed_count);
+  [[nodiscard]] size_t kept_bytes() const { return kept_->bytes() + narrowed_->bytes(); }
 
   // Whether this is the first time in this view that a reducer hears of the op.
   bool is_new_to(uint32_t reducer);
@@ -52,6 +58,8 @@ class Op {
   std::deque<RoundRequest> waiting_;
   std::optional<OpSpec> spec_;
   uint64_t begun_count_ = 0;
+  uint64_t still_count_ = 0;  // begun_count_ when it was still last
+  EventLoop::Clock::time_point ended_;
   std::vector<bool> described_;  // by reducer
   // Each stays where it is when the two are swapped: frames that are queued point into the running round's.
   std::unique_ptr<Contribution> kept_ = std::make_unique<Contribution>();

@@ -43,6 +43,7 @@ Status ReducerServer::start() {
     enrolment_->start(config_.start_timeout, {
                                                  .on_members = [this](const Members& members) { begin_job(members); },
                                                  .on_halt = {},
+                                                 .on_forget = {},
                                                  .on_leaving = {},
                                                  .on_goodbye = [this] { close_down({}); },
                                                  .on_failure = [this](const Status& why) { close_down(why); },

@@ -43,8 +43,10 @@ enum class FrameType : uint8_t {
   kAlive = 17,     // coordinator <-> all: nothing else to say
   kShare = 18,     // who connected -> who accepted: SharedOffer, memory to go on in if both are on one host
   kShared = 19,    // the answer, and its echo: what I send from here on is in that memory
+  kStill = 20,     // worker -> coordinator: Progress, of ops of which no round has run for a while
+  kForget = 21,    // coordinator -> worker: Progress, all have completed so many: nobody needs what you keep of them
 };
-inline constexpr FrameType kLastFrameType = FrameType::kShared;
+inline constexpr FrameType kLastFrameType = FrameType::kForget;
 
 // What a round does with the contributions.
 enum class Kind : uint8_t {
@@ -198,7 +200,7 @@ struct Halt {
   std::string why;
 };
 
-// How many rounds a worker has completed, of every op that it has begun.
+// How many rounds a worker has completed, of every op that it has begun or of some.
 struct Progress {
   struct Op {
     uint64_t op = 0;

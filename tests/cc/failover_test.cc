@@ -99,6 +99,28 @@ TEST(Failover, ReachesTheLastReducerAndThenSaysSo) {
   for (const auto& worker : job.workers) EXPECT_EQ(worker->shutdown(kPatience).code(), Code::kReducerLost);
 }
 
+// What is kept of an op that no longer runs would be memory for nothing, a copy of all parameters after a broadcast.
+TEST(Failover, ForgetsWhatNobodyCanNeed) {
+  for (const bool converts : {false, true}) {
+    Job job(failover({.workers = 3, .reducers = 3, .timeout = kShort}));
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    TestRound once{.op = 1, .dtype = converts ? DType::kBF16 : DType::kF32, .leaf_counts = {50000}};
+    TestRound often{.op = 2, .leaf_counts = {7000}};
+    once.converts = converts;
+    job.expect_works(once);
+    const auto end = std::chrono::steady_clock::now() + 3 * kShort;
+    while (std::chrono::steady_clock::now() < end) job.expect_works(often);
+    for (const auto& worker : job.workers) EXPECT_EQ(worker->metrics().kept_bytes, often.bytes());
+    kill(job.reducers[1]);
+    for (uint32_t seed : {1, 2}) {
+      once.seed = often.seed = seed;
+      job.expect_works(once);
+      job.expect_works(often);
+    }
+    for (const auto& worker : job.workers) EXPECT_TRUE(worker->shutdown(kPatience).ok());
+  }
+}
+
 TEST(Failover, TakesInAReducerThatComesLater) {
   Job job(failover({.workers = 2, .reducers = 2}));
   ASSERT_NO_FATAL_FAILURE(job.start());

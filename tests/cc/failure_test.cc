@@ -1,6 +1,7 @@
 // What the others learn when one of them fails.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <latch>
 #include <map>
 #include <memory>
@@ -77,6 +78,32 @@ TEST_F(FakeWorkerTest, IsNotRunAwayFrom) {
   EXPECT_FALSE(fake_->wait_results(most + 1, shards[0].reducer, milliseconds(300)));
   push(shards[1]);
   EXPECT_TRUE(fake_->wait_results(most + 1, shards[0].reducer));
+}
+
+// The two others have its total, and it may not: they keep what it would need if a reducer were lost.
+TEST_F(FakeWorkerTest, IsWaitedForBeforeOthersForget) {
+  ASSERT_NO_FATAL_FAILURE(start({.workers = 3, .reducers = 1, .timeout = kShort, .failover = true}));
+  const TestRound round{.leaf_counts = {100}};
+  begin(round);
+  fake_->describe(round);
+  fake_->send(push_frame(push_header(round), round.bytes()));
+  for (Part& part : parts_) ASSERT_TRUE(part.wait().ok());
+  const auto expect_kept = [&](size_t bytes) {
+    for (uint32_t rank : {0u, 2u}) EXPECT_EQ(job_->workers[rank]->metrics().kept_bytes, bytes) << "rank " << rank;
+  };
+  std::this_thread::sleep_for(2 * kShort);
+  expect_kept(round.bytes());
+  fake_->say_still(round.op, 0);
+  fake_->say_still(round.op + 1, 1);
+  std::this_thread::sleep_for(kShort);
+  expect_kept(round.bytes());
+  fake_->say_still(round.op, 1);
+  const auto has_forgotten = [&](uint32_t rank) { return job_->workers[rank]->metrics().kept_bytes == 0; };
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!(has_forgotten(0) && has_forgotten(2)) && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  expect_kept(0);
 }
 
 // The job may fail while somebody is still on his way in. He shall hear why, and not be left with a closed connection.

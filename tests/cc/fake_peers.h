@@ -38,6 +38,7 @@ class FakeWorker final : public ConnectionOwner {
     thread_.call([&] {
       enrolment_->start(kPatience, {.on_members = [this](const Members& members) { join(members); },
                                     .on_halt = {},
+                                    .on_forget = {},
                                     .on_leaving = {},
                                     .on_goodbye = {},
                                     .on_failure = [this](const Status& why) { note_end(why); }});
@@ -67,6 +68,11 @@ class FakeWorker final : public ConnectionOwner {
   }
   uint64_t job_id() {
     return thread_.call([this] { return job_id_; });
+  }
+  // That it has completed so many rounds of the op, and runs no more.
+  void say_still(uint64_t op, uint64_t completed_count) {
+    thread_.call(
+        [&] { enrolment_->send(OutFrame::control(FrameType::kStill, encode(Progress{0, {{op, completed_count}}}))); });
   }
   // As when the process is killed.
   void vanish() {
@@ -181,6 +187,7 @@ class FakeReducer final : public ConnectionOwner {
           kPatience,
           {.on_members = [this](const Members&) { enrolment_->send(OutFrame::control(FrameType::kReady, {})); },
            .on_halt = {},
+           .on_forget = {},
            .on_leaving = {},
            .on_goodbye = {},
            .on_failure = {}});

@@ -19,7 +19,8 @@ constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  F
                                    FrameType::kJoin,     FrameType::kDescribe, FrameType::kPush,    FrameType::kResult,
                                    FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
                                    FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle,
-                                   FrameType::kAlive,    FrameType::kShare,    FrameType::kShared};
+                                   FrameType::kAlive,    FrameType::kShare,    FrameType::kShared,  FrameType::kStill,
+                                   FrameType::kForget};
 
 auto fields(const FrameHeader& h) {
   return std::tie(h.type, h.last, h.payload_bytes, h.count, h.op, h.round, h.offset, h.has_checksum, h.checksum);
@@ -96,7 +97,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_20", [](FrameHeader& h) { h.type = static_cast<FrameType>(20); }},
+                    Spoiling{"type_22", [](FrameHeader& h) { h.type = static_cast<FrameType>(22); }},
                     Spoiling{"chunk_too_large", [](FrameHeader& h) { h.payload_bytes = kMaxChunkBytes + 1; }},
                     Spoiling{"control_too_large",
                              [](FrameHeader& h) {
