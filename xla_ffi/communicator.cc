@@ -203,12 +203,12 @@ Progress Communicator::progress() const {
 
 // Of ops that the program has left behind, or that it runs once, the coordinator finds out when nobody can need the
 // last round again.
-void Communicator::report_still() {
+void Communicator::report_still(EventLoop::Clock::time_point now) {
   if (!config_.job.failover || phase_ != Phase::kRunning || halted_) return;
   Progress still{view_, {}};
   size_t kept_bytes = 0;
   for (auto& [op_id, op] : ops_) {
-    if (op.is_still(EventLoop::Clock::now() - config_.timeout)) still.ops.push_back({op_id, op.begun_count()});
+    if (op.is_still(now - config_.timeout)) still.ops.push_back({op_id, op.begun_count()});
     kept_bytes += op.kept_bytes();
   }
   kept_bytes_ = kept_bytes;
@@ -486,7 +486,7 @@ void Communicator::watch_progress() {
     }
     return fail({Code::kRoundTimeout, own_name() + ": no word from " + silent_reducers(round) + where});
   }
-  report_still();
+  report_still(now);
   loop_->after(kWatchInterval, [this] { watch_progress(); });
 }
 

@@ -112,7 +112,7 @@ class Communicator final : private ConnectionOwner {
   void replay(uint64_t op_id, uint64_t number);
   void halt(const Halt& halt);
   [[nodiscard]] Progress progress() const;
-  void report_still();
+  void report_still(EventLoop::Clock::time_point now);
   void forget(const Progress& completed);
   void set_ready(Status status);
 

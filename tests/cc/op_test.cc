@@ -1,0 +1,82 @@
+#include "xla_ffi/op.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/round.h"
+#include "xla_ffi/wire.h"
+
+namespace jaxhetero {
+namespace {
+
+class OpTest : public testing::Test {
+ protected:
+  // A round begins, everything is pushed, and its first total comes.
+  void run() {
+    RoundRequest request;
+    request.spec.total_count = operand_.size() / sizeof(float);
+    request.inputs.append(operand_.data(), operand_.size());
+    op_.add(std::move(request));
+    Round& round = op_.begin();
+    Segment& segment = round.segments.emplace_back(Shard{0, 0, round.request.spec.total_count}, 16);
+    segment.next_push = segment.end();
+    op_.keep(true);
+  }
+
+  Op op_;
+  Bytes operand_ = Bytes(64, std::byte{7});
+};
+
+TEST_F(OpTest, ForgetsTheRoundThatAllHaveCompleted) {
+  run();
+  op_.finish();
+  for (const uint64_t other : {0, 2}) {
+    op_.forget(other);
+    EXPECT_EQ(op_.kept_bytes(), 64u) << other;
+  }
+  op_.forget(1);
+  EXPECT_EQ(op_.kept_bytes(), 0u);
+}
+
+TEST_F(OpTest, ForgetsNothingOfTheRoundThatRuns) {
+  run();
+  op_.forget(0);
+  op_.forget(1);
+  EXPECT_EQ(op_.kept_bytes(), 64u);
+}
+
+// The word comes when a reducer is lost: what is kept by then is all there is of the round that will begin anew.
+TEST_F(OpTest, ForgetsNothingOfTheRoundThatWillBeginAnew) {
+  run();
+  op_.finish();
+  run();
+  ASSERT_TRUE(op_.stop());
+  operand_.assign(operand_.size(), std::byte{0});  // a total has taken its place
+  op_.forget(1);
+  ASSERT_EQ(op_.kept_bytes(), 64u);
+  std::vector<iovec> pieces;
+  op_.next()->inputs.slice(0, 64, pieces);
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_EQ(*static_cast<const std::byte*>(pieces[0].iov_base), std::byte{7});
+}
+
+TEST_F(OpTest, IsStillOnceAfterARound) {
+  const auto later = [] { return EventLoop::Clock::now() + std::chrono::hours(1); };
+  EXPECT_FALSE(op_.is_still(later())) << "nothing has run";
+  for (int round = 0; round < 2; ++round) {
+    run();
+    EXPECT_FALSE(op_.is_still(later())) << "it runs";
+    op_.finish();
+    EXPECT_FALSE(op_.is_still(EventLoop::Clock::now() - std::chrono::hours(1))) << "it has just run";
+    EXPECT_TRUE(op_.is_still(later()));
+    EXPECT_FALSE(op_.is_still(later())) << "it has been said";
+  }
+}
+
+}  // namespace
+}  // namespace jaxhetero
