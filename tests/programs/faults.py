@@ -30,10 +30,12 @@ CHUNK_BYTES = 64 << 10
 
 wrong_count = 0
 is_running = False
+one_says = threading.Lock()
 
 
 def say(event: str, **more: Any) -> None:
-    print(json.dumps({"event": event, "at": time.monotonic(), **more}), flush=True)
+    with one_says:  # print() writes a line and its end apart, and two threads say things
+        print(json.dumps({"event": event, "at": time.monotonic(), **more}), flush=True)
 
 
 def wait_for(name: str) -> None:
