@@ -111,7 +111,8 @@ void Link::feed_starved(EventLoop::Clock::time_point now) {
 size_t Link::window_bytes(const Round& round, const Segment& segment) const {
   const size_t frame = frame_bytes(round, segment);
   if (job_.window_chunks > 0) return job_.window_chunks * frame;
-  return std::clamp(window_.bytes(), 2 * frame, most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
+  return std::clamp(window_.bytes(round.least_window_bytes), 2 * frame,
+                    most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
 }
 
 // Returns the chunk's bytes, header included.

@@ -16,10 +16,10 @@ void Planner::enter(const Members& members) {
 void Planner::make_plans() {
   std::vector<ReducerPlace> rated = places_;
   for (size_t i = 0; i < rated.size(); ++i) rated[i].rate = rate_of(reducers_[i]);
-  ShardPlan::ChunkSize chunks{.fixed_bytes = job_.chunk_bytes};
-  even_plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, places_), chunks);
-  if (chunk_bytes_ > 0) chunks.most_bytes = std::clamp(chunk_bytes_, kLeastAutoChunkBytes, kMostAutoChunkBytes);
-  plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, rated), chunks);
+  ShardPlan::Pace pace{.chunk_bytes = job_.chunk_bytes};
+  even_plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, places_), pace);
+  if (window_bytes_ > 0) pace.window_bytes = window_bytes_;
+  plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, rated), pace);
 }
 
 uint32_t Planner::rate_of(const Members::Reducer& reducer) const {
@@ -43,14 +43,14 @@ std::optional<RoundRequest> Planner::next_probe() {
 }
 
 void Planner::begin_probe() {
-  probe_.emplace(job_.worker_count, places_, ShardPlan::ChunkSize{.fixed_bytes = job_.chunk_bytes});
+  probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes});
   probe_view_ = view_;
   for (const Members::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
 }
 
 void Planner::take_rates() {
   for (size_t i = 0; i < probe_->rates().size(); ++i) rates_[probed_[i]] = probe_->rates()[i];
-  chunk_bytes_ = probe_->chunk_bytes();
+  window_bytes_ = probe_->window_bytes();
   make_plans();
 }
 
@@ -64,7 +64,7 @@ std::string Planner::rates_text() const {
             std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
     if (text.size() > 1000) break;
   }
-  return text + "; chunks of at most " + std::to_string(chunk_bytes_) + " bytes";
+  return text + "; windows of " + std::to_string(window_bytes_) + " bytes where shards are large";
 }
 
 }  // namespace jaxhetero

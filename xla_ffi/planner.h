@@ -35,7 +35,7 @@ class Planner {
   void finish_probe() { probe_->finish(is_undisturbed()); }
   [[nodiscard]] bool has_begun_probe() const { return probe_.has_value(); }
   // What was measured, when that is over:
-  // "measured 23 MB/s; 50 % of that at reducer 3 (host c); chunks of at most 8192 bytes"
+  // "measured 23 MB/s; 50 % of that at reducer 3 (host c); windows of 20000 bytes where shards are large"
   [[nodiscard]] std::string rates_text() const;
 
  private:
@@ -57,7 +57,7 @@ class Planner {
   uint32_t probe_view_ = 0;
   std::vector<uint32_t> probed_;        // the numbers of its reducers
   std::map<uint32_t, uint32_t> rates_;  // by reducer number, as RateProbe gives them
-  size_t chunk_bytes_ = 0;
+  size_t window_bytes_ = 0;             // 0 while nothing is known
 };
 
 }  // namespace jaxhetero

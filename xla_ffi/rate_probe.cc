@@ -18,7 +18,7 @@ constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
 constexpr int kProbes = 4;
 // Measured; see docs/performance.md.
-constexpr uint64_t kChunkUs = 7'000;
+constexpr uint64_t kWindowUs = 7'000;
 
 // A probe of any size reads and fills the same memory.
 constexpr size_t kLeafBytes = 64 << 10;
@@ -42,13 +42,8 @@ uint32_t snapped(uint64_t rate, uint64_t slack) {
 
 }  // namespace
 
-RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers,
-                     const ShardPlan::ChunkSize& chunks)
-    : worker_count_(worker_count),
-      reducers_(reducers),
-      chunks_(chunks),
-      own_(1 + reducers.size()),
-      totals_(own_.size()) {
+RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace)
+    : worker_count_(worker_count), reducers_(reducers), pace_(pace), own_(1 + reducers.size()), totals_(own_.size()) {
   own_[0] = 1;
   probe(std::ranges::all_of(reducers_, &ReducerPlace::colocated));
 }
@@ -58,7 +53,7 @@ void RateProbe::probe(bool colocated) {
   colocated_ = colocated;
   std::vector<uint32_t> shares;
   for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated ? 1 : 0);
-  plan_ = std::make_shared<ShardPlan>(std::move(shares), chunks_);
+  plan_ = std::make_shared<ShardPlan>(std::move(shares), pace_);
   probed_count_ = plan_->owner_count();
   begin_size(probed_count_ * kFirstShardBytes);
 }
@@ -128,7 +123,7 @@ void RateProbe::finish(bool undisturbed) {
   } else if (totals_[0] != worker_count_) {
     rates_.clear();
     bytes_per_s_ = 0;
-    chunk_bytes_ = 0;
+    window_bytes_ = 0;
     stage_ = Stage::kOver;
   } else if (std::exchange(stage_, Stage::kPushing) == Stage::kAgreeing) {
     evaluate();
@@ -163,7 +158,7 @@ void RateProbe::conclude_dedicated() {
   }
   const uint64_t shard_bytes = probe_bytes_ / probed_count_;
   bytes_per_s_ = worker_count_ * shard_bytes * 1'000'000 / fastest_us;
-  chunk_bytes_ = shard_bytes * kChunkUs / fastest_us;
+  window_bytes_ = shard_bytes * kWindowUs / fastest_us;
   if (probed_count_ == reducers_.size()) {
     stage_ = Stage::kOver;
   } else {
@@ -184,7 +179,7 @@ void RateProbe::conclude_colocated() {
   if (rates_.empty()) {
     rates_.assign(reducers_.size(), kFullRate);
     bytes_per_s_ = bytes_per_s;
-    chunk_bytes_ = shard_bytes * kChunkUs / slowest_us;
+    window_bytes_ = shard_bytes * kWindowUs / slowest_us;
   }
   for (size_t i = 0; i < reducers_.size(); ++i) {
     if (reducers_[i].colocated)

@@ -22,7 +22,7 @@ class RateProbe {
  public:
   static constexpr uint32_t kFullRate = 16;  // of the fastest dedicated reducer's interface
 
-  RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::ChunkSize& chunks);
+  RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace);
 
   // The next round to run; nothing once the probe is over. Lives as long as that round does.
   std::optional<RoundRequest> next();
@@ -34,8 +34,8 @@ class RateProbe {
   [[nodiscard]] const std::vector<uint32_t>& rates() const { return rates_; }
   // Of dedicated reducers, or of workers where there are none; 0 if something came in between.
   [[nodiscard]] uint64_t bytes_per_s() const { return bytes_per_s_; }
-  // What one link carries in the time that a chunk should take.
-  [[nodiscard]] size_t chunk_bytes() const { return chunk_bytes_; }
+  // What one link carries in the time that its window should bridge.
+  [[nodiscard]] size_t window_bytes() const { return window_bytes_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -53,7 +53,7 @@ class RateProbe {
 
   const uint32_t worker_count_;
   const std::vector<ReducerPlace> reducers_;
-  const ShardPlan::ChunkSize chunks_;  // while nothing is known
+  const ShardPlan::Pace pace_;  // while nothing is known
   Stage stage_ = Stage::kMeeting;
 
   bool colocated_ = false;  // which sort is probed
@@ -69,7 +69,7 @@ class RateProbe {
   std::vector<int64_t> totals_;  // of all workers
   std::vector<uint32_t> rates_;
   uint64_t bytes_per_s_ = 0;
-  size_t chunk_bytes_ = 0;
+  size_t window_bytes_ = 0;
 };
 
 }  // namespace jaxhetero

@@ -80,6 +80,7 @@ struct Round {
   RoundRequest request;
   uint64_t number = 0;
   std::vector<Segment> segments;
+  size_t least_window_bytes = 0;  // of every link
   size_t open_segment_count = 0;
   EventLoop::Clock::time_point begin;
   EventLoop::Clock::time_point first_result;

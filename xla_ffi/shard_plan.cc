@@ -18,6 +18,9 @@ constexpr uint64_t kAlignBytes = 64;
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
+constexpr uint64_t kUsualChunkBytes = 16 << 10;  // larger ones are at most a part of the window
+constexpr uint64_t kChunksPerWindow = 4;
+constexpr uint64_t kWindowsPerShard = 64;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -57,22 +60,28 @@ std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<R
   return shares;
 }
 
-ShardPlan::ShardPlan(std::vector<uint32_t> shares) : ShardPlan(std::move(shares), ChunkSize()) {}
+ShardPlan::ShardPlan(std::vector<uint32_t> shares) : ShardPlan(std::move(shares), Pace()) {}
 
-ShardPlan::ShardPlan(std::vector<uint32_t> shares, const ChunkSize& chunks)
-    : shares_(std::move(shares)),
-      whole_(std::accumulate(shares_.begin(), shares_.end(), uint64_t{0})),
-      chunks_(chunks) {}
+ShardPlan::ShardPlan(std::vector<uint32_t> shares, const Pace& pace)
+    : shares_(std::move(shares)), whole_(std::accumulate(shares_.begin(), shares_.end(), uint64_t{0})), pace_(pace) {}
 
 uint64_t ShardPlan::owner_count() const { return shares_.size() - std::ranges::count(shares_, 0u); }
 
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes) const {
-  if (chunks_.fixed_bytes > 0) return chunks_.fixed_bytes / item_bytes;
+  if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
   const uint64_t wanted = count / owner_count() / kChunksPerShard * item_bytes;
-  return std::bit_floor(std::clamp<uint64_t>(wanted, kLeastAutoChunkBytes, chunks_.most_bytes)) / item_bytes;
+  const uint64_t most = std::clamp(pace_.window_bytes / kChunksPerWindow, kUsualChunkBytes, kMostAutoChunkBytes);
+  return std::bit_floor(std::clamp(wanted, kLeastAutoChunkBytes, most)) / item_bytes;
+}
+
+// What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page
+// of a large result. It also lets workers get out of step, which a round makes up for at its end: so no more of it than
+// a small part of a shard. Measured; see docs/performance.md.
+size_t ShardPlan::least_window_bytes(uint64_t count, uint64_t item_bytes) const {
+  return std::min<size_t>(count / owner_count() * item_bytes / kWindowsPerShard, pace_.window_bytes);
 }
 
 uint32_t ShardPlan::reducer_at(uint64_t point) const {

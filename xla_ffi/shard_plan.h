@@ -34,15 +34,15 @@ std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<R
 // has its exact share whatever the leaves' sizes are.
 class ShardPlan {
  public:
-  // Of the chunks that shards are pushed in.
-  struct ChunkSize {
-    size_t fixed_bytes = 0;  // not 0: of every chunk but a shard's last one
-    size_t most_bytes = size_t{16} << 10;
+  // How shards are pushed: chunk by chunk, and how far ahead of their totals.
+  struct Pace {
+    size_t chunk_bytes = 0;                  // not 0: of every chunk but a shard's last one
+    size_t window_bytes = size_t{32} << 10;  // what a link should have under way, if its shard is large enough
   };
 
   // The relative size of every reducer's share; at least one is not 0.
   explicit ShardPlan(std::vector<uint32_t> shares);
-  ShardPlan(std::vector<uint32_t> shares, const ChunkSize& chunks);
+  ShardPlan(std::vector<uint32_t> shares, const Pace& pace);
 
   // Equal for equal plans, so that workers with different ones can be told apart.
   [[nodiscard]] uint64_t digest() const;
@@ -54,6 +54,8 @@ class ShardPlan {
 
   // The elements of every chunk of such a bucket but a shard's last one.
   [[nodiscard]] uint64_t chunk_count(uint64_t count, uint64_t item_bytes) const;
+  // A link's window for such a bucket is at least this, or two chunks.
+  [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
   [[nodiscard]] uint64_t owner_count() const;  // how many reducers have a share
 
  private:
@@ -61,7 +63,7 @@ class ShardPlan {
 
   std::vector<uint32_t> shares_;
   uint64_t whole_;  // their sum
-  ChunkSize chunks_;
+  Pace pace_;
 };
 
 }  // namespace jaxhetero

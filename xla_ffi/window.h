@@ -20,7 +20,10 @@ class Window {
   Window(size_t least_bytes, size_t most_bytes)
       : least_bytes_(least_bytes), most_bytes_(most_bytes), bytes_(std::clamp(kFirstBytes, least_bytes, most_bytes)) {}
 
-  [[nodiscard]] size_t bytes() const { return std::min(bytes_, opened_bytes_); }
+  // At least as many as `enough`, once the round has come so far.
+  [[nodiscard]] size_t bytes(size_t enough = 0) const {
+    return std::min(emptying_ ? bytes_ : std::max(bytes_, enough), opened_bytes_);
+  }
 
   // Nothing is under way: the next round begins with `first_bytes`, and every total opens room for one chunk more, as
   // TCP's slow start does. A full window at once would put the first chunks for the last reducer behind the whole

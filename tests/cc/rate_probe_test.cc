@@ -22,7 +22,7 @@ class RateProbeTest : public testing::Test {
     places.resize(places.size() + colocated_count, {.colocated = true});
     us_per_mib_ = dedicated_us;
     us_per_mib_.resize(places.size(), colocated_us);
-    probe_.emplace(kWorkers, places, ShardPlan::ChunkSize());
+    probe_.emplace(kWorkers, places, ShardPlan::Pace());
   }
 
   // Runs the next round; false when there is none.
@@ -64,7 +64,7 @@ TEST_F(RateProbeTest, TakesWhatIsNearlyEqualForEqual) {
   EXPECT_EQ(probe_->rates(), Rates(3, RateProbe::kFullRate));
   // Every worker pushed a MiB there in that time.
   EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), kWorkers * (1 << 20) / 0.04, 1e6);
-  EXPECT_NEAR(static_cast<double>(probe_->chunk_bytes()), (1 << 20) * 7.0 / 40, 100);
+  EXPECT_NEAR(static_cast<double>(probe_->window_bytes()), (1 << 20) * 7.0 / 40, 100);
 }
 
 TEST_F(RateProbeTest, FindsTheSlowOnes) {
@@ -105,7 +105,7 @@ TEST_F(RateProbeTest, PushesManyChunksFromTheBeginning) {
   start({1'000'000, 1'000'000});
   ASSERT_TRUE(run_round());
   ASSERT_TRUE(run_round());
-  const ShardPlan plan({1, 1}, ShardPlan::ChunkSize());
+  const ShardPlan plan({1, 1}, ShardPlan::Pace());
   const uint64_t count = pushed_bytes_ / sizeof(float);
   EXPECT_GE(count / 2, 16 * plan.chunk_count(count, sizeof(float)));
 }

@@ -152,19 +152,46 @@ TEST(Rates, LeaveOutWorkersWhereTheDedicatedCarryAll) {
 }
 
 TEST(Chunks, AreNoSmallerAndNoLargerThanTheyMay) {
-  constexpr size_t kMost = 64 << 10;
+  constexpr size_t kWindow = 256 << 10;
   for (const uint32_t reducer_count : {1u, 3u, 4096u}) {
-    const ShardPlan plan(std::vector<uint32_t>(reducer_count, 1), {.most_bytes = kMost});
+    const ShardPlan plan(std::vector<uint32_t>(reducer_count, 1), {.window_bytes = kWindow});
     for (const uint64_t item : {1, 2, 4, 8}) {
       for (uint64_t count = 0; count < uint64_t{1} << 40; count = 3 * count + 1) {
         const uint64_t bytes = plan.chunk_count(count, item) * item;
         EXPECT_GE(bytes, 8192u);
-        EXPECT_LE(bytes, kMost);
+        EXPECT_LE(bytes, kWindow / 4);
       }
     }
   }
-  EXPECT_EQ(ShardPlan({1, 1}, {.fixed_bytes = 4096}).chunk_count(1 << 20, 4), 1024u);
+  EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).chunk_count(1 << 20, 4), 1024u);
 }
+
+struct PaceCase {
+  uint64_t bucket_bytes;
+  size_t link_bytes;  // that a link carries while its window should last
+  uint64_t chunk_bytes;
+  size_t least_window_bytes;
+};
+
+class PaceTest : public testing::TestWithParam<PaceCase> {};
+
+TEST_P(PaceTest, IsThatOfTheLinksAndOfTheShard) {
+  const PaceCase& wanted = GetParam();
+  const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = wanted.link_bytes});
+  EXPECT_EQ(plan.chunk_count(wanted.bucket_bytes / 4, 4) * 4, wanted.chunk_bytes);
+  EXPECT_EQ(plan.least_window_bytes(wanted.bucket_bytes / 4, 4), wanted.least_window_bytes);
+}
+
+constexpr uint64_t kKiB = 1024;
+constexpr uint64_t kMiB = 1024 * kKiB;
+INSTANTIATE_TEST_SUITE_P(Links, PaceTest,
+                         testing::Values(PaceCase{64, 200'000, 16 * kKiB, 0},
+                                         PaceCase{kMiB, 200'000, 8 * kKiB, 4 * kKiB},
+                                         PaceCase{16 * kMiB, 200'000, 32 * kKiB, 64 * kKiB},
+                                         PaceCase{64 * kMiB, 200'000, 32 * kKiB, 200'000},
+                                         PaceCase{64 * kMiB, 20'000, 16 * kKiB, 20'000},
+                                         PaceCase{64 * kMiB, 2'000'000, 128 * kKiB, 256 * kKiB},
+                                         PaceCase{kMiB * kMiB, 20'000'000, 256 * kKiB, 20'000'000}));
 
 INSTANTIATE_TEST_SUITE_P(All, Balance,
                          testing::Combine(testing::Values(2, 3, 4, 8, 16), testing::Values(0, 1, 2, 3, 4, 6, 8, 20),

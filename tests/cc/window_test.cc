@@ -96,5 +96,16 @@ TEST(Window, OpensStepByStepAfterAPause) {
   EXPECT_GE(run(window, {100e6, microseconds(2000)}, now, microseconds(100000)), full / 2);
 }
 
+TEST(Window, IsEnoughOnceTheRoundHasComeSoFar) {
+  Window::Clock::time_point now{std::chrono::seconds(1)};
+  Window window(0, 100 * kChunk);
+  ASSERT_LT(run(window, {1e6, microseconds(100)}, now, microseconds(1000000)), 2 * kChunk);
+  window.restart(2 * kChunk, now);
+  for (size_t chunks = 2; chunks < 14; ++chunks) {
+    EXPECT_EQ(window.bytes(10 * kChunk), std::min<size_t>(chunks, 10) * kChunk);
+    window.returned(now, kChunk, now + microseconds(8000));
+  }
+}
+
 }  // namespace
 }  // namespace jaxhetero
