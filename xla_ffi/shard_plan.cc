@@ -20,7 +20,6 @@ constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are
 constexpr uint64_t kChunksPerShard = 128;
 constexpr uint64_t kUsualChunkBytes = 16 << 10;  // larger ones are at most a part of the window
 constexpr uint64_t kChunksPerWindow = 4;
-constexpr uint64_t kWindowsPerShard = 64;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -67,21 +66,24 @@ ShardPlan::ShardPlan(std::vector<uint32_t> shares, const Pace& pace)
 
 uint64_t ShardPlan::owner_count() const { return shares_.size() - std::ranges::count(shares_, 0u); }
 
+uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) const {
+  return std::bit_floor(count / owner_count() / kChunksPerShard * item_bytes);
+}
+
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
-  const uint64_t wanted = count / owner_count() / kChunksPerShard * item_bytes;
   const uint64_t most = std::clamp(pace_.window_bytes / kChunksPerWindow, kUsualChunkBytes, kMostAutoChunkBytes);
-  return std::bit_floor(std::clamp(wanted, kLeastAutoChunkBytes, most)) / item_bytes;
+  return std::bit_floor(std::clamp(chunk_bytes_by_shard(count, item_bytes), kLeastAutoChunkBytes, most)) / item_bytes;
 }
 
 // What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page
 // of a large result. It also lets workers get out of step, which a round makes up for at its end: so no more of it than
-// a small part of a shard. Measured; see docs/performance.md.
+// two chunks' part of a shard. Measured; see docs/performance.md.
 size_t ShardPlan::least_window_bytes(uint64_t count, uint64_t item_bytes) const {
-  return std::min<size_t>(count / owner_count() * item_bytes / kWindowsPerShard, pace_.window_bytes);
+  return std::min<size_t>(2 * chunk_bytes_by_shard(count, item_bytes), pace_.window_bytes);
 }
 
 uint32_t ShardPlan::reducer_at(uint64_t point) const {

@@ -187,6 +187,7 @@ constexpr uint64_t kMiB = 1024 * kKiB;
 INSTANTIATE_TEST_SUITE_P(Links, PaceTest,
                          testing::Values(PaceCase{64, 200'000, 16 * kKiB, 0},
                                          PaceCase{kMiB, 200'000, 8 * kKiB, 4 * kKiB},
+                                         PaceCase{12 * kMiB, 200'000, 16 * kKiB, 32 * kKiB},
                                          PaceCase{16 * kMiB, 200'000, 32 * kKiB, 64 * kKiB},
                                          PaceCase{64 * kMiB, 200'000, 32 * kKiB, 200'000},
                                          PaceCase{64 * kMiB, 20'000, 16 * kKiB, 20'000},
