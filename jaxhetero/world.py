@@ -40,6 +40,8 @@ class Metrics:
     """Memory that holds what was contributed to rounds that are over, in case a reducer is lost; a moment ago."""
     shared_connection_count: int = 0
     """Connections to reducers on this host that went on in shared memory."""
+    lent_bytes: int = 0
+    """Of ``sent_bytes``, what those reducers read where it was, without a copy."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""

@@ -280,7 +280,7 @@ void Communicator::enqueue(RoundRequest request) {
   }
   if (has_ended()) return complete(std::move(request), failure());
   const uint64_t op_id = request.op;
-  Op& op = ops_[op_id];
+  Op& op = ops_.try_emplace(op_id, context_->arena).first->second;
   if (!op.agrees(request.spec)) {
     const std::string what = describe(request.spec) + " is not what " + request.description + " was before";
     return complete(std::move(request), {Code::kInternal, what});
@@ -361,7 +361,7 @@ Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t re
 Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
   Result<Segment*> found = segment_of(header, reducer);
   if (!found.ok()) return found.status();
-  Op& op = ops_[header.op];
+  Op& op = ops_.at(header.op);
   Round& round = *op.running();
   const OpSpec& spec = round.request.spec;
   if (Status status = links_[reducer].check_result(spec, *found.value(), header); !status.ok()) return status;
@@ -392,7 +392,7 @@ Status Communicator::on_frame(Connection& connection, const FrameHeader& header)
 }
 
 void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
-  Op& op = ops_[header.op];
+  Op& op = ops_.at(header.op);
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
   const size_t begin = header.offset * item_bytes(round.request.spec.dtype);
@@ -596,6 +596,7 @@ void Communicator::fail(const Status& why) {
     failure_ = why;
   }
   set_ready(why);
+  context_->arena->end();
   // That we end without having failed is nothing to the others but the loss of us.
   const bool ours = why.code() == Code::kNotInitialized;
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
@@ -617,6 +618,7 @@ CommunicatorMetrics Communicator::metrics() const {
     metrics.sent_bytes = context_->counters->sent_bytes;
     metrics.received_bytes = context_->counters->received_bytes;
     metrics.shared_connection_count = context_->counters->shared_count;
+    metrics.lent_bytes = context_->counters->lent_bytes;
     metrics.refused_count = context_->counters->refused_count;
     metrics.bad_frame_count = context_->counters->bad_frame_count;
     metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;

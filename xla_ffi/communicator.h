@@ -51,6 +51,7 @@ struct CommunicatorMetrics {
   uint64_t bad_frame_count = 0;
   uint64_t checksum_mismatch_count = 0;
   uint64_t shared_connection_count = 0;
+  uint64_t lent_bytes = 0;  // of those sent, what was read where it is
   uint64_t view_count = 0;  // after the first: how often a reducer was lost or came
   uint64_t kept_bytes = 0;  // in case a reducer is lost; a moment ago
 };

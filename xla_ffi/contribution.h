@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "arena.h"
 #include "buffers.h"
 #include "convert.h"
 
@@ -20,13 +21,15 @@ namespace jaxhetero {
 // result where it takes the operands' place.
 //
 // A round's copy begins when its first total comes, which proves that every worker has finished the round before. So
-// the size of the bucket is all the memory it takes.
+// the size of the bucket is all the memory it takes. Reducers on this host read it in place.
 class Contribution {
  public:
+  explicit Contribution(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+
   // Forgets what it held. Takes memory when the bucket is larger than ever, so not in a steady round.
   void begin(uint64_t round, size_t bytes) {
     if (bytes > capacity_) {
-      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      memory_ = arena_->allocate(bytes);
       capacity_ = bytes;
     }
     held_ = Leaves();
@@ -61,7 +64,7 @@ class Contribution {
     }
   }
 
-  void clear() { *this = Contribution(); }
+  void clear() { *this = Contribution(arena_); }
 
   [[nodiscard]] bool holds(uint64_t round) const { return round_ == round; }
 
@@ -70,7 +73,8 @@ class Contribution {
   [[nodiscard]] size_t bytes() const { return std::max(capacity_, held_.bytes()); }
 
  private:
-  std::unique_ptr<std::byte[]> memory_;
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<std::byte> memory_;
   size_t capacity_ = 0;
   Leaves held_;
   std::shared_ptr<const void> owner_;

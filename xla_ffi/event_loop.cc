@@ -23,11 +23,6 @@ uint64_t event_key(int fd, uint32_t generation) { return uint64_t{generation} <<
 
 }  // namespace
 
-void Fd::reset() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
 Result<std::unique_ptr<EventLoop>> EventLoop::create() {
   Fd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return system_error("epoll_create1");

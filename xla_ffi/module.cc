@@ -155,6 +155,7 @@ void bind_communicator(nb::module_& module) {
              result["view_count"] = metrics.view_count;
              result["kept_bytes"] = metrics.kept_bytes;
              result["shared_connection_count"] = metrics.shared_connection_count;
+             result["lent_bytes"] = metrics.lent_bytes;
              add_refusals(result, metrics);
              return result;
            })

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "arena.h"
 #include "contribution.h"
 #include "round.h"
 
@@ -17,6 +18,10 @@ namespace jaxhetero {
 
 class Op {
  public:
+  // What is kept lies in `arena`.
+  explicit Op(const std::shared_ptr<Arena>& arena = std::make_shared<Arena>())
+      : kept_(std::make_unique<Contribution>(arena)), narrowed_(std::make_unique<Contribution>(arena)) {}
+
   void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
   // Whether this is what the reducers were told of the op's rounds.
   [[nodiscard]] bool agrees(const OpSpec& spec);
@@ -62,9 +67,9 @@ class Op {
   EventLoop::Clock::time_point ended_;
   std::vector<bool> described_;  // by reducer
   // Each stays where it is when the two are swapped: frames that are queued point into the running round's.
-  std::unique_ptr<Contribution> kept_ = std::make_unique<Contribution>();
-  std::unique_ptr<Contribution> narrowed_ = std::make_unique<Contribution>();  // of the running round
-  RoundRequest replay_;  // the round that kept_ is of, for those who have not completed it
+  std::unique_ptr<Contribution> kept_;
+  std::unique_ptr<Contribution> narrowed_;  // of the running round
+  RoundRequest replay_;                     // the round that kept_ is of, for those who have not completed it
 };
 
 }  // namespace jaxhetero

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <new>
 #include <utility>
 
 namespace jaxhetero {
 namespace {
 
 constexpr size_t kMaxIdleBytes = size_t{32} << 20;
-constexpr std::align_val_t kAlign{64};
 
 Arithmetic arithmetic_of(Kind kind) {
   if (kind == Kind::kMax) return Arithmetic::kMax;
@@ -23,47 +21,41 @@ Arithmetic arithmetic_of(Kind kind) {
 // the pool, not the other way round. One thread only.
 class Reducer::Pool : public std::enable_shared_from_this<Pool> {
  public:
-  Pool() = default;
-  ~Pool() {
-    for (const auto& [bytes, buffers] : idle_) {
-      for (std::byte* memory : buffers) ::operator delete(memory, kAlign);
-    }
-  }
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
+  explicit Pool(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
 
   std::shared_ptr<std::byte> take(size_t least_bytes) {
     const size_t bytes = std::bit_ceil(std::max(least_bytes, kLeastBytes));
-    std::vector<std::byte*>& idle = idle_[bytes];
-    std::byte* memory = nullptr;
+    std::vector<std::shared_ptr<std::byte>>& idle = idle_[bytes];
+    std::shared_ptr<std::byte> memory;
     if (idle.empty()) {
-      memory = static_cast<std::byte*>(::operator new(bytes, kAlign));
+      memory = arena_->allocate(bytes);
     } else {
-      memory = idle.back();
+      memory = std::move(idle.back());
       idle.pop_back();
       idle_bytes_ -= bytes;
     }
-    return {memory, [pool = shared_from_this(), bytes](std::byte* used) { pool->put_back(used, bytes); }};
+    std::byte* const begin = memory.get();
+    return {begin, [pool = shared_from_this(), bytes, memory = std::move(memory)](std::byte*) mutable {
+              pool->put_back(std::move(memory), bytes);
+            }};
   }
 
  private:
   static constexpr size_t kLeastBytes = 1024;
 
-  void put_back(std::byte* memory, size_t bytes) {
-    if (idle_bytes_ + bytes <= kMaxIdleBytes) {
-      idle_[bytes].push_back(memory);
-      idle_bytes_ += bytes;
-    } else {
-      ::operator delete(memory, kAlign);
-    }
+  void put_back(std::shared_ptr<std::byte> memory, size_t bytes) {
+    if (idle_bytes_ + bytes > kMaxIdleBytes) return;
+    idle_[bytes].push_back(std::move(memory));
+    idle_bytes_ += bytes;
   }
 
-  std::map<size_t, std::vector<std::byte*>> idle_;  // by their bytes, a power of two
+  std::shared_ptr<Arena> arena_;
+  std::map<size_t, std::vector<std::shared_ptr<std::byte>>> idle_;  // by their bytes, a power of two
   size_t idle_bytes_ = 0;
 };
 
-Reducer::Reducer(Job job)
-    : job_(std::move(job)), pool_(std::make_shared<Pool>()), gone_(job_.worker_hosts.size(), false) {}
+Reducer::Reducer(Job job, std::shared_ptr<Arena> arena)
+    : job_(std::move(job)), pool_(std::make_shared<Pool>(std::move(arena))), gone_(job_.worker_hosts.size(), false) {}
 
 Reducer::~Reducer() = default;
 
@@ -116,6 +108,28 @@ Status Reducer::describe_op(uint32_t rank, const FrameHeader& header, OpDescript
 
 Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
                                             std::vector<Outgoing>& outgoing) {
+  Result<Piece*> begun = begin_piece(rank, header, now_ms, outgoing);
+  if (!begun.ok()) return begun.status();
+  if (header.payload_bytes == 0) return std::span<std::byte>{};
+  Piece& piece = **begun;
+  piece.memory = pool_->take(header.payload_bytes);
+  piece.data = piece.memory;
+  return std::span(piece.memory.get(), header.payload_bytes);
+}
+
+Result<bool> Reducer::take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
+                                int64_t now_ms, std::vector<Outgoing>& outgoing) {
+  const auto found = ops_.find(header.op);
+  if (found == ops_.end() || found->second.spec.kind == Kind::kBroadcast) return false;
+  Result<Piece*> begun = begin_piece(rank, header, now_ms, outgoing);
+  if (!begun.ok()) return begun.status();
+  (*begun)->data = std::move(payload);
+  if (Status status = commit(rank, header, now_ms, outgoing); !status.ok()) return status;
+  return true;
+}
+
+Result<Reducer::Piece*> Reducer::begin_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                             std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   const auto found = ops_.find(header.op);
   if (found == ops_.end() || !found->second.descriptions[rank].has_value()) {
@@ -132,10 +146,7 @@ Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& he
   if (!chunk.ok()) return chunk.status();
 
   op.pushed[rank] = {op.pushed[rank].chunk_count + 1, header.offset + header.count, header.last};
-  Piece& piece = chunk.value()->pieces[rank];
-  if (header.payload_bytes == 0) return std::span<std::byte>{};
-  piece.memory = pool_->take(header.payload_bytes);
-  return std::span(piece.memory.get(), header.payload_bytes);
+  return &chunk.value()->pieces[rank];
 }
 
 // That the chunk lies in its bucket and has the payload that it should have.
@@ -214,10 +225,12 @@ void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outg
   ++op.completed_chunk_count;
 
   const bool root_only = op.spec.kind == Kind::kBroadcast;
-  const std::shared_ptr<std::byte> total = chunk.pieces[root_only ? op.spec.root : 0].memory;
+  const auto bytes = static_cast<uint32_t>(chunk.count * item_bytes(op.spec.dtype));
+  std::shared_ptr<std::byte> total = chunk.pieces[root_only ? op.spec.root : 0].memory;
   if (!root_only && chunk.count > 0) {
+    if (!total) total = pool_->take(bytes);
     std::vector<const std::byte*> pieces;
-    for (const Piece& piece : chunk.pieces) pieces.push_back(piece.memory.get());
+    for (const Piece& piece : chunk.pieces) pieces.push_back(piece.data.get());
     reduce_in_order(arithmetic_of(op.spec.kind), op.spec.dtype, pieces, total.get(), chunk.count);
   }
 
@@ -228,7 +241,6 @@ void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outg
   header.op = op_id;
   header.round = op.round;
   header.offset = chunk.offset;
-  const auto bytes = static_cast<uint32_t>(chunk.count * item_bytes(op.spec.dtype));
   for (uint32_t rank = 0; rank < worker_count(); ++rank) {
     const bool has_it = root_only && rank == op.spec.root;
     header.payload_bytes = has_it ? 0 : bytes;

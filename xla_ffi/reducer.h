@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "arena.h"
 #include "status.h"
 #include "wire.h"
 
@@ -39,7 +40,8 @@ class Reducer {
     bool resumed = false;  // not the first view: ops begin with the round that everybody resumes from
   };
 
-  explicit Reducer(Job job);
+  // Totals lie in `arena`.
+  explicit Reducer(Job job, std::shared_ptr<Arena> arena = std::make_shared<Arena>());
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -56,6 +58,11 @@ class Reducer {
 
   // The payload that begin() asked for is complete.
   Status commit(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+
+  // Both in one, for a payload that is here already, and stays until the total is sent to `rank`. False where that is
+  // too short, so that it has to be copied: a broadcast's total is the root's own piece.
+  Result<bool> take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
+                         int64_t now_ms, std::vector<Outgoing>& outgoing);
 
   // `rank` is gone: in order when `why` is ok, lost otherwise. Faults the job if somebody still needs it.
   void leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing);
@@ -77,7 +84,8 @@ class Reducer {
  private:
   class Pool;
   struct Piece {
-    std::shared_ptr<std::byte> memory;  // none where the round takes no payload from this rank
+    std::shared_ptr<std::byte> memory;      // none where it is lent, or the round takes no payload from this rank
+    std::shared_ptr<const std::byte> data;  // there, or where it is lent
     bool arrived = false;
   };
   struct Chunk {
@@ -107,6 +115,7 @@ class Reducer {
     std::vector<Pushed> pushed;          // by rank
   };
 
+  Result<Piece*> begin_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
   [[nodiscard]] Status check_chunk(const Op& op, uint32_t rank, const FrameHeader& header) const;
   void start_round(Op& op, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(Op& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);

@@ -60,7 +60,7 @@ void ReducerServer::begin_job(const Members& members) {
   if (reducer_) return;
   members_ = members;
   view_ = members.view;
-  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, view_ > 0});
+  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, view_ > 0}, context_->arena);
   context_->checksums = members.job.checksums;
   by_rank_.assign(members.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
@@ -109,7 +109,7 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   switch (header.type) {
     case FrameType::kPush:
       status = reducer_->commit(*peer.rank, header, loop_->now_ms(), outgoing_);
-      round_count_ = earlier_round_count_ + reducer_->completed_round_count();
+      count_rounds();
       break;
     case FrameType::kDescribe:
       status = describe_op(peer, header);
@@ -126,6 +126,18 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   deliver();
   return status;
 }
+
+Result<bool> ReducerServer::on_lent(Connection& connection, const FrameHeader& header,
+                                    const std::shared_ptr<const std::byte>& payload) {
+  const Peer& peer = peers_[&connection];
+  if (header.type != FrameType::kPush || !peer.rank.has_value()) return false;
+  Result<bool> taken = reducer_->take_lent(*peer.rank, header, payload, loop_->now_ms(), outgoing_);
+  count_rounds();
+  deliver();
+  return taken;
+}
+
+void ReducerServer::count_rounds() { round_count_ = earlier_round_count_ + reducer_->completed_round_count(); }
 
 Status ReducerServer::describe_op(const Peer& peer, const FrameHeader& header) {
   Result<OpDescription> description = decode_op_description(peer.control);
@@ -185,7 +197,8 @@ void ReducerServer::enter_view(uint32_t view) {
     peers_.erase(std::exchange(connection, nullptr));
   }
   joined_count_ = 0;
-  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, true});
+  context_->unread.clear();  // everybody has left that view before anybody heard of this one
+  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, true}, context_->arena);
 }
 
 // Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out, and who is

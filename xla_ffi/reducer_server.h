@@ -70,12 +70,15 @@ class ReducerServer final : private ConnectionOwner {
   void on_open(Connection&) override {}
   Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
   Status on_frame(Connection& connection, const FrameHeader& header) override;
+  Result<bool> on_lent(Connection& connection, const FrameHeader& header,
+                       const std::shared_ptr<const std::byte>& payload) override;
   void on_close(Connection& connection, const Status& why) override;
 
   void begin_job(const Members& members);
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   Status describe_op(const Peer& peer, const FrameHeader& header);
+  void count_rounds();
   void enter_view(uint32_t view);
   void check_everybody_joined();
   void watch_rounds();

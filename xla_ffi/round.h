@@ -90,7 +90,7 @@ struct Round {
   int64_t next_late_report_ms = 0;
   bool is_replay = false;            // it is over here, but not for others
   bool is_answered = false;          // a total has begun to come
-  Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed; a round that narrows sends that
+  Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed, and that is what is sent
   bool has_accused = false;
   double slowest_part = 0;  // of the segments' done_part()
 
@@ -102,7 +102,7 @@ struct Round {
   [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
 
   // What the chunks are sent from.
-  [[nodiscard]] const Leaves& wire_inputs() const { return request.narrows ? keeps_in->leaves() : request.inputs; }
+  [[nodiscard]] const Leaves& wire_inputs() const { return keeps_in != nullptr ? keeps_in->leaves() : request.inputs; }
 
   // Copies this much of the inputs, as it is on the wire, to where it is kept.
   void keep(size_t offset, size_t bytes) const {

@@ -1,32 +1,19 @@
 #include "shared_channel.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <new>
-#include <optional>
-#include <string>
 #include <utility>
-
-#include "auth.h"
 
 namespace jaxhetero {
 namespace {
 
 constexpr size_t kRingBytes = size_t{512} << 10;
 constexpr size_t kLineBytes = 64;  // of a processor's cache
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 bool lower(std::atomic<uint32_t>& flag) { return flag != 0 && flag.exchange(0) != 0; }
-
-Status system_error(const char* call) { return {Code::kInternal, std::string(call) + ": " + std::strerror(errno)}; }
 
 }  // namespace
 
@@ -47,54 +34,27 @@ struct SharedChannel::Ring {
 };
 
 struct SharedChannel::Layout {
-  std::array<std::byte, kSharedKeyBytes> key;
   Ring from_maker;
   Ring to_maker;
 };
 
-SharedChannel::SharedChannel(Fd memory, Layout* layout, bool is_maker)
+SharedChannel::SharedChannel(SharedMemory memory, Layout& layout, bool is_maker)
     : memory_(std::move(memory)),
-      layout_(layout),
-      out_(is_maker ? &layout->from_maker : &layout->to_maker),
-      in_(is_maker ? &layout->to_maker : &layout->from_maker) {}
-
-SharedChannel::~SharedChannel() { munmap(layout_, sizeof(Layout)); }
+      out_(is_maker ? &layout.from_maker : &layout.to_maker),
+      in_(is_maker ? &layout.to_maker : &layout.from_maker) {}
 
 Result<std::unique_ptr<SharedChannel>> SharedChannel::create() {
-  const std::optional<Nonce> key = fresh_nonce();
-  if (!key.has_value()) return Status(Code::kInternal, "the system gives no random numbers");
-  Fd memory(memfd_create("jaxhetero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory.valid()) return system_error("memfd_create");
-  if (ftruncate(memory.get(), sizeof(Layout)) != 0) return system_error("ftruncate");
-  // Memory that shrinks under a process kills it: so ours cannot, and open() takes none that could.
-  if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) return system_error("fcntl");
-  void* address = mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory.get(), 0);
-  if (address == MAP_FAILED) return system_error("mmap");
-  auto* layout = ::new (address) Layout;
-  std::ranges::copy(*key, layout->key.begin());
-  std::unique_ptr<SharedChannel> channel(new SharedChannel(std::move(memory), layout, true));
-  channel->offer_ = {static_cast<uint32_t>(getpid()), static_cast<uint32_t>(channel->memory_.get()), layout->key};
-  return channel;
+  Result<SharedMemory> memory = SharedMemory::create(sizeof(Layout), SharedMemory::Use::kBothWrite);
+  if (!memory.ok()) return memory.status();
+  Layout& layout = *::new (memory->bytes().data()) Layout;
+  return std::unique_ptr<SharedChannel>(new SharedChannel(std::move(*memory), layout, true));
 }
 
-// The process and the descriptor are a word of the peer's. What is found there counts only if it is memory of the right
-// kind and size with the right key: behind another list of processes, as a container has it, it is somebody else's.
 Result<std::unique_ptr<SharedChannel>> SharedChannel::open(const SharedOffer& offer) {
-  const std::string path = "/proc/" + std::to_string(offer.process) + "/fd/" + std::to_string(offer.descriptor);
-  Fd memory(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!memory.valid()) return system_error("open");
-  struct stat about{};
-  if (fstat(memory.get(), &about) != 0) return system_error("fstat");
-  const int seals = fcntl(memory.get(), F_GET_SEALS);  // only memory has any
-  if (about.st_size != sizeof(Layout) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Status(Code::kInvalidArgument, "the memory offered is not of the kind that can be shared");
-  }
-  void* address = mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory.get(), 0);
-  if (address == MAP_FAILED) return system_error("mmap");
-  std::unique_ptr<SharedChannel> channel(new SharedChannel(Fd(), static_cast<Layout*>(address), false));
-  if (channel->layout_->key != offer.key) return Status(Code::kInvalidArgument, "the memory offered is another one's");
-  channel->offer_ = offer;
-  return channel;
+  Result<SharedMemory> memory = SharedMemory::open(offer, sizeof(Layout), SharedMemory::Use::kBothWrite);
+  if (!memory.ok()) return memory.status();
+  Layout& layout = *reinterpret_cast<Layout*>(memory->bytes().data());
+  return std::unique_ptr<SharedChannel>(new SharedChannel(std::move(*memory), layout, false));
 }
 
 Result<size_t> SharedChannel::write(std::span<const iovec> pieces) {
@@ -134,9 +94,10 @@ Result<size_t> SharedChannel::read(std::span<const iovec> pieces) {
     left -= wanted;
     if (left == 0) break;
   }
-  if (read_bytes_ != begin) in_->read_bytes = read_bytes_;
   return read_bytes_ - begin;
 }
+
+void SharedChannel::release() { in_->read_bytes = read_bytes_; }
 
 bool SharedChannel::reader_slept() { return lower(out_->reader_sleeps); }
 

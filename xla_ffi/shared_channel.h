@@ -13,7 +13,7 @@
 #include <memory>
 #include <span>
 
-#include "event_loop.h"
+#include "shared_memory.h"
 #include "status.h"
 #include "wire.h"
 
@@ -24,19 +24,18 @@ class SharedChannel {
   // The memory is made by one side, which tells the other where to find it.
   static Result<std::unique_ptr<SharedChannel>> create();
   static Result<std::unique_ptr<SharedChannel>> open(const SharedOffer& offer);
-  ~SharedChannel();
-  SharedChannel(const SharedChannel&) = delete;
-  SharedChannel& operator=(const SharedChannel&) = delete;
 
-  [[nodiscard]] const SharedOffer& offer() const { return offer_; }
+  [[nodiscard]] const SharedOffer& offer() const { return memory_.offer(); }
   // The peer has it open: nobody else shall.
-  void close_descriptor() { memory_.reset(); }
+  void close_descriptor() { memory_.close_descriptor(); }
 
   // As many bytes as there is room for, from the front of `pieces`.
   Result<size_t> write(std::span<const iovec> pieces);
   // As many as there are, up to what `pieces` take.
   Result<size_t> read(std::span<const iovec> pieces);
-  // To be asked after write() and after read(): whether the peer sleeps for want of that, and shall be woken.
+  // What was read is done with: its room is the peer's again.
+  void release();
+  // To be asked after write() and after release(): whether the peer sleeps for want of that, and shall be woken.
   [[nodiscard]] bool reader_slept();
   [[nodiscard]] bool writer_slept();
 
@@ -44,18 +43,17 @@ class SharedChannel {
   [[nodiscard]] bool sleep_for_bytes();
   [[nodiscard]] bool sleep_for_room();
 
-  // What the peer has not read yet.
+  // Of all that was written, what the peer is not done with.
   [[nodiscard]] uint64_t unread_bytes() const;
+  [[nodiscard]] uint64_t written_bytes() const { return written_bytes_; }
 
  private:
   struct Ring;
   struct Layout;
 
-  SharedChannel(Fd memory, Layout* layout, bool is_maker);
+  SharedChannel(SharedMemory memory, Layout& layout, bool is_maker);
 
-  Fd memory_;
-  SharedOffer offer_;
-  Layout* layout_;
+  SharedMemory memory_;
   Ring* out_;
   Ring* in_;
   // Our own positions: what the memory says of them is for the peer.

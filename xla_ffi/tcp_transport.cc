@@ -21,6 +21,7 @@ constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
 constexpr size_t kMaxPieces = 256;              // of one sendmsg or readv; IOV_MAX is 1024
 constexpr size_t kTurnBytes = size_t{1} << 20;  // what one connection may move before the others have their turn
+constexpr size_t kLeastLentBytes = 4096;        // less is copied sooner than found
 
 std::string error_text(int error) { return std::strerror(error); }
 
@@ -81,7 +82,9 @@ void own_payload(OutFrame& frame) {
 }
 
 // Frames of the connection itself, of which its owner hears nothing.
-bool is_about_memory(FrameType type) { return type == FrameType::kShare || type == FrameType::kShared; }
+bool is_about_memory(FrameType type) {
+  return type == FrameType::kShare || type == FrameType::kShared || type == FrameType::kReads;
+}
 
 void set_option(int fd, int level, int name) {
   const int on = 1;
@@ -229,8 +232,8 @@ void TcpConnection::open() {
 }
 
 void TcpConnection::read_frames() {
-  for (size_t turn_bytes = 0; phase_ == Phase::kOpen;) {
-    if (turn_bytes >= kTurnBytes) {
+  for (const uint64_t begin = received_bytes_; phase_ == Phase::kOpen;) {
+    if (received_bytes_ - begin >= kTurnBytes) {
       // The socket calls us again by itself.
       if (receives_shared_) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
       return;
@@ -248,9 +251,9 @@ void TcpConnection::read_frames() {
     if (got == 0) return;
     received_bytes_ += got;
     context_.counters->received_bytes += got;
-    turn_bytes += got;
     consume(got);
-    if (from_socket && got < total_bytes(wanted)) return;  // the socket is empty
+    if (!from_socket) release_read();
+    if (!receives_shared_ && got < total_bytes(wanted)) return;  // the socket is empty
   }
 }
 
@@ -275,16 +278,19 @@ size_t TcpConnection::receive_shared(std::span<const iovec> pieces) {
       end(got.status());
       return 0;
     }
-    if (*got > 0) {
-      if (shared_->writer_slept()) call_peer();
-      return *got;
-    }
+    if (*got > 0) return *got;
     if (!hung_up_.ok()) {
       end(hung_up_);
       return 0;
     }
   } while (!shared_->sleep_for_bytes());
   return 0;
+}
+
+// Only now: the frame may have been about something that is lent until it is read.
+void TcpConnection::release_read() {
+  shared_->release();
+  if (phase_ == Phase::kOpen && shared_->writer_slept()) call_peer();
 }
 
 // The socket says that there may be something in the shared memory, or room; or that the peer is gone.
@@ -318,6 +324,7 @@ void TcpConnection::offer_memory() {
   Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::create();
   if (!channel.ok()) return;
   shared_ = std::move(*channel);
+  share_arena();
   send(OutFrame::control(FrameType::kShare, encode(shared_->offer())));
 }
 
@@ -328,6 +335,7 @@ Status TcpConnection::take_offer() {
   Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::open(*offer);
   if (!channel.ok()) return {};
   shared_ = std::move(*channel);
+  share_arena();
   send_shared();
   return {};
 }
@@ -339,11 +347,35 @@ Status TcpConnection::take_shared() {
   if (last_socket_frame_ == 0) send_shared();
   shared_->close_descriptor();
   ++context_.counters->shared_count;
+  return offer_bytes_.empty() ? Status() : take_arena();
+}
+
+// Where that fails, and where every byte is to have a checksum, payloads go through the channel.
+void TcpConnection::share_arena() {
+  if (context_.checksums) return;
+  [[maybe_unused]] const Status status = context_.arena->share();
+}
+
+Status TcpConnection::take_arena() {
+  Result<SharedOffer> offer = decode_shared_offer(offer_bytes_);
+  if (!offer.ok()) return offer.status();
+  Result<std::shared_ptr<const ArenaView>> arena = ArenaView::open(*offer);
+  if (!arena.ok()) return {};
+  peer_arena_ = std::move(*arena);
+  send(OutFrame::control(FrameType::kReads, {}));
+  return {};
+}
+
+Status TcpConnection::take_reads() {
+  if (!offer_bytes_.empty()) return {Code::kProtocol, "malformed answer to an offer of memory"};
+  if (last_socket_frame_ == 0) return {Code::kProtocol, "it reads memory that it was not offered"};
+  lends_ = true;
   return {};
 }
 
 void TcpConnection::send_shared() {
-  send(OutFrame::control(FrameType::kShared, {}));
+  const std::optional<SharedOffer> arena = context_.arena->offer();
+  send(OutFrame::control(FrameType::kShared, arena.has_value() ? encode(*arena) : Bytes()));
   last_socket_frame_ = queued_frame_count_;
 }
 
@@ -379,7 +411,15 @@ Status TcpConnection::begin_frame() {
   if (context_.checksums && carries_data && !header_.has_checksum) {
     return {Code::kProtocol, "it sends no checksums, which this job asks for"};
   }
+  if (header_.is_lent) return take_lent();
   checksum_ = header_.has_checksum ? start_checksum(header_bytes_) : 0;
+  if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
+  if (header_.payload_bytes == 0) return finish_frame();
+  in_payload_ = true;
+  return {};
+}
+
+Status TcpConnection::find_place() {
   into_.clear();
   into_begin_ = 0;
   if (is_about_memory(header_.type)) {
@@ -388,11 +428,24 @@ Status TcpConnection::begin_frame() {
   } else if (Status status = owner_->on_header(*this, header_, into_); !status.ok()) {
     return status;
   }
-  if (phase_ != Phase::kOpen) return {};
-  if (total_bytes(into_) != header_.payload_bytes) return {Code::kInternal, "a frame has no place for its payload"};
-  if (header_.payload_bytes == 0) return finish_frame();
-  in_payload_ = true;
-  return {};
+  const bool fits = phase_ != Phase::kOpen || total_bytes(into_) == header_.payload_bytes;
+  return fits ? Status() : Status(Code::kInternal, "a frame has no place for its payload");
+}
+
+Status TcpConnection::take_lent() {
+  std::optional<std::span<const std::byte>> payload;
+  if (peer_arena_) payload = peer_arena_->at(header_.place, header_.payload_bytes);
+  if (!payload.has_value()) return {Code::kProtocol, "it lends memory that it has not offered"};
+  received_bytes_ += payload->size();
+  context_.counters->received_bytes += payload->size();
+  Result<bool> is_read = owner_->on_lent(*this, header_, {peer_arena_, payload->data()});
+  if (!is_read.ok() || *is_read || phase_ != Phase::kOpen) return is_read.status();
+  if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
+  for (const iovec& piece : into_) {
+    std::memcpy(piece.iov_base, payload->data(), piece.iov_len);
+    payload = payload->subspan(piece.iov_len);
+  }
+  return finish_frame();
 }
 
 Status TcpConnection::finish_frame() {
@@ -404,6 +457,7 @@ Status TcpConnection::finish_frame() {
   }
   if (header_.type == FrameType::kShare) return take_offer();
   if (header_.type == FrameType::kShared) return take_shared();
+  if (header_.type == FrameType::kReads) return take_reads();
   return owner_->on_frame(*this, header_);
 }
 
@@ -417,6 +471,7 @@ void TcpConnection::discard_input() {
 void TcpConnection::send(OutFrame frame) {
   if (phase_ != Phase::kOpen) return;
   if (context_.checksums) add_checksum(frame);
+  if (lends_) lend(frame);
   queue_.push_back(std::move(frame));
   ++queued_frame_count_;
   if (flush_planned_ || waits_for_room_) return;
@@ -426,6 +481,27 @@ void TcpConnection::send(OutFrame frame) {
     self->flush_planned_ = false;
     self->write_queued();
   });
+}
+
+// Leaves the payload where it is, if the peer can read it there.
+void TcpConnection::lend(OutFrame& frame) {
+  if (frame.payload_bytes < kLeastLentBytes) return;
+  output_.clear();
+  append_payload(frame, output_);
+  if (output_.size() != 1) return;
+  const std::optional<uint32_t> place = context_.arena->place_of(bytes_of(output_.front()));
+  if (!place.has_value()) return;
+  set_place(frame.header, *place);
+  frame.lent_bytes = std::exchange(frame.payload_bytes, 0);
+  frame.payload = {};
+  frame.leaves = nullptr;
+}
+
+// What the peer has read is not lent any more.
+void TcpConnection::drop_returned() {
+  if (lent_.empty()) return;
+  const uint64_t read_bytes = shared_->written_bytes() - shared_->unread_bytes();
+  while (!lent_.empty() && lent_.front().written_bytes <= read_bytes) lent_.pop_front();
 }
 
 // The handshake is a hundred bytes on an empty socket buffer: it always fits.
@@ -440,6 +516,8 @@ uint64_t TcpConnection::passed_bytes() const {
   int unacknowledged = 0;
   if (sends_shared_) {
     on_the_way = shared_->unread_bytes();
+    const uint64_t read_bytes = shared_->written_bytes() - on_the_way;
+    for (const Lent& lent : lent_) on_the_way += lent.written_bytes > read_bytes ? lent.bytes : 0;
   } else if (ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0) {
     on_the_way = static_cast<uint64_t>(unacknowledged);
   }
@@ -447,6 +525,7 @@ uint64_t TcpConnection::passed_bytes() const {
 }
 
 void TcpConnection::write_queued() {
+  drop_returned();
   for (size_t turn_bytes = 0; !queue_.empty();) {
     if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
     if (turn_bytes >= kTurnBytes) {
@@ -461,7 +540,14 @@ void TcpConnection::write_queued() {
     turn_bytes += sent;
     front_written_ += sent;
     while (!queue_.empty() && front_written_ >= kHeaderBytes + queue_.front().payload_bytes) {
-      front_written_ -= kHeaderBytes + queue_.front().payload_bytes;
+      OutFrame& frame = queue_.front();
+      front_written_ -= kHeaderBytes + frame.payload_bytes;
+      sent_bytes_ += frame.lent_bytes;
+      context_.counters->sent_bytes += frame.lent_bytes;
+      context_.counters->lent_bytes += frame.lent_bytes;
+      if (frame.lent_bytes > 0 && frame.owner) {
+        lent_.push_back({shared_->written_bytes(), frame.lent_bytes, std::move(frame.owner)});
+      }
       queue_.pop_front();
       ++written_frame_count_;
     }
@@ -568,6 +654,8 @@ void TcpConnection::close() {
   context_.loop.unwatch(socket_.get());
   socket_.reset();
   queue_.clear();
+  for (Lent& lent : lent_) context_.unread.push_back(std::move(lent.owner));
+  lent_.clear();
   into_.clear();
   in_payload_ = false;
   admission_.reset();

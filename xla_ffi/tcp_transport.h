@@ -1,5 +1,5 @@
 // TCP: connecting, the handshake that proves the job token, and frames. Between two processes of one host the frames
-// may leave the socket for memory that both share.
+// may leave the socket for memory that both share, and payloads stay where they are.
 #pragma once
 
 #include <chrono>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "arena.h"
 #include "event_loop.h"
 #include "handshake.h"
 #include "shared_channel.h"
@@ -26,6 +27,12 @@ struct TcpContext {
   // Where connections that we make come from: the address of one interface. Otherwise the routes decide.
   std::optional<TcpAddress> source = std::nullopt;
   std::shared_ptr<TransportCounters> counters = std::make_shared<TransportCounters>();
+  // What its connections lend lies here.
+  std::shared_ptr<Arena> arena = std::make_shared<Arena>();
+  // What they had lent when they ended, and the peer had not read, for as long as it might.
+  std::vector<std::shared_ptr<const void>> unread = {};
+
+  ~TcpContext() { arena->end(); }
 };
 
 class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
@@ -68,6 +75,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   [[nodiscard]] bool is_on_this_host() const;
   Status take_offer();
   Status take_shared();
+  void share_arena();
+  Status take_arena();
+  Status take_reads();
   void send_shared();
   void leave_socket();
   void hear_calls();
@@ -77,10 +87,15 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   size_t receive(std::span<const iovec> pieces);
   size_t receive_shared(std::span<const iovec> pieces);
   void consume(size_t bytes);
+  void release_read();
   Status begin_frame();
+  Status find_place();
+  Status take_lent();
   Status finish_frame();
   void discard_input();
 
+  void lend(OutFrame& frame);
+  void drop_returned();
   void write_queued();
   void collect_output();
   size_t transmit();
@@ -110,6 +125,15 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   bool receives_shared_ = false;
   bool owes_call_ = false;  // the peer would take it for a frame
   Status hung_up_;          // what the socket says; there may be more in the memory
+
+  struct Lent {
+    uint64_t written_bytes;  // of the channel, when the frame was in it
+    size_t bytes;
+    std::shared_ptr<const void> owner;
+  };
+  bool lends_ = false;  // the peer reads our arena
+  std::deque<Lent> lent_;
+  std::shared_ptr<const ArenaView> peer_arena_;
 
   EncodedHeader header_bytes_{};
   size_t header_received_ = 0;

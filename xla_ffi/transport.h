@@ -23,7 +23,7 @@ namespace jaxhetero {
 
 // A frame on its way out. The payload is either one range of memory or a slice of a bucket's leaves; it is read when
 // the socket takes it, never copied. Whoever queues a frame keeps its memory alive, by `owner` or otherwise, until it
-// is sent.
+// is sent, and longer if it may be lent (see arena.h): `owner` until the peer has read it.
 struct OutFrame {
   EncodedHeader header;
   size_t payload_bytes = 0;
@@ -31,11 +31,12 @@ struct OutFrame {
   const Leaves* leaves = nullptr;
   size_t leaves_offset = 0;
   std::shared_ptr<const void> owner;
+  size_t lent_bytes = 0;  // of a payload that stays where it is
 
   // A header with a payload in one piece; header.payload_bytes is set from it.
   static OutFrame of(FrameHeader header, std::span<const std::byte> payload, std::shared_ptr<const void> owner) {
     header.payload_bytes = static_cast<uint32_t>(payload.size());
-    return {encode(header), payload.size(), payload, nullptr, 0, std::move(owner)};
+    return {encode(header), payload.size(), payload, nullptr, 0, std::move(owner), 0};
   }
 
   static OutFrame control(FrameType type, Bytes payload, FrameHeader header = {}) {
@@ -46,7 +47,7 @@ struct OutFrame {
 
   // header.payload_bytes bytes of `leaves`, from `offset`.
   static OutFrame gather(const FrameHeader& header, const Leaves& leaves, size_t offset) {
-    return {encode(header), header.payload_bytes, {}, &leaves, offset, nullptr};
+    return {encode(header), header.payload_bytes, {}, &leaves, offset, nullptr, 0};
   }
 };
 
@@ -54,6 +55,7 @@ struct OutFrame {
 struct TransportCounters {
   std::atomic<uint64_t> sent_bytes = 0;  // over sockets and through shared memory, headers and handshakes included
   std::atomic<uint64_t> received_bytes = 0;
+  std::atomic<uint64_t> lent_bytes = 0;               // of those sent, what the peer reads where it is
   std::atomic<uint64_t> shared_count = 0;             // connections that went on in shared memory
   std::atomic<uint64_t> refused_count = 0;            // who connected to us and did not prove the job token
   std::atomic<uint64_t> bad_frame_count = 0;          // connections that ended because the peer broke the protocol
@@ -75,6 +77,13 @@ class ConnectionOwner {
 
   // The payload is where on_header wanted it.
   virtual Status on_frame(Connection& connection, const FrameHeader& header) = 0;
+
+  // A frame whose payload is in memory that the peer lends, and leaves as it is until it has the answer to this frame.
+  // True if the owner reads it there. Otherwise it is copied, as if it had come over the network.
+  virtual Result<bool> on_lent(Connection& /*connection*/, const FrameHeader& /*header*/,
+                               const std::shared_ptr<const std::byte>& /*payload*/) {
+    return false;
+  }
 
   // The connection ended; called once, except after close(). `why` is ok when close_after_flush() ran to its end, else
   // what went wrong, or the Status that a callback returned.

@@ -15,9 +15,10 @@ constexpr size_t kMaxTextBytes = 8192;
 constexpr size_t kMaxNameBytes = 255;
 constexpr uint16_t kFrameMagic = 0x4a48;  // "HJ" on the wire
 constexpr size_t kFlagsAt = 3;
-constexpr size_t kChecksumAt = kHeaderBytes - sizeof(uint32_t);
+constexpr size_t kChecksumAt = kHeaderBytes - sizeof(uint32_t);  // of what is lent, its place
 constexpr uint8_t kLastFlag = 1;
 constexpr uint8_t kChecksumFlag = 2;
+constexpr uint8_t kLentFlag = 4;
 
 class Writer {
  public:
@@ -173,13 +174,14 @@ EncodedHeader encode(const FrameHeader& header) {
   };
   put(kFrameMagic);
   put(static_cast<uint8_t>(header.type));
-  put(static_cast<uint8_t>((header.last ? kLastFlag : 0) | (header.has_checksum ? kChecksumFlag : 0)));
+  put(static_cast<uint8_t>((header.last ? kLastFlag : 0) | (header.has_checksum ? kChecksumFlag : 0) |
+                           (header.is_lent ? kLentFlag : 0)));
   put(header.payload_bytes);
   put(header.count);
   put(header.op);
   put(header.round);
   put(header.offset);
-  put(header.checksum);
+  put(header.is_lent ? header.place : header.checksum);
   return encoded;
 }
 
@@ -192,6 +194,11 @@ void set_checksum(EncodedHeader& header, uint32_t checksum) {
   for (size_t i = 0; i < sizeof checksum; ++i) header[kChecksumAt + i] = static_cast<std::byte>(checksum >> (8 * i));
 }
 
+void set_place(EncodedHeader& header, uint32_t place) {
+  header[kFlagsAt] |= std::byte{kLentFlag};
+  set_checksum(header, place);
+}
+
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   Reader reader(bytes);
   if (reader.number<uint16_t>() != kFrameMagic) return malformed("frame: it does not start like one");
@@ -202,15 +209,17 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   }
   header.type = static_cast<FrameType>(type);
   const auto flags = reader.number<uint8_t>();
-  if (flags > (kLastFlag | kChecksumFlag)) return malformed("frame: unknown flags");
+  if (flags > (kLastFlag | kLentFlag)) return malformed("frame: unknown flags");
   header.last = (flags & kLastFlag) != 0;
   header.has_checksum = (flags & kChecksumFlag) != 0;
+  header.is_lent = (flags & kLentFlag) != 0;
   header.payload_bytes = reader.number<uint32_t>();
   header.count = reader.number<uint32_t>();
   header.op = reader.number<uint64_t>();
   header.round = reader.number<uint64_t>();
   header.offset = reader.number<uint64_t>();
-  header.checksum = reader.number<uint32_t>();
+  (header.is_lent ? header.place : header.checksum) = reader.number<uint32_t>();
+  if (header.is_lent && !carries_chunk(header.type)) return malformed("frame: it lends what is no chunk");
   if (header.payload_bytes > (carries_chunk(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {
     return malformed("frame: a payload of " + std::to_string(header.payload_bytes) + " bytes");
   }

@@ -15,7 +15,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -42,11 +42,12 @@ enum class FrameType : uint8_t {
   kIdle = 16,      // worker -> coordinator: the answer
   kAlive = 17,     // coordinator <-> all: nothing else to say
   kShare = 18,     // who connected -> who accepted: SharedOffer, memory to go on in if both are on one host
-  kShared = 19,    // the answer, and its echo: what I send from here on is in that memory
-  kStill = 20,     // worker -> coordinator: Progress, of ops of which no round has run for a while
-  kForget = 21,    // coordinator -> worker: Progress, all have completed so many: nobody needs what you keep of them
+  kShared = 19,  // the answer, and its echo: what I send from here on is in that memory; SharedOffer, if I lend as well
+  kStill = 20,   // worker -> coordinator: Progress, of ops of which no round has run for a while
+  kForget = 21,  // coordinator -> worker: Progress, all have completed so many: nobody needs what you keep of them
+  kReads = 22,   // the answer to kShared: I read what you lend me
 };
-inline constexpr FrameType kLastFrameType = FrameType::kForget;
+inline constexpr FrameType kLastFrameType = FrameType::kReads;
 
 // What a round does with the contributions.
 enum class Kind : uint8_t {
@@ -88,6 +89,8 @@ struct FrameHeader {
   uint64_t offset = 0;  // first element of the chunk, counted in the bucket
   bool has_checksum = false;
   uint32_t checksum = 0;
+  bool is_lent = false;  // the payload does not follow: it is in memory of the sender's that the receiver reads
+  uint32_t place = 0;    // there: see arena.h
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
@@ -100,6 +103,9 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);
 // says in the header that there is one, and gives that of the header; set_checksum() writes the whole one.
 uint32_t start_checksum(EncodedHeader& header);
 void set_checksum(EncodedHeader& header, uint32_t checksum);
+
+// Says in the header of a frame without a checksum that the payload is lent, and where it is.
+void set_place(EncodedHeader& header, uint32_t place);
 
 enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
@@ -181,7 +187,7 @@ struct Join {
   uint64_t plan = 0;  // ShardPlan::digest()
 };
 
-// Where a process finds the memory that another one offers to share: see shared_channel.h.
+// Where a process finds the memory that another one offers to share: see shared_memory.h.
 inline constexpr size_t kSharedKeyBytes = 32;
 struct SharedOffer {
   uint32_t process = 0;

@@ -151,6 +151,7 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
       {.workers = 4, .reducers = 0, .window_chunks = 1},
       {.workers = 4, .reducers = 1, .colocated = 4, .chunk_bytes = 0, .window_chunks = 0},
       {.workers = 4, .reducers = 2, .colocated = 1, .shared_memory = true},
+      {.workers = 4, .reducers = 2, .colocated = 1, .chunk_bytes = 4096, .failover = true, .shared_memory = true},
       {.workers = 4, .reducers = 2, .chunk_bytes = 0, .window_chunks = 0, .checksums = true, .shared_memory = true}};
   for (const Shape& shape : shapes) {
     Job job(shape);
@@ -158,6 +159,7 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
     ASSERT_NO_FATAL_FAILURE(job.expect_works(round));  // against one and the same sum
     for (const auto& worker : job.workers) {
       EXPECT_EQ(worker->metrics().shared_connection_count, shape.shared_memory ? job.reducers.size() : 0);
+      EXPECT_EQ(worker->metrics().lent_bytes > 0, shape.shared_memory && shape.failover) << "it lends what it keeps";
     }
     job.expect_shutdown();
   }

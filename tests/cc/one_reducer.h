@@ -99,6 +99,12 @@ class ReducerTest : public testing::Test {
   Status push(uint32_t rank, const FrameHeader& header, const Values& values) {
     return push(rank, header, part_of(values, header));
   }
+  // The same, read where it is.
+  Status lend(uint32_t rank, const FrameHeader& header, const Values& values) {
+    const std::shared_ptr<const std::byte> payload(std::shared_ptr<void>(), part_of(values, header).data());
+    Result<bool> is_read = reducer_->take_lent(rank, header, payload, now_ms_, sent_);
+    return is_read.ok() && !*is_read ? push(rank, header, values) : is_read.status();
+  }
   // A chunk of ones.
   Status push(uint32_t rank, const FrameHeader& header) {
     const Values ones(header.payload_bytes / sizeof(float), 1.0f);

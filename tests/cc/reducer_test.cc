@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <span>
@@ -38,6 +39,49 @@ TEST_F(ReducerTest, SumsInRankOrderWhateverArrivesFirst) {
   EXPECT_EQ(round, 90u);
   EXPECT_EQ(reducer_->completed_round_count(), 90u);
   EXPECT_TRUE(sent_.empty());
+}
+
+// The same bits whoever lends; what is lent is only read, and held until the total is there.
+TEST_F(ReducerTest, SumsWhatIsLentWhereItIs) {
+  const OpSpec spec = f32_sum(kChunkCount);
+  describe(spec);
+  std::vector<Values> by_rank;
+  for (uint32_t rank = 0; rank < 3; ++rank) by_rank.push_back(values_of(rank, spec.total_count));
+  const Values total = total_of(by_rank);
+  for (uint64_t lenders = 0; lenders < 8; ++lenders) {  // a bit for each rank
+    std::vector<std::shared_ptr<Values>> contributions;
+    for (const Values& values : by_rank) contributions.push_back(std::make_shared<Values>(values));
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      const FrameHeader header = push_header(rank, spec, 0, lenders);
+      if ((lenders >> rank & 1) == 0) {
+        ASSERT_TRUE(push(rank, header, by_rank[rank]).ok());
+        continue;
+      }
+      const auto* data = reinterpret_cast<const std::byte*>(contributions[rank]->data());
+      Result<bool> is_read = reducer_->take_lent(rank, header, {contributions[rank], data}, 0, sent_);
+      ASSERT_TRUE(is_read.ok()) << is_read.status().message();
+      EXPECT_TRUE(*is_read);
+      EXPECT_EQ(contributions[rank].use_count(), rank == 2 ? 1 : 2);
+    }
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(take_results(rank, spec, lenders), total) << "lenders " << lenders;
+      EXPECT_EQ(*contributions[rank], by_rank[rank]) << "lenders " << lenders;
+      EXPECT_EQ(contributions[rank].use_count(), 1);
+    }
+  }
+}
+
+// The root's round is over before the others have got what is then not the root's to change.
+TEST_F(ReducerTest, ReadsNoBroadcastWhereItIs) {
+  const OpSpec spec = f32_broadcast(kChunkCount, 1);
+  describe(spec);
+  const Values values = values_of(1, spec.total_count);
+  const FrameHeader header = push_header(1, spec, 0);
+  const std::shared_ptr<const std::byte> payload(std::shared_ptr<void>(), part_of(values, header).data());
+  EXPECT_FALSE(*reducer_->take_lent(1, header, payload, 0, sent_));
+  ASSERT_TRUE(push(1, header, values).ok());
+  for (uint32_t rank : {0u, 2u}) ASSERT_TRUE(push(rank, push_header(rank, spec, 0)).ok());
+  EXPECT_EQ(take_results(0, spec), values);
 }
 
 TEST_F(ReducerTest, AnswersEachChunkAsSoonAsItIsComplete) {
@@ -175,7 +219,8 @@ TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
 }
 
 // Any number of workers, ops, rounds, sizes and kinds, in a random order of what may happen next. The model: per op,
-// workers push chunks in order, at most a window ahead of the results they have; a round's total is a plain loop.
+// workers push or lend chunks in order, at most a window ahead of the results they have; a round's total is a plain
+// loop.
 class Interleaving : public ReducerTest, public testing::WithParamInterface<uint32_t> {
  protected:
   static constexpr uint64_t kOps = 3;
@@ -251,7 +296,8 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
     const Model& model = models[{op, worker.round}];
     const FrameHeader header = push_header(rank, specs[op], worker.pushed++, worker.round, op);
     worker.pushed_last = header.last;
-    ASSERT_TRUE(push(rank, header, model.inputs[rank]).ok());
+    const bool is_lent = random_() % 2 == 0 && header.payload_bytes > 0;
+    ASSERT_TRUE((is_lent ? lend(rank, header, model.inputs[rank]) : push(rank, header, model.inputs[rank])).ok());
     for (const Outgoing& frame : sent_) on_the_way[frame.rank].push_back(frame);
     sent_.clear();
   }

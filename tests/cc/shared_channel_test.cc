@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "tests/cc/two_sides.h"
+#include "xla_ffi/arena.h"
 
 namespace jaxhetero {
 namespace {
@@ -34,7 +35,9 @@ size_t write(SharedChannel& channel, std::span<const std::byte> bytes) {
 }
 size_t read(SharedChannel& channel, std::span<std::byte> bytes) {
   const iovec piece{bytes.data(), bytes.size()};
-  return *channel.read(std::span(&piece, 1));
+  const size_t count = *channel.read(std::span(&piece, 1));
+  channel.release();
+  return count;
 }
 
 // As much as fits.
@@ -131,6 +134,21 @@ TEST(SharedChannel, TellsWhenAWriterIsToBeWoken) {
   read(*reader, got);
   EXPECT_TRUE(reader->writer_slept());
   EXPECT_FALSE(reader->writer_slept()) << "once is enough";
+}
+
+// What was read may stand for something that has to last until the reader is done.
+TEST(SharedChannel, IsAsFullAsBeforeUntilWhatWasReadIsReleased) {
+  const Channel maker = create();
+  const Channel other = open(*maker);
+  const size_t size = fill(*maker);
+  Bytes bytes(size);
+  const iovec piece{bytes.data(), bytes.size()};
+  EXPECT_EQ(*other->read(std::span(&piece, 1)), size);
+  EXPECT_EQ(maker->unread_bytes(), size);
+  EXPECT_EQ(fill(*maker), 0u);
+  other->release();
+  EXPECT_EQ(maker->unread_bytes(), 0u);
+  EXPECT_EQ(fill(*maker), size);
 }
 
 TEST(SharedChannel, BelievesNoPositionsOfThePeer) {
@@ -254,12 +272,15 @@ class GuestTest : public TransportTest {
     ASSERT_TRUE(server_.wait_open());
   }
   void offer(const Bytes& offer) { guest_.send(frame_bytes(header_of(FrameType::kShare), offer)); }
-  void say_shared() { guest_.send(frame_bytes(header_of(FrameType::kShared), {})); }
+  void say_shared(const Bytes& arena = {}) { guest_.send(frame_bytes(header_of(FrameType::kShared), arena)); }
   // Through both steps.
-  void move() {
+  void move(const Bytes& arena = {}) {
     offer(encode(channel_->offer()));
-    ASSERT_EQ(guest_.read(kHeaderBytes), frame_bytes(header_of(FrameType::kShared), {}));
-    say_shared();
+    const Bytes answer = guest_.read(kHeaderBytes + encode(SharedOffer()).size());
+    const auto lends = std::span(answer).subspan(kHeaderBytes);
+    ASSERT_EQ(answer, frame_bytes(header_of(FrameType::kShared), lends));
+    ASSERT_TRUE(ArenaView::open(*decode_shared_offer(lends)).ok());
+    say_shared(arena);
     ASSERT_TRUE(server_.wait([&] { return server_.counters().shared_count == 1; }));
   }
   void call() { guest_.send(Bytes(1)); }
@@ -279,6 +300,22 @@ TEST_F(GuestTest, IsHeardOnTheSocketWhenItsOfferLeadsNowhere) {
   guest_.send(frame_bytes(header_of(FrameType::kDescribe), bytes_of("still here")));
   ASSERT_TRUE(server_.wait_frames(1));
   EXPECT_EQ(server_.counters().sent_bytes, 76u) << "there is nothing to answer";
+}
+
+TEST_F(GuestTest, IsHeardInTheChannelWhenItsArenaLeadsNowhere) {
+  SharedOffer nowhere;
+  nowhere.process = 0x7fffffff;
+  move(encode(nowhere));
+  const uint64_t sent_before = server_.counters().sent_bytes;
+  write(*channel_, frame_bytes(header_of(FrameType::kDescribe), bytes_of("still here")));
+  call();
+  ASSERT_TRUE(server_.wait_frames(1));
+  EXPECT_EQ(server_.counters().sent_bytes, sent_before) << "there is nothing that it reads";
+}
+
+TEST_F(GuestTest, MayNotLendRubbish) {
+  move(bytes_of("rubbish"));
+  expect_shown_out();
 }
 
 TEST_F(GuestTest, MayNotOfferRubbish) {

@@ -109,6 +109,7 @@ class Side : public ConnectionOwner {
   // What on_header and on_frame do instead, where a test says so; on the loop's thread.
   std::function<Status(Connection&, const FrameHeader&, std::vector<iovec>&)> on_header_;
   std::function<Status(Connection&, const FrameHeader&)> on_frame_;
+  std::function<Result<bool>(const FrameHeader&, std::shared_ptr<const std::byte>)> on_lent_;
 
   // For the loop's thread, thus call(), only.
   std::vector<std::shared_ptr<TcpConnection>> connections_;
@@ -116,6 +117,7 @@ class Side : public ConnectionOwner {
   std::vector<Status> closed_;
   size_t open_count_ = 0;
 
+  [[nodiscard]] TcpContext& context() { return context_; }
   [[nodiscard]] TransportCounters& counters() { return *context_.counters; }
 
  private:
@@ -130,6 +132,10 @@ class Side : public ConnectionOwner {
   Status on_frame(Connection& connection, const FrameHeader& header) override {
     frames_.push_back({header, std::move(coming_[&connection])});
     return on_frame_ ? on_frame_(connection, header) : Status();
+  }
+  Result<bool> on_lent(Connection&, const FrameHeader& header,
+                       const std::shared_ptr<const std::byte>& payload) override {
+    return on_lent_ ? on_lent_(header, payload) : false;
   }
   void on_close(Connection&, const Status& why) override { closed_.push_back(why); }
 

@@ -20,10 +20,11 @@ constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  F
                                    FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
                                    FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle,
                                    FrameType::kAlive,    FrameType::kShare,    FrameType::kShared,  FrameType::kStill,
-                                   FrameType::kForget};
+                                   FrameType::kForget,   FrameType::kReads};
 
 auto fields(const FrameHeader& h) {
-  return std::tie(h.type, h.last, h.payload_bytes, h.count, h.op, h.round, h.offset, h.has_checksum, h.checksum);
+  return std::tie(h.type, h.last, h.payload_bytes, h.count, h.op, h.round, h.offset, h.has_checksum, h.checksum,
+                  h.is_lent, h.place);
 }
 
 FrameHeader a_push() {
@@ -81,6 +82,22 @@ TEST(Header, HasTheseBytes) {
   EXPECT_EQ(fields(decoded.value()), fields(a_push()));
 }
 
+TEST(Header, OfWhatIsLentSaysWhereItIs) {
+  FrameHeader header = a_push();
+  header.has_checksum = false;
+  header.checksum = 0;
+  EncodedHeader encoded = encode(header);
+  set_place(encoded, 0x81828384);
+  header.is_lent = true;
+  header.place = 0x81828384;
+  EXPECT_EQ(encoded, encode(header));
+  EXPECT_EQ(std::to_integer<int>(encoded[3]), 5) << "flags: last, lent";
+  EXPECT_EQ(std::to_integer<int>(encoded[36]), 0x84);
+  const Result<FrameHeader> decoded = decode(encoded);
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(fields(decoded.value()), fields(header));
+}
+
 struct Spoiling {
   std::string name;
   std::function<void(FrameHeader&)> change;
@@ -97,7 +114,14 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_22", [](FrameHeader& h) { h.type = static_cast<FrameType>(22); }},
+                    Spoiling{"type_23", [](FrameHeader& h) { h.type = static_cast<FrameType>(23); }},
+                    Spoiling{"lent_with_a_checksum", [](FrameHeader& h) { h.is_lent = true; }},
+                    Spoiling{"lends_no_chunk",
+                             [](FrameHeader& h) {
+                               h.type = FrameType::kDescribe;
+                               h.has_checksum = false;
+                               h.is_lent = true;
+                             }},
                     Spoiling{"chunk_too_large", [](FrameHeader& h) { h.payload_bytes = kMaxChunkBytes + 1; }},
                     Spoiling{"control_too_large",
                              [](FrameHeader& h) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -103,12 +104,25 @@ class Server {
     const FrameHeader sent = make_push(rank);
     Result<FrameHeader> header = decode(encode(sent));
     if (!header.ok()) return leave(rank, header.status());
+    if (header->payload_bytes > 0 && input_.ConsumeBool() && lend(rank, *header)) return;
     Result<std::span<std::byte>> memory = reducer_.begin(rank, *header, now_ms_, outgoing_);
     if (!memory.ok()) return leave(rank, memory.status());
     if (!memory->empty() && memory->size() != header->payload_bytes) std::abort();
     std::ranges::fill(*memory, std::byte{1});
     pushing_[rank] = Push{*header, *memory};
     if (memory->empty()) finish(rank);
+  }
+
+  // Whether that settles it.
+  bool lend(uint32_t rank, const FrameHeader& header) {
+    const auto payload = std::make_shared<std::vector<std::byte>>(header.payload_bytes, std::byte{2});
+    Result<bool> is_read = reducer_.take_lent(rank, header, {payload, payload->data()}, now_ms_, outgoing_);
+    if (!is_read.ok()) {
+      leave(rank, is_read.status());
+    } else if (*is_read) {
+      advance(rank, header);
+    }
+    return !is_read.ok() || *is_read;
   }
 
   void finish(uint32_t rank) {
@@ -118,10 +132,14 @@ class Server {
     if (reducer_.fault().ok()) std::ranges::fill(push.memory, std::byte{2});
     const Status status = reducer_.commit(rank, push.header, now_ms_, outgoing_);
     if (!status.ok()) return leave(rank, status);
-    FrameHeader& next = next_[rank][push.header.op];
-    next = push.header;
+    advance(rank, push.header);
+  }
+
+  void advance(uint32_t rank, const FrameHeader& pushed) {
+    FrameHeader& next = next_[rank][pushed.op];
+    next = pushed;
     next.offset += next.count;
-    if (push.header.last) {
+    if (pushed.last) {
       next.offset = 0;
       ++next.round;
     }

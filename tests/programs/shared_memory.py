@@ -1,4 +1,4 @@
-"""A few sums; prints their bits, and how many reducers were reached through shared memory."""
+"""A few sums; prints their bits, and what of them went through memory shared with reducers."""
 
 import json
 from typing import Any
@@ -17,9 +17,10 @@ def main() -> None:
     for count in (1, 1000, 3_000_000, 7):
         result = np.asarray(total(random.standard_normal(count, dtype=np.float32)))
         digests.append([float(result[0]), int(result.view(np.uint32).astype(np.uint64).sum())])
-    shared = jaxhetero.metrics().shared_connection_count
+    metrics = jaxhetero.metrics()
     jaxhetero.shutdown()
-    print(json.dumps({"digests": digests, "shared_connection_count": shared}))
+    shared = {name: getattr(metrics, name) for name in ("shared_connection_count", "lent_bytes")}
+    print(json.dumps({"digests": digests, **shared}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+#include "arena.h"
+
+#include <sys/mman.h>
+
+#include <limits>
+#include <new>
+
+namespace jaxhetero {
+namespace {
+
+// Of addresses: memory it takes where it is touched. What finds no room goes through the connection.
+constexpr size_t kArenaBytes = size_t{16} << 30;
+constexpr size_t kPageBytes = 4096;
+constexpr std::align_val_t kLine{64};
+constexpr size_t kPlaceUnit = 8;  // the largest element has as many bytes
+static_assert(kArenaBytes / kPlaceUnit <= std::numeric_limits<uint32_t>::max());
+
+std::shared_ptr<std::byte> allocate_private(size_t bytes) {
+  return {static_cast<std::byte*>(::operator new(bytes, kLine)),
+          [](std::byte* memory) { ::operator delete(memory, kLine); }};
+}
+
+}  // namespace
+
+Status Arena::share() {
+  if (memory_.has_value()) return {};
+  Result<SharedMemory> memory = SharedMemory::create(kArenaBytes, SharedMemory::Use::kMakerWrites);
+  if (!memory.ok()) return memory.status();
+  memory_.emplace(std::move(*memory));
+  return {};
+}
+
+std::optional<SharedOffer> Arena::offer() const {
+  if (!memory_.has_value()) return std::nullopt;
+  return memory_->offer();
+}
+
+std::shared_ptr<std::byte> Arena::allocate(size_t bytes) {
+  const size_t whole = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  std::vector<size_t>* reusable = nullptr;
+  if (const auto found = free_begins_.find(whole); found != free_begins_.end()) reusable = &found->second;
+  const bool is_new = reusable == nullptr || reusable->empty();
+  if (!memory_.has_value() || (is_new && whole > kArenaBytes - used_bytes_)) return allocate_private(bytes);
+  size_t begin = used_bytes_;
+  if (is_new) {
+    used_bytes_ += whole;
+  } else {
+    begin = reusable->back();
+    reusable->pop_back();
+  }
+  return {memory_->bytes().subspan(begin).data(),
+          [arena = shared_from_this(), begin, whole](std::byte*) { arena->free(begin, whole); }};
+}
+
+void Arena::free(size_t begin, size_t bytes) {
+  free_begins_[bytes].push_back(begin);
+  if (!has_ended_) madvise(memory_->bytes().subspan(begin).data(), bytes, MADV_REMOVE);
+}
+
+std::optional<uint32_t> Arena::place_of(std::span<const std::byte> memory) const {
+  if (!memory_.has_value()) return std::nullopt;
+  const auto arena = reinterpret_cast<uintptr_t>(memory_->bytes().data());
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(memory.data()) - arena;  // huge for what lies before it
+  if (begin >= used_bytes_ || memory.size() > used_bytes_ - begin || begin % kPlaceUnit != 0) return std::nullopt;
+  return static_cast<uint32_t>(begin / kPlaceUnit);
+}
+
+Result<std::shared_ptr<const ArenaView>> ArenaView::open(const SharedOffer& offer) {
+  Result<SharedMemory> memory = SharedMemory::open(offer, kArenaBytes, SharedMemory::Use::kMakerWrites);
+  if (!memory.ok()) return memory.status();
+  return std::shared_ptr<const ArenaView>(new ArenaView(std::move(*memory)));
+}
+
+std::optional<std::span<const std::byte>> ArenaView::at(uint32_t place, size_t bytes) const {
+  const size_t begin = place * kPlaceUnit;
+  if (begin > kArenaBytes || bytes > kArenaBytes - begin) return std::nullopt;
+  return memory_.bytes().subspan(begin, bytes);
+}
+
+}  // namespace jaxhetero
