@@ -22,18 +22,19 @@ struct HostCallSite : CallSite {
 };
 ffi::TypeId HostCallSite::id = {};
 
-// Memory from here on glibc's malloc maps anew each time, and returns when it is freed; what is smaller it keeps.
-constexpr size_t kMappedBytes = size_t{32} << 20;
+// XLA's results of this size are mostly in memory that nobody has touched yet: glibc's malloc returns it to the system
+// when they are freed.
+constexpr size_t kLargeBytes = size_t{4} << 20;
 
-// Such results are in memory that nobody has touched yet. With pages of 4 KiB, page faults were a third of all that a
-// job took of the processors at 1 Gbit/s (docs/performance.md). NumPy does this as well.
+// With pages of 4 KiB, page faults were a third of all that a job took of the processors at 1 Gbit/s
+// (docs/performance.md). NumPy does this as well.
 void prefer_huge_pages(const Leaves& results) {
-  if (results.bytes() < kMappedBytes) return;
+  if (results.bytes() < kLargeBytes) return;
   std::vector<iovec> leaves;
   results.slice(0, results.bytes(), leaves);
   const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (const iovec& leaf : leaves) {
-    if (leaf.iov_len < kMappedBytes) continue;
+    if (leaf.iov_len < kLargeBytes) continue;
     const size_t to_page = -reinterpret_cast<uintptr_t>(leaf.iov_base) % page_bytes;
     madvise(static_cast<std::byte*>(leaf.iov_base) + to_page, leaf.iov_len - to_page, MADV_HUGEPAGE);  // a hint
   }
