@@ -37,19 +37,21 @@ std::optional<SharedOffer> Arena::offer() const {
 
 std::shared_ptr<std::byte> Arena::allocate(size_t bytes) {
   const size_t whole = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  std::vector<size_t>* reusable = nullptr;
-  if (const auto found = free_begins_.find(whole); found != free_begins_.end()) reusable = &found->second;
-  const bool is_new = reusable == nullptr || reusable->empty();
-  if (!memory_.has_value() || (is_new && whole > kArenaBytes - used_bytes_)) return allocate_private(bytes);
-  size_t begin = used_bytes_;
-  if (is_new) {
-    used_bytes_ += whole;
-  } else {
-    begin = reusable->back();
-    reusable->pop_back();
+  const std::optional<size_t> begin = find_room(whole);
+  if (!begin.has_value()) return allocate_private(bytes);
+  return {memory_->bytes().subspan(*begin).data(),
+          [arena = shared_from_this(), begin = *begin, whole](std::byte*) { arena->free(begin, whole); }};
+}
+
+std::optional<size_t> Arena::find_room(size_t bytes) {
+  if (!memory_.has_value()) return std::nullopt;
+  if (std::vector<size_t>& begins = free_begins_[bytes]; !begins.empty()) {
+    const size_t begin = begins.back();
+    begins.pop_back();
+    return begin;
   }
-  return {memory_->bytes().subspan(begin).data(),
-          [arena = shared_from_this(), begin, whole](std::byte*) { arena->free(begin, whole); }};
+  if (bytes > kArenaBytes - used_bytes_) return std::nullopt;
+  return std::exchange(used_bytes_, used_bytes_ + bytes);
 }
 
 void Arena::free(size_t begin, size_t bytes) {

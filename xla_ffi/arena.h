@@ -37,6 +37,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void end() { has_ended_ = true; }
 
  private:
+  std::optional<size_t> find_room(size_t bytes);
   void free(size_t begin, size_t bytes);
 
   std::optional<SharedMemory> memory_;
