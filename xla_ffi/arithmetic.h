@@ -1,9 +1,16 @@
 // What every loop over elements stands on: the 16-bit floats, the usual rounding, and whether there are wide vectors.
 #pragma once
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cfenv>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace jaxhetero {
 
@@ -48,6 +55,9 @@ inline BF16 store_bf16(float value) {
   return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
 }
 
+inline void store(float value, F16& out) { out = store_f16(value); }
+inline void store(float value, BF16& out) { out = store_bf16(value); }
+
 // The usual rounding, and subnormals kept: a library in this process may have set this thread's mode otherwise, and the
 // bits of a sum must not depend on that.
 class DefaultFloatingPoint {
@@ -66,14 +76,67 @@ class DefaultFloatingPoint {
 
 // A function that is compiled with them, to be called only where they are.
 #if defined(__x86_64__)
-#define JAXHETERO_WIDE [[gnu::target("avx2")]]
+#define JAXHETERO_WIDE [[gnu::target("avx2,f16c")]]
 inline bool have_wide_vectors() {
-  static const bool have = __builtin_cpu_supports("avx2") != 0;
+  static const bool have = [] {
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    // Not every compiler's __builtin_cpu_supports() knows f16c.
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    return __builtin_cpu_supports("avx2") != 0 && f16c;
+  }();
   return have;
+}
+
+// The processor's own conversions of float16, eight at a time. What makes load() and store_f16() free of branches is
+// more than compilers turn into good vector code, and subnormals are slow in it.
+JAXHETERO_WIDE inline void load_wide(const F16* halves, float* values, size_t count) {
+  constexpr size_t kLanes = 8;
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + i));
+    _mm256_storeu_ps(values + i, _mm256_cvtph_ps(eight));
+  }
+  for (; i < count; ++i) values[i] = load(halves[i]);
+}
+JAXHETERO_WIDE inline void store_wide(const float* values, F16* halves, size_t count) {
+  constexpr size_t kLanes = 8;
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(values + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(halves + i), eight);
+  }
+  for (; i < count; ++i) store(values[i], halves[i]);
 }
 #else
 #define JAXHETERO_WIDE
 inline bool have_wide_vectors() { return false; }
+inline void load_wide(const F16* halves, float* values, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] = load(halves[i]);
+}
+inline void store_wide(const float* values, F16* halves, size_t count) {
+  for (size_t i = 0; i < count; ++i) store(values[i], halves[i]);
+}
 #endif
+
+// Of `count` elements; kIsWide in functions that are JAXHETERO_WIDE. A NaN stays one, with whatever payload.
+template <bool kIsWide, typename Half>
+[[gnu::always_inline]] inline void load_all(const Half* halves, float* values, size_t count) {
+  if constexpr (kIsWide && std::is_same_v<Half, F16>) {
+    load_wide(halves, values, count);
+  } else {
+    for (size_t i = 0; i < count; ++i) values[i] = load(halves[i]);
+  }
+}
+template <bool kIsWide, typename Half>
+[[gnu::always_inline]] inline void store_all(const float* values, Half* halves, size_t count) {
+  if constexpr (kIsWide && std::is_same_v<Half, F16>) {
+    store_wide(values, halves, count);
+  } else {
+    for (size_t i = 0; i < count; ++i) store(values[i], halves[i]);
+  }
+}
 
 }  // namespace jaxhetero

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <limits>
 #include <type_traits>
@@ -49,37 +50,63 @@ inline Wide combine(Wide a, Wide b) {
   }
 }
 
+// Which of two NaNs an addition passes on depends on how the compiler orders its operands, here and in each kernel: one
+// NaN stands for all.
+template <typename Wide>
+inline Wide canonical(Wide value) {
+  if constexpr (std::is_floating_point_v<Wide>) {
+    return value != value ? std::numeric_limits<Wide>::quiet_NaN() : value;
+  } else {
+    return value;
+  }
+}
+
 template <typename T, typename Wide>
 inline T narrow(Wide value) {
-  // Which of two NaNs an addition passes on depends on how the compiler orders its operands, here and in each kernel:
-  // one NaN stands for all.
-  if constexpr (std::is_floating_point_v<Wide>) value = value != value ? std::numeric_limits<Wide>::quiet_NaN() : value;
   if constexpr (std::is_same_v<T, F16>) {
-    return store_f16(value);
+    return store_f16(canonical(value));
   } else if constexpr (std::is_same_v<T, BF16>) {
-    return store_bf16(value);
+    return store_bf16(canonical(value));
   } else {
-    return static_cast<T>(value);
+    return static_cast<T>(canonical(value));
   }
 }
 
 // One block of every piece is reduced while it is in the first-level cache, so each piece is touched once.
-template <Arithmetic kArithmetic, typename T>
+template <bool kIsWide, Arithmetic kArithmetic, typename T>
 [[gnu::always_inline]] inline void reduce_blocks(std::span<const std::byte* const> pieces, std::byte* out,
                                                  size_t count) {
   using Wide = decltype(widen<kArithmetic>(T{}));
+  constexpr bool kConvertsBlocks = kIsWide && std::is_same_v<T, F16>;
   constexpr size_t kBlock = 1024;
   alignas(64) std::array<Wide, kBlock> results;
+  alignas(64) std::array<Wide, kConvertsBlocks ? kBlock : 1> converted;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t n = std::min(kBlock, count - begin);
-    const T* first = reinterpret_cast<const T*>(pieces[0]) + begin;
+    const auto block_of = [&](const std::byte* piece) {
+      const T* values = reinterpret_cast<const T*>(piece) + begin;
+      if constexpr (kConvertsBlocks) {
+        load_wide(values, converted.data(), n);
+        return converted.data();
+      } else {
+        return values;
+      }
+    };
+    const auto* first = block_of(pieces[0]);
     for (size_t i = 0; i < n; ++i) results[i] = widen<kArithmetic>(first[i]);
     for (const std::byte* piece : pieces.subspan(1)) {
-      const T* values = reinterpret_cast<const T*>(piece) + begin;
+      const auto* values = block_of(piece);
       for (size_t i = 0; i < n; ++i) results[i] = combine<kArithmetic>(results[i], widen<kArithmetic>(values[i]));
+      // gcc, from -O3 on, takes two pieces at once if it can, and that loop is not vector code.
+      std::atomic_signal_fence(std::memory_order_seq_cst);
     }
     T* target = reinterpret_cast<T*>(out) + begin;
-    for (size_t i = 0; i < n; ++i) target[i] = narrow<T>(results[i]);
+    if constexpr (kConvertsBlocks) {
+      for (size_t i = 0; i < n; ++i) results[i] = canonical(results[i]);
+      store_wide(results.data(), target, n);
+    } else {
+      for (size_t i = 0; i < n; ++i) target[i] = narrow<T>(results[i]);
+    }
   }
 }
 
@@ -88,12 +115,12 @@ using Kernels = std::array<Kernel, 3>;  // by Arithmetic
 
 template <Arithmetic kArithmetic, typename T>
 void reduce_baseline(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
-  reduce_blocks<kArithmetic, T>(pieces, out, count);
+  reduce_blocks<false, kArithmetic, T>(pieces, out, count);
 }
 
 template <Arithmetic kArithmetic, typename T>
 JAXHETERO_WIDE void reduce_wide(std::span<const std::byte* const> pieces, std::byte* out, size_t count) {
-  reduce_blocks<kArithmetic, T>(pieces, out, count);
+  reduce_blocks<true, kArithmetic, T>(pieces, out, count);
 }
 
 struct Entry {
