@@ -18,7 +18,9 @@ constexpr uint64_t kAlignBytes = 64;
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
-constexpr uint64_t kUsualChunkBytes = 16 << 10;  // larger ones are at most a part of the window
+// The largest chunk: on any path; if two windows carry it; and of a window's bytes, on paths where those are many.
+constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
+constexpr uint64_t kUsualChunkBytes = 32 << 10;
 constexpr uint64_t kChunksPerWindow = 4;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
@@ -70,13 +72,21 @@ uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) co
   return std::bit_floor(count / owner_count() / kChunksPerShard * item_bytes);
 }
 
+// Two chunks of every worker are under way at a reducer, whatever the network takes for them: more than its queues hold
+// would be dropped. Below that, larger ones cost less in system calls and packets. Measured; see docs/performance.md.
+uint64_t ShardPlan::largest_chunk_bytes() const {
+  const uint64_t usual = std::clamp<uint64_t>(2 * pace_.window_bytes, kSlowPathChunkBytes, kUsualChunkBytes);
+  return std::clamp<uint64_t>(pace_.window_bytes / kChunksPerWindow, usual, kMostAutoChunkBytes);
+}
+
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
-  const uint64_t most = std::clamp(pace_.window_bytes / kChunksPerWindow, kUsualChunkBytes, kMostAutoChunkBytes);
-  return std::bit_floor(std::clamp(chunk_bytes_by_shard(count, item_bytes), kLeastAutoChunkBytes, most)) / item_bytes;
+  return std::bit_floor(
+             std::clamp(chunk_bytes_by_shard(count, item_bytes), kLeastAutoChunkBytes, largest_chunk_bytes())) /
+         item_bytes;
 }
 
 // What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page

@@ -36,8 +36,8 @@ class ShardPlan {
  public:
   // How shards are pushed: chunk by chunk, and how far ahead of their totals.
   struct Pace {
-    size_t chunk_bytes = 0;                  // not 0: of every chunk but a shard's last one
-    size_t window_bytes = size_t{32} << 10;  // what a link should have under way, if its shard is large enough
+    size_t chunk_bytes = 0;                 // not 0: of every chunk but a shard's last one
+    size_t window_bytes = size_t{8} << 10;  // what a link should have under way, if its shard is large enough
   };
 
   // The relative size of every reducer's share; at least one is not 0.
@@ -60,6 +60,7 @@ class ShardPlan {
 
  private:
   [[nodiscard]] uint32_t reducer_at(uint64_t point) const;
+  [[nodiscard]] uint64_t largest_chunk_bytes() const;
   [[nodiscard]] uint64_t chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) const;
 
   std::vector<uint32_t> shares_;

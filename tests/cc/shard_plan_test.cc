@@ -184,15 +184,15 @@ TEST_P(PaceTest, IsThatOfTheLinksAndOfTheShard) {
 
 constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
-INSTANTIATE_TEST_SUITE_P(Links, PaceTest,
-                         testing::Values(PaceCase{64, 200'000, 16 * kKiB, 0},
-                                         PaceCase{kMiB, 200'000, 8 * kKiB, 4 * kKiB},
-                                         PaceCase{12 * kMiB, 200'000, 16 * kKiB, 32 * kKiB},
-                                         PaceCase{16 * kMiB, 200'000, 32 * kKiB, 64 * kKiB},
-                                         PaceCase{64 * kMiB, 200'000, 32 * kKiB, 200'000},
-                                         PaceCase{64 * kMiB, 20'000, 16 * kKiB, 20'000},
-                                         PaceCase{64 * kMiB, 2'000'000, 128 * kKiB, 256 * kKiB},
-                                         PaceCase{kMiB * kMiB, 20'000'000, 256 * kKiB, 20'000'000}));
+INSTANTIATE_TEST_SUITE_P(
+    Links, PaceTest,
+    testing::Values(PaceCase{64, 200'000, 16 * kKiB, 0}, PaceCase{kMiB, 200'000, 8 * kKiB, 4 * kKiB},
+                    PaceCase{12 * kMiB, 200'000, 16 * kKiB, 32 * kKiB},
+                    PaceCase{16 * kMiB, 200'000, 32 * kKiB, 64 * kKiB},
+                    PaceCase{64 * kMiB, 200'000, 32 * kKiB, 200'000}, PaceCase{64 * kMiB, 20'000, 32 * kKiB, 20'000},
+                    PaceCase{64 * kMiB, 10'000, 16 * kKiB, 10'000}, PaceCase{64 * kMiB, 1'000, 16 * kKiB, 1'000},
+                    PaceCase{64 * kMiB, 2'000'000, 128 * kKiB, 256 * kKiB},
+                    PaceCase{kMiB * kMiB, 20'000'000, 256 * kKiB, 20'000'000}));
 
 INSTANTIATE_TEST_SUITE_P(All, Balance,
                          testing::Combine(testing::Values(2, 3, 4, 8, 16), testing::Values(0, 1, 2, 3, 4, 6, 8, 20),
