@@ -1,5 +1,6 @@
 """A few sums; prints their bits, and what of them went through memory shared with reducers."""
 
+import functools
 import json
 from typing import Any
 
@@ -14,8 +15,9 @@ def main() -> None:
     random = np.random.default_rng(jaxhetero.rank())
     total = jax.jit(jaxhetero.psum)
     digests: list[Any] = []
-    for count in (1, 1000, 3_000_000, 7):
-        result = np.asarray(total(random.standard_normal(count, dtype=np.float32)))
+    narrow_total = jax.jit(functools.partial(jaxhetero.psum, wire_dtype="bfloat16"))
+    for summed, count in ((total, 1), (total, 1000), (total, 3_000_000), (narrow_total, 3_000_000), (total, 7)):
+        result = np.asarray(summed(random.standard_normal(count, dtype=np.float32)))
         digests.append([float(result[0]), int(result.view(np.uint32).astype(np.uint64).sum())])
     metrics = jaxhetero.metrics()
     jaxhetero.shutdown()
