@@ -147,6 +147,18 @@ TEST_F(UnreadTest, IsKeptUntilThePeerHasReadIt) {
   }));
 }
 
+TEST_F(UnreadTest, HasPassedOnceThePeerHasReadIt) {
+  const auto passed = [this] { return client_.connections_[0]->passed_bytes(); };
+  const uint64_t before = client_.call(passed);
+  lend(client_);
+  const uint64_t sent = client_.call([this] { return client_.connections_[0]->queued_frame_count(); });
+  ASSERT_TRUE(client_.wait([&] { return client_.connections_[0]->written_frame_count() == sent; }));
+  EXPECT_EQ(client_.call(passed), before);
+  go_on();
+  ASSERT_TRUE(server_.wait_frames(1));
+  EXPECT_TRUE(client_.wait([&] { return passed() == before + kHeaderBytes + kBytes; }));
+}
+
 TEST_F(UnreadTest, IsKeptWhenTheConnectionEnds) {
   const std::weak_ptr<const void> lent = lend(client_);
   const uint64_t sent = client_.call([this] { return client_.connections_[0]->queued_frame_count(); });
