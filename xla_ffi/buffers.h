@@ -86,6 +86,16 @@ class Ranges {
   std::map<size_t, size_t> ends_;  // of ranges that do not touch, by their begin
 };
 
+inline size_t total_bytes(std::span<const iovec> pieces) {
+  size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
+  return total;
+}
+
+inline std::span<const std::byte> bytes_of(const iovec& piece) {
+  return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
+}
+
 inline std::vector<iovec> as_pieces(std::span<std::byte> memory) {
   if (memory.empty()) return {};
   return {{memory.data(), memory.size()}};

@@ -72,34 +72,35 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void read_handshake();
   void open();
 
+  // In tcp_shared_memory.cc.
   [[nodiscard]] bool is_on_this_host() const;
   Status take_offer();
-  Status take_shared();
   void share_arena();
+  void send_shared();
+  Status take_shared();
   Status take_arena();
   Status take_reads();
-  void send_shared();
   void leave_socket();
   void hear_calls();
   void call_peer();
+  size_t receive_shared(std::span<const iovec> pieces);
+  void release_read();
+  size_t transmit_shared();
+  void lend(OutFrame& frame);
+  void drop_returned();
+  Status take_lent();
 
   void read_frames();
   size_t receive(std::span<const iovec> pieces);
-  size_t receive_shared(std::span<const iovec> pieces);
   void consume(size_t bytes);
-  void release_read();
   Status begin_frame();
   Status find_place();
-  Status take_lent();
   Status finish_frame();
   void discard_input();
 
-  void lend(OutFrame& frame);
-  void drop_returned();
   void write_queued();
   void collect_output();
   size_t transmit();
-  size_t transmit_shared();
   void wait_for_room(bool waits);
   void finish_flushing();
   void end(const Status& why);

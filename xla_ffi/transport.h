@@ -49,6 +49,16 @@ struct OutFrame {
   static OutFrame gather(const FrameHeader& header, const Leaves& leaves, size_t offset) {
     return {encode(header), header.payload_bytes, {}, &leaves, offset, nullptr, 0};
   }
+
+  // The memory that makes up what of the payload is to be sent.
+  void append_payload(std::vector<iovec>& pieces) const {
+    if (leaves != nullptr) {
+      leaves->slice(leaves_offset, payload_bytes, pieces);
+    } else if (payload_bytes > 0) {
+      // iovec is not const-correct; sendmsg only reads.
+      pieces.push_back({const_cast<std::byte*>(payload.data()), payload_bytes});
+    }
+  }
 };
 
 // Read from any thread.
