@@ -34,7 +34,8 @@ _ROOT = Path(__file__).parent.parent
 _EIGHT = "bench.allreduce --workers 8 --reducers 8 --rate 200mbit"
 RUNS = {
     "large": (
-        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:16384x2 --rounds 4 --warmup 0"
+        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:16384x2,echo:32768x2 "
+        "--rounds 4 --warmup 0"
     ),
     "mpi": f"{_EIGHT} --sizes 16MiB --engine jaxhetero,mpi --rounds 2 --warmup 1",
     "gigabit": (
