@@ -34,8 +34,7 @@ _ROOT = Path(__file__).parent.parent
 _EIGHT = "bench.allreduce --workers 8 --reducers 8 --rate 200mbit"
 RUNS = {
     "large": (
-        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:16384x2,echo:32768x2 "
-        "--rounds 4 --warmup 0"
+        f"{_EIGHT} --sizes 4MiB,16MiB,64MiB --engine jaxhetero,gloo,echo:8192x2,echo:32768x2 --rounds 4 --warmup 4"
     ),
     "mpi": f"{_EIGHT} --sizes 16MiB --engine jaxhetero,mpi --rounds 2 --warmup 1",
     "gigabit": (
@@ -44,11 +43,13 @@ RUNS = {
     **{
         f"colocated-{count}": (
             f"bench.allreduce --workers 8 --reducers {count} --colocated 8 --rate 200mbit --sizes 16MiB "
-            "--engine jaxhetero --rounds 4"
+            "--engine jaxhetero --rounds 4 --warmup 4"
         )
         for count in (0, 1, 2, 4, 6, 8)
     },
-    "unequal": f"{_EIGHT} --colocated 8 --reducer-rates 200mbit,100mbit --sizes 16MiB --engine jaxhetero --rounds 4",
+    "unequal": (
+        f"{_EIGHT} --colocated 8 --reducer-rates 200mbit,100mbit --sizes 16MiB --engine jaxhetero --rounds 4 --warmup 4"
+    ),
     "bfloat16": f"{_EIGHT} --wire-dtype bfloat16 --sizes 16MiB,64MiB --engine jaxhetero,gloo --rounds 2 --warmup 0",
     "small": f"{_EIGHT} --sizes 4,64,1KiB,4KiB,16KiB,64KiB --engine jaxhetero,gloo,echo --batch 50",
     "loopback": (
