@@ -1,7 +1,10 @@
 // What the others learn when one of them fails.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <future>
 #include <latch>
 #include <map>
 #include <memory>
@@ -9,6 +12,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cc/fake_peers.h"
@@ -143,6 +147,45 @@ TEST(FakeReducerTest, IsNamedWhenItSaysNothing) {
   Part part(worker, {}, 0);
   EXPECT_TRUE(failed_with(part.wait(), Code::kRoundTimeout,
                           {"rank 0 (host host-0)", "no word from reducer 0 (host reducer-host-0"}));
+}
+
+// It may be adding that up for the others, who have not failed yet: memory that is given back is empty.
+TEST(FakeReducerTest, FindsWhatAWorkerLentAsItWasAfterTheWorkerFailed) {
+  struct Lent {
+    FrameHeader header;
+    std::shared_ptr<const std::byte> payload;
+  };
+  Job job({.workers = 1, .reducers = 1, .chunk_bytes = 8192, .failover = true, .shared_memory = true});
+  FakeReducer reducer(job);
+  std::promise<Lent> lent;
+  reducer.on_lent_ = [&, is_first = true](const FrameHeader& header, std::shared_ptr<const std::byte> payload) mutable {
+    if (std::exchange(is_first, false)) lent.set_value({header, std::move(payload)});
+  };
+  // What is copied gets an answer: a worker begins to keep and lend with a round's first total.
+  reducer.on_push_ = [](Connection& connection, FrameHeader header) {
+    header.type = FrameType::kResult;
+    connection.send(OutFrame::of(header, std::span(*kSomeBytes).first(header.payload_bytes), kSomeBytes));
+  };
+  Communicator& worker = job.add_worker(0);
+  ASSERT_TRUE(Job::wait_ready(worker).ok());
+  TestRound round{.op = 0, .leaf_counts = {1 << 16}};
+  std::future<Lent> found = lent.get_future();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::optional<Part> part;
+  // Until memory is shared a round is copied; what its op keeps is not in the memory that comes to be.
+  while (found.wait_for(milliseconds(1)) != std::future_status::ready) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    if (part.has_value() && !part->is_done()) continue;
+    ++round.op;
+    part.emplace(worker, round, 0);
+  }
+  EXPECT_EQ(worker.shutdown(milliseconds(0)).code(), Code::kNotInitialized);
+  EXPECT_EQ(part->wait().code(), Code::kNotInitialized);
+  job.workers.clear();
+  const Lent kept = found.get();
+  const Bytes input = round.input(0);
+  EXPECT_TRUE(std::ranges::equal(std::span(kept.payload.get(), kept.header.payload_bytes),
+                                 std::span(input).subspan(kept.header.offset * 4, kept.header.payload_bytes)));
 }
 
 TEST(Failure, OfDisagreeingWorkersIsToldToAll) {

@@ -197,6 +197,8 @@ class FakeReducer final : public ConnectionOwner {
 
   // On the loop's thread, when a push has arrived.
   std::function<void(Connection&, const FrameHeader&)> on_push_;
+  // Likewise, of one whose payload lies in the worker's memory; it is copied first if there is nothing to be called.
+  std::function<void(const FrameHeader&, std::shared_ptr<const std::byte>)> on_lent_;
 
   void send(OutFrame frame) {
     thread_.call([&] { worker_->send(std::move(frame)); });
@@ -212,6 +214,11 @@ class FakeReducer final : public ConnectionOwner {
   Status on_frame(Connection& connection, const FrameHeader& header) override {
     if (header.type == FrameType::kPush && on_push_) on_push_(connection, header);
     return {};
+  }
+  Result<bool> on_lent(Connection&, const FrameHeader& header,
+                       const std::shared_ptr<const std::byte>& payload) override {
+    if (on_lent_) on_lent_(header, payload);
+    return on_lent_ != nullptr;
   }
   void on_close(Connection&, const Status&) override {}
 
