@@ -36,7 +36,7 @@ Status Communicator::start() {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
-  context_ = std::make_unique<TcpContext>(TcpContext{*loop_, config_.token, config_.job.checksums});
+  context_ = std::make_unique<TcpContext>(*loop_, config_.token, config_.job.checksums);
   if (!config_.source.empty()) {
     Result<TcpAddress> source = resolve(config_.source, 0);
     if (!source.ok()) return source.status();

@@ -26,7 +26,7 @@ Status ReducerServer::start() {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
-  context_ = std::make_unique<TcpContext>(TcpContext{*loop_, config_.token});
+  context_ = std::make_unique<TcpContext>(*loop_, config_.token);
   Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(*loop_, *address, "this reducer");
   if (!listener.ok()) return listener.status();
   listener_ = std::move(*listener);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -20,10 +21,17 @@ namespace jaxhetero {
 
 // What every connection of a process has in common.
 struct TcpContext {
+  TcpContext(EventLoop& loop, Bytes token, bool checksums = false)
+      : loop(loop), token(std::move(token)), checksums(checksums) {}
+  // A copy would end the arena that it has in common with this.
+  TcpContext(const TcpContext&) = delete;
+  TcpContext& operator=(const TcpContext&) = delete;
+  ~TcpContext() { arena->end(); }
+
   EventLoop& loop;
   Bytes token;
   // Send one with every frame, and take no chunk without one.
-  bool checksums = false;
+  bool checksums;
   // Where connections that we make come from: the address of one interface. Otherwise the routes decide.
   std::optional<TcpAddress> source = std::nullopt;
   std::shared_ptr<TransportCounters> counters = std::make_shared<TransportCounters>();
@@ -31,8 +39,6 @@ struct TcpContext {
   std::shared_ptr<Arena> arena = std::make_shared<Arena>();
   // What they had lent when they ended, and the peer had not read, for as long as it might.
   std::vector<std::shared_ptr<const void>> unread = {};
-
-  ~TcpContext() { arena->end(); }
 };
 
 class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
