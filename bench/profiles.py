@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_BERT_WIDTH = 1024
+_BERT_TOKENS = 128
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -65,17 +68,27 @@ def _convolution(name: str, inputs: int, outputs: int, kernel: int, size: int) -
 
 
 def _bert_large() -> Profile:
-    h, f, vocabulary, positions, tokens, predictions = 1024, 4096, 30522, 512, 128, 20
+    h, vocabulary, positions, tokens, predictions = _BERT_WIDTH, 30522, 512, _BERT_TOKENS, 20
     layers = [Layer("embeddings", (vocabulary * h, positions * h, 2 * h, h, h), tokens * h)]
-    attention = ((h * h, h) * 4) + (h, h)
-    feed_forward = (h * f, f, f * h, h, h, h)
-    multiply_adds = tokens * (4 * h * h + 2 * h * f) + 2 * tokens**2 * h
-    layers += [Layer(f"encoder {index}", attention + feed_forward, multiply_adds) for index in range(24)]
+    for index in range(24):
+        layers += _encoder(f"encoder {index}")
     layers.append(Layer("pooler", (h * h, h, 2 * h, 2), h * h))
+    layers.append(Layer("masked words", (h * h, h, h, h), predictions * h * h))
     # The decoder's matrix is that of the embeddings, whose gradient is complete only at the end of the backward pass.
-    head_multiply_adds = predictions * (h * h + vocabulary * h)
-    layers.append(Layer("masked words", (h * h, h, h, h, vocabulary), head_multiply_adds))
+    layers.append(Layer("decoder", (vocabulary,), predictions * vocabulary * h))
     return Profile("bert-large", tuple(layers), batch_count=64, samples_per_s=224)
+
+
+def _encoder(name: str) -> list[Layer]:
+    h, f, tokens = _BERT_WIDTH, 4 * _BERT_WIDTH, _BERT_TOKENS
+    normalisation = (h, h)
+    return [
+        *(Layer(f"{name} {part}", (h * h, h), tokens * h * h) for part in ("query", "key", "value")),
+        Layer(f"{name} attention", (), 2 * tokens**2 * h),
+        Layer(f"{name} attention out", (h * h, h, *normalisation), tokens * h * h),
+        Layer(f"{name} feed-forward in", (h * f, f), tokens * h * f),
+        Layer(f"{name} feed-forward out", (f * h, h, *normalisation), tokens * f * h),
+    ]
 
 
 PROFILES = {profile.name: profile for profile in (_resnet50(), _bert_large())}
