@@ -22,6 +22,8 @@ constexpr uint64_t kChunksPerShard = 128;
 constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
 constexpr uint64_t kUsualChunkBytes = 32 << 10;
 constexpr uint64_t kChunksPerWindow = 4;
+// The smallest, where links are so fast that a process takes longer to wake up than they take for less.
+constexpr uint64_t kMostChunksPerWindow = 32;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -79,13 +81,17 @@ uint64_t ShardPlan::largest_chunk_bytes() const {
   return std::clamp<uint64_t>(pace_.window_bytes / kChunksPerWindow, usual, kMostAutoChunkBytes);
 }
 
+uint64_t ShardPlan::smallest_chunk_bytes() const {
+  return std::clamp<uint64_t>(pace_.window_bytes / kMostChunksPerWindow, kLeastAutoChunkBytes, kMostAutoChunkBytes);
+}
+
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
   return std::bit_floor(
-             std::clamp(chunk_bytes_by_shard(count, item_bytes), kLeastAutoChunkBytes, largest_chunk_bytes())) /
+             std::clamp(chunk_bytes_by_shard(count, item_bytes), smallest_chunk_bytes(), largest_chunk_bytes())) /
          item_bytes;
 }
 

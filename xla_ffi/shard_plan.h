@@ -60,6 +60,7 @@ class ShardPlan {
 
  private:
   [[nodiscard]] uint32_t reducer_at(uint64_t point) const;
+  [[nodiscard]] uint64_t smallest_chunk_bytes() const;
   [[nodiscard]] uint64_t largest_chunk_bytes() const;
   [[nodiscard]] uint64_t chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) const;
 

@@ -192,6 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
                     PaceCase{64 * kMiB, 200'000, 32 * kKiB, 200'000}, PaceCase{64 * kMiB, 20'000, 32 * kKiB, 20'000},
                     PaceCase{64 * kMiB, 10'000, 16 * kKiB, 10'000}, PaceCase{64 * kMiB, 1'000, 16 * kKiB, 1'000},
                     PaceCase{64 * kMiB, 2'000'000, 128 * kKiB, 256 * kKiB},
+                    PaceCase{kMiB, 2'000'000, 32 * kKiB, 4 * kKiB}, PaceCase{kMiB, 20'000'000, 256 * kKiB, 4 * kKiB},
                     PaceCase{kMiB * kMiB, 20'000'000, 256 * kKiB, 20'000'000}));
 
 INSTANTIATE_TEST_SUITE_P(All, Balance,
