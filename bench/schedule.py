@@ -28,7 +28,9 @@ class Bucket:
         return _ITEM_BYTES * self.count
 
 
-def make_schedule(profile: Profile, size_scale: float, time_scale: float) -> list[Bucket]:
+def make_schedule(
+    profile: Profile, size_scale: float, time_scale: float, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> list[Bucket]:
     """Gradients in buckets as ``jaxhetero.psum`` makes them, in the order of the backward pass.
 
     ``size_scale`` scales arrays, buckets and times, so that everything keeps its proportion to what the network can
@@ -44,7 +46,7 @@ def make_schedule(profile: Profile, size_scale: float, time_scale: float) -> lis
         for count in layer.parameter_counts:
             arrays.append(jax.ShapeDtypeStruct((max(1, round(count * size_scale)),), jnp.float32))
             ready_s.append(step_s * (_FORWARD_SHARE + (1 - _FORWARD_SHARE) * done_share))
-    buckets = make_buckets(arrays, max(1, round(DEFAULT_BUCKET_BYTES * size_scale)))
+    buckets = make_buckets(arrays, max(1, round(bucket_bytes * size_scale)))
     return [
         Bucket(sum(arrays[index].size for index in bucket), max(ready_s[index] for index in bucket))
         for bucket in buckets
@@ -63,11 +65,13 @@ def total_bytes(schedule: list[Bucket]) -> int:
     return sum(bucket.bytes for bucket in schedule)
 
 
-def time_scale_that_exposes(profile: Profile, size_scale: float, s_per_byte: float, share: float) -> float:
+def time_scale_that_exposes(
+    profile: Profile, size_scale: float, s_per_byte: float, share: float, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> float:
     """The ``time_scale`` with which this share of an all-reduce that takes ``s_per_byte`` is exposed."""
 
     def exposed_share(time_scale: float) -> float:
-        schedule = make_schedule(profile, size_scale, time_scale)
+        schedule = make_schedule(profile, size_scale, time_scale, bucket_bytes)
         compute_s = schedule[-1].ready_s
         return (ideal_step_s(schedule, s_per_byte) - compute_s) / (total_bytes(schedule) * s_per_byte)
 

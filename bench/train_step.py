@@ -51,9 +51,11 @@ from bench.report import format_columns, number, write_json
 from bench.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.specs import EngineSpec, parse_engines
 from bench.team import Team, start_teams
+from jaxhetero.collectives import DEFAULT_BUCKET_BYTES
 from tests.netlab import Lab
 
 _PROGRAMS = ("compute", "communicate", "step")
+_RING_BUCKET_BYTES = 25 * 2**20  # as large as those of PyTorch's DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ class Options:
     """Of every host's network interface, each way; none for no limit."""
     size_scale: float = 1 / 64
     """Shrinks arrays, buckets and times alike."""
+    bucket_bytes: int | None = None
+    """Gradients go in buckets of this size, shrunk like the arrays. Default: for jaxhetero as in jaxhetero.psum, for
+    gloo and the ring 25 MiB."""
     time_scale: float | None = None
     """Stretches the accelerator's times. Default: as --ring-exposes asks for."""
     ring_exposes: float = 0.5
@@ -96,9 +101,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.size_scale <= 0 or (self.time_scale is not None and self.time_scale <= 0):
             raise BenchError("--size-scale and --time-scale must be more than 0")
-        if self.rounds < 1 or self.batch < 1:
-            raise BenchError("--rounds and --batch must be at least 1")
+        if self.rounds < 1 or self.batch < 1 or (self.bucket_bytes is not None and self.bucket_bytes < 1):
+            raise BenchError("--rounds, --batch and --bucket-bytes must be at least 1")
         check_folders(self.json, self.plot)
+
+    def bucket_bytes_of(self, spec: EngineSpec) -> int:
+        return self.bucket_bytes or (DEFAULT_BUCKET_BYTES if spec.kind == "jaxhetero" else _RING_BUCKET_BYTES)
 
     def jobs(self) -> list[Job]:
         try:
@@ -125,6 +133,7 @@ class Row:
     reducer_count: int
     colocated_count: int
     engine: str
+    bucket_count: int
     compute_s: float
     network_s: float
     step_s: float
@@ -155,10 +164,10 @@ def run(options: Options) -> list[Row]:
         print(f"# {lab.description}", flush=True)
         conditions = measure_conditions(hosts, lab)
         print(f"# {conditions.describe()}", flush=True)
-        schedule, facts = _make_schedule(options, conditions)
+        schedules, facts = _make_schedules(options, specs, conditions)
         rows: list[Row] = []
         for job in jobs:
-            rows += _measure_job(options, job, specs, lab, conditions, schedule)
+            rows += _measure_job(options, job, lab, conditions, schedules)
             if options.json:
                 write_json(options.json, "train_step", rows, conditions, options, lab.description, schedule=facts)
     print(_format_table(rows), flush=True)
@@ -167,49 +176,61 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-def _make_schedule(options: Options, conditions: Conditions) -> tuple[list[Bucket], dict[str, object]]:
+@dataclass(frozen=True)
+class _Schedules:
+    """Of the same arrays at the same times."""
+
+    of_engines: dict[EngineSpec, list[Bucket]]
+    of_ring: list[Bucket]
+
+    @property
+    def compute_s(self) -> float:
+        return self.of_ring[-1].ready_s
+
+
+def _make_schedules(
+    options: Options, specs: Sequence[EngineSpec], conditions: Conditions
+) -> tuple[_Schedules, dict[str, object]]:
     profile, goodput = PROFILES[options.profile], conditions.goodput_bytes_per_s
-    factor = options.ring_factor or ring_factor(conditions.worker_count)
+    factor, ring_bytes = options.ring_factor or ring_factor(conditions.worker_count), _RING_BUCKET_BYTES
     time_scale = options.time_scale or time_scale_that_exposes(
-        profile, options.size_scale, factor / goodput, options.ring_exposes
+        profile, options.size_scale, factor / goodput, options.ring_exposes, ring_bytes
     )
-    schedule = make_schedule(profile, options.size_scale, time_scale)
+    of_engines = {
+        spec: make_schedule(profile, options.size_scale, time_scale, options.bucket_bytes_of(spec)) for spec in specs
+    }
+    schedules = _Schedules(of_engines, make_schedule(profile, options.size_scale, time_scale, ring_bytes))
+    size_bytes = total_bytes(schedules.of_ring)
     facts = {
         "profile": profile.name,
         "parameter_count": profile.parameter_count,
         "v100_step_s": profile.step_s,
         "size_scale": options.size_scale,
         "time_scale": time_scale,
-        "bucket_count": len(schedule),
-        "bytes": total_bytes(schedule),
-        "compute_s": schedule[-1].ready_s,
+        "bytes": size_bytes,
+        "compute_s": schedules.compute_s,
         "as_goodput_bytes_per_s": goodput * time_scale,
     }
     print(
         f"# {profile.name}: {profile.parameter_count} parameters, {profile.step_s * 1e3:.0f} ms a step on a V100; "
         f"here sizes and times by {options.size_scale:.4g} and times by {time_scale:.4g} more: "
-        f"{len(schedule)} buckets, {total_bytes(schedule) / 1e6:.2f} MB, {schedule[-1].ready_s * 1e3:.0f} ms; "
+        f"{size_bytes / 1e6:.2f} MB, {schedules.compute_s * 1e3:.0f} ms; "
         f"as V100s with {goodput * time_scale * 8 / 1e9:.2f} Gbit/s of goodput",
         flush=True,
     )
-    return schedule, facts
+    return schedules, facts
 
 
-def _measure_job(
-    options: Options,
-    job: Job,
-    specs: Sequence[EngineSpec],
-    lab: Lab,
-    conditions: Conditions,
-    schedule: list[Bucket],
-) -> list[Row]:
+def _measure_job(options: Options, job: Job, lab: Lab, conditions: Conditions, schedules: _Schedules) -> list[Row]:
+    specs = list(schedules.of_engines)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         teams = start_teams(specs, lab, job, folder, stack)
         samples = {team.spec: _Sample() for team in teams}
-        counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
         library = str(native.build(WAIT_SOURCE, folder, include=jax.ffi.include_dir()))
         for team in teams:
+            schedule = schedules.of_engines[team.spec]
+            counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
             team.request(
                 "prepare_emulation", counts=counts, ready_s=ready_s, combined=team.spec.combined, library=library
             )
@@ -219,7 +240,7 @@ def _measure_job(
             team.stop()
     print(f"# {job.worker_count} workers done", flush=True)
     alone_s = min(median(sample.times_s["compute"]) for sample in samples.values())
-    return [_make_row(spec, samples[spec], alone_s, job, conditions, schedule) for spec in specs]
+    return [_make_row(spec, samples[spec], alone_s, job, conditions, schedules) for spec in specs]
 
 
 def _take_turn(team: Team, sample: _Sample, batch: int) -> None:
@@ -238,38 +259,52 @@ def _from_first_begin_to_last_end(answers: Sequence[dict[str, Any]]) -> list[flo
 
 
 def _make_row(
-    spec: EngineSpec, sample: _Sample, alone_s: float, job: Job, conditions: Conditions, schedule: list[Bucket]
+    spec: EngineSpec, sample: _Sample, alone_s: float, job: Job, conditions: Conditions, schedules: _Schedules
 ) -> Row:
     compute_s, network_s, step_s = (median(sample.times_s[program]) for program in _PROGRAMS)
     exposed_s = step_s - alone_s
-    ideal_compute_s, goodput = schedule[-1].ready_s, conditions.goodput_bytes_per_s
+    schedule, goodput = schedules.of_engines[spec], conditions.goodput_bytes_per_s
+    ring_s = ideal_step_s(schedules.of_ring, ring_factor(job.worker_count) / goodput)
     wire_factor = job.best_factor() * (spec.wire_itemsize("float32") / 4)
     return Row(
         worker_count=job.worker_count,
         reducer_count=job.reducer_count,
         colocated_count=job.colocated_count,
         engine=spec.label,
+        bucket_count=len(schedule),
         compute_s=compute_s,
         network_s=network_s,
         step_s=step_s,
         exposed_s=exposed_s,
         overlap=1 - exposed_s / network_s if job.worker_count > 1 else None,
         efficiency=alone_s / step_s,
-        best_efficiency=ideal_compute_s / ideal_step_s(schedule, wire_factor / goodput),
-        ring_efficiency=ideal_compute_s / ideal_step_s(schedule, ring_factor(job.worker_count) / goodput),
+        best_efficiency=schedules.compute_s / ideal_step_s(schedule, wire_factor / goodput),
+        ring_efficiency=schedules.compute_s / ring_s,
         wrong_count=sample.wrong_count,
         times_s=sample.times_s,
     )
 
 
 def _format_table(rows: list[Row]) -> str:
-    header = ["workers", "reducers", "engine", "compute_ms", "network_ms", "step_ms", "exposed_ms", "overlap"]
+    header = [
+        "workers",
+        "reducers",
+        "engine",
+        "buckets",
+        "compute_ms",
+        "network_ms",
+        "step_ms",
+        "exposed_ms",
+        "overlap",
+    ]
     lines = [[*header, "efficiency", "best", "ring", "wrong"]]
     for row in rows:
         reducers = f"{row.reducer_count}+{row.colocated_count}" if row.colocated_count else str(row.reducer_count)
         times = (f"{time * 1e3:.1f}" for time in (row.compute_s, row.network_s, row.step_s, row.exposed_s))
         shares = map(number, (row.overlap, row.efficiency, row.best_efficiency, row.ring_efficiency))
-        lines.append([str(row.worker_count), reducers, row.engine, *times, *shares, str(row.wrong_count)])
+        lines.append(
+            [str(row.worker_count), reducers, row.engine, str(row.bucket_count), *times, *shares, str(row.wrong_count)]
+        )
     return format_columns(lines)
 
 

@@ -19,7 +19,8 @@ from jaxhetero._reduction import make_buckets as make_buckets
 from jaxhetero._reduction import reduce_tree
 from jaxhetero.errors import ConfigError, from_message
 
-DEFAULT_BUCKET_BYTES = 25 * 2**20
+# Smaller ones go out earlier in the backward pass, and cost more calls. Measured; see docs/performance.md.
+DEFAULT_BUCKET_BYTES = 8 * 2**20
 
 Tree = TypeVar("Tree")
 

@@ -191,6 +191,15 @@ def test_schedule_keeps_its_proportions(name: str) -> None:
     assert total_bytes(small) * 64 == pytest.approx(total_bytes(whole), rel=1e-3)
 
 
+@pytest.mark.parametrize("name", PROFILES)
+def test_smaller_buckets_are_ready_earlier(name: str) -> None:
+    few, many = (make_schedule(PROFILES[name], 1.0, 1.0, bucket_bytes) for bucket_bytes in (25 << 20, 4 << 20))
+    assert len(many) > len(few)
+    assert many[0].ready_s < few[0].ready_s
+    assert total_bytes(many) == total_bytes(few)
+    assert ideal_step_s(many, 1e-9) < ideal_step_s(few, 1e-9)
+
+
 def test_ring_exposes_what_was_asked_for() -> None:
     profile, s_per_byte = PROFILES["bert-large"], ring_factor(8) / 25e6
     schedule = make_schedule(profile, 1 / 64, time_scale_that_exposes(profile, 1 / 64, s_per_byte, 0.5))
@@ -235,6 +244,7 @@ def test_waits_of_the_emulated_accelerator_hold_up_no_round(tmp_path: Path) -> N
         ("--workers two", "--workers is 'two'; it must be numbers"),
         ("--workers 2 --reducers 0", "nobody would reduce"),
         ("--size-scale 0", "must be more than 0"),
+        ("--bucket-bytes 0", "must be at least 1"),
     ],
 )
 def test_bad_options_of_train_step_are_refused(
@@ -277,6 +287,21 @@ def test_pattern_adds_up_and_shows_every_mistake(dtype: str) -> None:
     assert pattern.wrong_count(twice.astype(expected.dtype), expected) > 900
     assert pattern.wrong_count(pattern.expected_sum(1000, dtype, 8, seed=4), expected) > 900
     assert pattern.wrong_count(total[1:], expected) == 1000
+
+
+@pytest.mark.parametrize("dtype", pattern.DTYPES)
+def test_sums_on_top_of_each_other_stay_exact(dtype: str) -> None:
+    total = pattern.expected_sum(1000, dtype, 8, seed=3)
+    sum_count = pattern.most_sums(dtype, 8)
+    for _ in range(sum_count - 1):
+        total = total * np.asarray(8, total.dtype)
+    assert np.isfinite(total.astype(np.float64)).all()
+    assert pattern.wrong_count(total, pattern.expected_sum(1000, dtype, 8, seed=3, sum_count=sum_count)) == 0
+    assert pattern.most_sums(dtype, 6) == 1
+
+
+def test_most_sums() -> None:
+    assert [pattern.most_sums(dtype, 8) for dtype in ("float32", "bfloat16", "float16", "int32")] == [35, 40, 2, 1]
 
 
 def test_pattern_is_exact_in_a_narrower_wire_dtype() -> None:
