@@ -10,7 +10,8 @@ engines are there all the time and take turns. The columns:
     of_rate      algbw / the interface's rate
     sent/S       bytes that the busiest worker's interface sent (received) for each byte of payload
     worker_s/GB  CPU seconds of one worker per GB all-reduced, and of one dedicated reducer
-    worker_MB    memory that a worker had at most beyond operand, result, and what it had before the first payload
+    worker_MB    memory that a worker had at most beyond operand, result (which may be one), and what it had before the
+                 first payload
     reducer_MB   memory that a dedicated reducer had at most beyond what it had before the first payload
     pings        time / the median time of a byte sent from one worker to another and back over TCP
     /limit       time / the best possible time: of all ways to cut the payload among the reducers, the one whose busiest
@@ -37,7 +38,7 @@ from bench.command import check_folders, run_command
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.measure import Payload, measure
-from bench.pattern import DTYPES, count_bases, itemsize
+from bench.pattern import DTYPES, count_bases, itemsize, most_sums
 from bench.plot import write_plot
 from bench.report import Row, format_table, make_rows, write_json
 from bench.specs import parse_engines, parse_size
@@ -67,6 +68,9 @@ class Options:
     """What jaxhetero sends in place of --dtype; the sum is exact in this one too."""
     concurrent: int = 1
     """Also cut each size in so many all-reduces of one program."""
+    in_place: bool = False
+    """A sum takes the memory of its operand, as in a train step, where that is a gradient which the program computed.
+    Every all-reduce then sums the sums before. Else the operand is an argument that is kept."""
     engine: str = "jaxhetero,gloo,mpi"
     """Which to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4. echo is the traffic
     of an all-reduce alone, so what network and hosts allow; echo:32768x4 with no more than that under way."""
@@ -96,6 +100,19 @@ class Options:
             if value is not None and value < least:
                 raise BenchError(f"--{name} is {value}; it must be at least {least}")
         check_folders(self.json, self.plot)
+        if self.in_place:
+            self._check_in_place()
+
+    def _check_in_place(self) -> None:
+        """Every sum must be exact, the last one of a turn too."""
+        dtype = self.wire_dtype or self.dtype
+        batch = self.batch or max(payload.default_batch() for payload in self.payloads())
+        sum_count, most = self.warmup + 1 + batch, most_sums(dtype, self.workers)
+        if sum_count > most:
+            raise BenchError(
+                f"--in-place makes {sum_count} sums on top of each other, of {self.workers} workers, and {dtype} holds "
+                f"{most} exactly: take fewer with --warmup and --batch, or a power of two of --workers"
+            )
 
     def job(self) -> Job:
         rates = tuple(self.reducer_rates.split(",")) if self.reducer_rates else ()
@@ -109,7 +126,7 @@ class Options:
         size_bytes, item_bytes = parse_size(text), itemsize(self.dtype)
         if size_bytes % item_bytes:
             raise BenchError(f"size {text} is no whole number of {self.dtype}, which has {item_bytes} bytes")
-        return Payload(size_bytes, size_bytes // item_bytes, self.dtype)
+        return Payload(size_bytes, size_bytes // item_bytes, self.dtype, in_place=self.in_place)
 
 
 def run(options: Options) -> list[Row]:

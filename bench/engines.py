@@ -32,6 +32,10 @@ class Engine(Protocol):
         """The sum over all workers, inside of what is compiled."""
         ...
 
+    def computed(self, array: jax.Array) -> jax.Array:
+        """The same array as a value that the program computes, inside of what is compiled."""
+        ...
+
     def compile(self, function: Program, donated: int | None = None) -> Program:
         """``function`` of trees of arrays, jit-compiled; it may reuse the memory of argument ``donated``."""
         ...
@@ -39,7 +43,13 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Jaxhetero:
+class _InXla:
+    def computed(self, array: jax.Array) -> jax.Array:
+        value: jax.Array = jax.lax.optimization_barrier(array)
+        return value
+
+
+class Jaxhetero(_InXla):
     """Settings come from the environment, as in any program that uses jaxhetero."""
 
     in_program_order = False
@@ -70,7 +80,7 @@ class Jaxhetero:
         jaxhetero.shutdown()
 
 
-class Gloo:
+class Gloo(_InXla):
     """``jax.lax.psum`` on a mesh of one device of every process."""
 
     in_program_order = True
@@ -102,7 +112,7 @@ class Gloo:
         jax.distributed.shutdown()
 
 
-class Mpi:
+class Mpi(_InXla):
     """MPI has no part in XLA, so it is called back from the compiled program."""
 
     in_program_order = True
@@ -145,17 +155,25 @@ class Echo:
         self.worker_count = int(os.environ["BENCH_WORKER_COUNT"])
         addresses = os.environ["BENCH_REDUCERS"].split(",")
         self._reducers = echo.Reducers(os.environ["BENCH_ECHO"], addresses, int(os.environ["BENCH_WINDOW_BYTES"]))
+        self._in_place = False
 
     def put(self, contribution: np.ndarray) -> Any:
         return contribution
 
     def psum(self, array: Any, name: str) -> Any:
-        result = np.empty_like(array)
+        result = array if self._in_place else np.empty_like(array)
         self._reducers.exchange(array, result)
         return result
 
+    def computed(self, array: Any) -> Any:
+        return array
+
     def compile(self, function: Program, donated: int | None = None) -> Program:
-        return function
+        def run(*arguments: Any) -> Any:
+            self._in_place = donated is not None
+            return function(*arguments)
+
+        return run
 
     def close(self) -> None:
         self._reducers.close()

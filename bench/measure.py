@@ -25,6 +25,13 @@ class Payload:
     dtype: str
     bucket_count: int = 1
     """In how many all-reduces of one compiled program, which may run at the same time."""
+    in_place: bool = False
+    """A sum takes the memory of its operand."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What operand and result take."""
+        return self.bytes if self.in_place else 2 * self.bytes
 
     def default_batch(self) -> int:
         return max(_LEAST_BATCH, min(_MOST_BATCH, _TURN_BYTES // self.bytes))
@@ -81,6 +88,7 @@ def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, b
         exact_dtype=team.spec.wire_dtype or payload.dtype,
         seed=number,
         bucket_count=payload.bucket_count,
+        in_place=payload.in_place,
         warmup=warmup,
     )
     team.forget_peaks()
@@ -88,7 +96,7 @@ def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, b
     answers = team.request("measure", count=batch)
     _Meters.read(team, lab).add_to(sample, before)
     worker_extra_bytes, reducer_extra_bytes = team.grown_bytes()
-    sample.worker_extra_bytes = max(sample.worker_extra_bytes, worker_extra_bytes - 2 * payload.bytes)
+    sample.worker_extra_bytes = max(sample.worker_extra_bytes, worker_extra_bytes - payload.held_bytes)
     sample.reducer_extra_bytes = max(sample.reducer_extra_bytes, reducer_extra_bytes)
     sample.operation_count += batch + 1
     sample.times_s += between_last_ends([answer["ends_ns"] for answer in answers])

@@ -16,6 +16,8 @@ from bench.errors import BenchError
 # Whole numbers up to here are exact.
 _EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int32": 1 << 31}
 DTYPES = tuple(_EXACT)
+# How often such a number can be doubled.
+_DOUBLINGS = {"float32": 127 - 24, "float16": 15 - 11, "bfloat16": 127 - 8, "int32": 0}
 _MOST_BASES = 4096
 
 
@@ -25,10 +27,25 @@ def contribution(
     return (_base(count, exact_dtype or dtype, worker_count, seed) + np.uint32(rank)).astype(_dtype(dtype))
 
 
-def expected_sum(count: int, dtype: str, worker_count: int, seed: int, exact_dtype: str | None = None) -> np.ndarray:
+def expected_sum(
+    count: int, dtype: str, worker_count: int, seed: int, exact_dtype: str | None = None, sum_count: int = 1
+) -> np.ndarray:
+    """Of ``sum_count`` sums, to each of which every worker contributes the one before."""
     ranks = worker_count * (worker_count - 1) // 2
     total = _base(count, exact_dtype or dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
-    return total.astype(_dtype(dtype))
+    return total.astype(_dtype(dtype)) * _dtype(dtype).type(float(worker_count) ** (sum_count - 1))
+
+
+def most_sums(dtype: str, worker_count: int) -> int:
+    """How many sums on top of each other are exact.
+
+    With each the numbers grow by ``worker_count``, which has to be a power of two, and so few that what is added up
+    on the way, in float32 at least, is exact as well.
+    """
+    largest = worker_count * count_bases(dtype, worker_count) + worker_count**2 // 2
+    if worker_count < 2 or worker_count.bit_count() > 1 or worker_count * largest > _EXACT["float32"]:
+        return 1
+    return 1 + _DOUBLINGS[dtype] // (worker_count.bit_length() - 1)
 
 
 def wrong_count(result: np.ndarray, expected: np.ndarray) -> int:

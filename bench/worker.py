@@ -30,8 +30,11 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._all_reduce = engine.compile(self._sum_each)
+        self._all_reduce_in_place = engine.compile(self._sum_each_computed, donated=0)
         self._given: Arrays = []
         self._result: Arrays = []
+        self._in_place = False
+        self._sum_count = 0
         self._shape: dict[str, Any] = {}
         self._emulation: Emulation | None = None
 
@@ -39,15 +42,20 @@ class Worker:
         """An all-reduce for each array; nothing says which is first."""
         return [self._engine.psum(array, f"bench {index}") for index, array in enumerate(arrays)]
 
+    def _sum_each_computed(self, arrays: Arrays) -> Arrays:
+        """The same of arrays that the program seems to have computed, as a train step's gradients are."""
+        return self._sum_each([self._engine.computed(array) for array in arrays])
+
     def greet(self) -> None:
         """All-reduce one element, so that what the first one costs is not charged to any payload."""
         jax.block_until_ready(self._all_reduce([self._engine.put(np.ones(1, np.float32))]))
 
     def prepare(
-        self, count: int, dtype: str, exact_dtype: str, seed: int, bucket_count: int, warmup: int
+        self, count: int, dtype: str, exact_dtype: str, seed: int, bucket_count: int, in_place: bool, warmup: int
     ) -> dict[str, Any]:
         """Make this worker's contribution, compile, and all-reduce ``warmup`` times."""
         engine = self._engine
+        self._in_place, self._sum_count = in_place, 0
         self._shape = {"count": count, "dtype": dtype, "worker_count": engine.worker_count, "seed": seed}
         self._shape["exact_dtype"] = exact_dtype
         whole = pattern.contribution(rank=engine.rank, **self._shape)
@@ -69,9 +77,14 @@ class Worker:
         parts = [part.addressable_data(0) if isinstance(part, jax.Array) else part for part in self._result]
         result = np.concatenate([np.asarray(part) for part in parts])
         self._given = self._result = []
-        return {"wrong_count": pattern.wrong_count(result, pattern.expected_sum(**self._shape))}
+        expected = pattern.expected_sum(**self._shape, sum_count=self._sum_count if self._in_place else 1)
+        return {"wrong_count": pattern.wrong_count(result, expected)}
 
     def _run_all_reduce(self) -> None:
+        self._sum_count += 1
+        if self._in_place:
+            self._given = self._result = jax.block_until_ready(self._all_reduce_in_place(self._given))
+            return
         self._result = []
         self._result = jax.block_until_ready(self._all_reduce(self._given))
 

@@ -34,14 +34,14 @@ SIZES = [4, 262_144]
 RATE_BYTES_PER_S = 100e6 / 8
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[[], ["--in-place"]], ids=["apart", "in place"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what one small run wrote."""
     folder = tmp_path_factory.mktemp("bench")
     options = ["--workers", "2", "--reducers", "2", "--rate", "100mbit", "--sizes", "4,256KiB", "--rounds", "1"]
     options += ["--warmup", "1", "--batch", "3", "--concurrent", "2", "--engine", ",".join(AVAILABLE)]
     files = ["--json", str(folder / "run.json"), "--plot", str(folder / "run.png")]
-    assert allreduce.main([*options, *files]) == 0
+    assert allreduce.main([*options, *request.param, *files]) == 0
     return folder
 
 
@@ -128,6 +128,11 @@ def test_plot_is_written(run: Path) -> None:
         ("--engine echo --reducers 0 --colocated 1", "engine echo needs --reducers"),
         ("--engine gloo --rate none --reducer-rates 1gbit", "--reducer-rates needs a --rate"),
         ("--engine gloo --wire-dtype bfloat16 --workers 30", "bfloat16 cannot hold the sum of 30 workers"),
+        ("--engine gloo --in-place --workers 6", "of 6 workers, and float32 holds 1 exactly"),
+        (
+            "--engine gloo --in-place --batch 40",
+            "makes 43 sums on top of each other, of 8 workers, and float32",
+        ),
         ("--json /nowhere/run.json", "there is no folder /nowhere"),
     ],
 )
@@ -174,8 +179,9 @@ def test_limit_of_unequal_rates(job: Job, factor: float) -> None:
 def test_profiles_are_those_of_the_models() -> None:
     assert PROFILES["resnet50"].parameter_count == 25_557_032
     assert PROFILES["bert-large"].parameter_count == 336_226_108
-    multiply_adds = sum(layer.multiply_adds for layer in PROFILES["resnet50"].layers)
-    assert multiply_adds == pytest.approx(4.09e9, rel=0.01)  # as torchvision counts for version 1.5
+    multiply_adds = {name: sum(layer.multiply_adds for layer in PROFILES[name].layers) for name in PROFILES}
+    assert multiply_adds["resnet50"] == pytest.approx(4.09e9, rel=0.01)  # as torchvision counts for version 1.5
+    assert multiply_adds["bert-large"] == pytest.approx(7.9e10 / 2, rel=0.02)  # half of the FLOPs in Clark et al. 2020
 
 
 @pytest.mark.parametrize("name", PROFILES)
