@@ -15,6 +15,7 @@ all-reduce of all of them, after the last wait, and nothing would overlap; ``com
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,7 +67,8 @@ class Emulation:
         jax.block_until_ready(self._meet(self._own))
 
     def run(self, program: str) -> None:
-        self._buckets = jax.block_until_ready(self._programs[program](self._buckets))
+        begin = np.array([time.monotonic_ns()], "<u8").view(np.uint32)
+        self._buckets = jax.block_until_ready(self._programs[program](self._buckets, self._engine.put(begin)))
 
     def wrong_count(self) -> int:
         """Of the sums of the last run, a ``step``: what was written is 1 everywhere, the rest is 1 + rank."""
@@ -79,21 +81,18 @@ class Emulation:
             total += int(np.count_nonzero(found != expected))
         return total
 
-    def _compute(self, buckets: Arrays) -> Arrays:
-        written, begin = [], jnp.zeros(2, jnp.uint32)
-        for index, bucket in enumerate(buckets):
-            begin, one = self._wait(index, begin, jnp.float32(0))
-            written.append(bucket.at[0].set(one))
-        return written
+    def _compute(self, buckets: Arrays, begin: jax.Array) -> Arrays:
+        after = jnp.float32(0)
+        return [bucket.at[0].set(self._wait(index, begin, after)) for index, bucket in enumerate(buckets)]
 
-    def _communicate(self, buckets: Arrays) -> Arrays:
+    def _communicate(self, buckets: Arrays, begin: jax.Array) -> Arrays:
         return [self._reduce(index, bucket.at[0].set(_WRITTEN)) for index, bucket in enumerate(buckets)]
 
-    def _step(self, buckets: Arrays) -> Arrays:
-        sums, begin, after = [], jnp.zeros(2, jnp.uint32), jnp.float32(0)
+    def _step(self, buckets: Arrays, begin: jax.Array) -> Arrays:
+        sums: Arrays = []
+        after = jnp.float32(0)
         for index, bucket in enumerate(buckets):
-            begin, one = self._wait(index, begin, after)
-            sums.append(self._reduce(index, bucket.at[0].set(one)))
+            sums.append(self._reduce(index, bucket.at[0].set(self._wait(index, begin, after))))
             if self._in_order:
                 after = sums[-1][0]
         return sums
@@ -101,14 +100,11 @@ class Emulation:
     def _reduce(self, index: int, bucket: jax.Array) -> jax.Array:
         return self._engine.psum(bucket, f"bucket {index}")
 
-    def _wait(self, index: int, begin: jax.Array, after: jax.Array) -> Sequence[jax.Array]:
-        """Until the emulated accelerator has the gradients of a bucket, and until there is ``after``.
-
-        Gives when the step began, for the next one, and a 1.
-        """
-        shapes = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
-        call = jax.ffi.ffi_call(_WAIT, shapes, has_side_effect=True)
-        return call(begin, after, is_first=index == 0, ready_s=np.float64(self._ready_s[index]))
+    def _wait(self, index: int, begin: jax.Array, after: jax.Array) -> jax.Array:
+        """A 1, when the emulated accelerator has the gradients of a bucket, and there is ``after``."""
+        call = jax.ffi.ffi_call(_WAIT, jax.ShapeDtypeStruct((), jnp.float32), has_side_effect=True)
+        one: jax.Array = call(begin, after, ready_s=np.float64(self._ready_s[index]))
+        return one
 
 
 def _fill(buckets: Arrays, own: jax.Array) -> Arrays:

@@ -50,18 +50,13 @@ class Timer {
   std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };
 
-// Until `ready_s` after the first wait of the chain began; that moment goes from wait to wait in `begin`, as two halves
-// of nanoseconds. `after` is only there to be waited for.
-ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR1<ffi::U32>> begin_out,
-                 ffi::Result<ffi::BufferR0<ffi::F32>> one, bool is_first, double ready_s) {
+// Until `ready_s` after `begin`, two halves of CLOCK_MONOTONIC's nanoseconds, the lower first. `after` is only there to
+// be waited for.
+ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR0<ffi::F32>> one,
+                 double ready_s) {
   static Timer timer;
   const uint32_t* halves = begin.typed_data();
-  const uint64_t given_ns = uint64_t{halves[1]} << 32 | halves[0];
-  const Clock::time_point origin =
-      is_first ? Clock::now() : Clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(given_ns)));
-  const auto origin_ns = static_cast<uint64_t>(origin.time_since_epoch() / std::chrono::nanoseconds(1));
-  begin_out->typed_data()[0] = static_cast<uint32_t>(origin_ns);
-  begin_out->typed_data()[1] = static_cast<uint32_t>(origin_ns >> 32);
+  const Clock::time_point origin(std::chrono::nanoseconds(int64_t{halves[1]} << 32 | halves[0]));
   *one->typed_data() = 1;
   ffi::Promise promise;
   ffi::Future future(promise);
@@ -76,7 +71,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BenchWait, wait,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR1<ffi::U32>>()
                                   .Arg<ffi::BufferR0<ffi::F32>>()
-                                  .Ret<ffi::BufferR1<ffi::U32>>()
                                   .Ret<ffi::BufferR0<ffi::F32>>()
-                                  .Attr<bool>("is_first")
                                   .Attr<double>("ready_s"));
