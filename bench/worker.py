@@ -82,11 +82,16 @@ class Worker:
 
     def _run_all_reduce(self) -> None:
         self._sum_count += 1
-        if self._in_place:
-            self._given = self._result = jax.block_until_ready(self._all_reduce_in_place(self._given))
-            return
         self._result = []
-        self._result = jax.block_until_ready(self._all_reduce(self._given))
+        self._result = self.all_reduce(self._given, self._in_place)
+        if self._in_place:
+            self._given = self._result
+
+    def all_reduce(self, arrays: Arrays, in_place: bool) -> Arrays:
+        """No request: their sums, in memory of their own or in that of ``arrays``, which are then gone."""
+        program = self._all_reduce_in_place if in_place else self._all_reduce
+        sums: Arrays = jax.block_until_ready(program(arrays))
+        return sums
 
     def prepare_emulation(self, **schedule: Any) -> dict[str, Any]:
         """Make the gradients of a train step and compile its programs; see ``Emulation``."""

@@ -107,6 +107,10 @@ def test_echo_returns_what_all_workers_have_sent(tmp_path: Path) -> None:
         assert reducer.wait(30) == 0
 
 
+def test_sums_in_place_take_the_memory_of_their_operands() -> None:
+    assert run_program("in_place.py", workers=2, reducers=1) == [[0, 3], [0, 3]]
+
+
 def test_plot_is_written(run: Path) -> None:
     assert (run / "run.png").read_bytes().startswith(b"\x89PNG")
 
