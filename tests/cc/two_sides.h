@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -118,7 +119,11 @@ class Side : public ConnectionOwner {
   size_t open_count_ = 0;
 
   [[nodiscard]] TcpContext& context() { return context_; }
-  [[nodiscard]] TransportCounters& counters() { return *context_.counters; }
+
+  // Asked of the loop's thread: it counts a frame after writing it, when the other side may have it already.
+  [[nodiscard]] uint64_t count_of(std::atomic<uint64_t> TransportCounters::* counter) {
+    return call([&] { return (context_.counters.get()->*counter).load(); });
+  }
 
  private:
   void on_open(Connection&) override { ++open_count_; }
@@ -258,7 +263,7 @@ class TransportTest : public testing::Test {
     if (way == Way::kSocket) return;
     client_.call([&] { client_.connections_[0]->offer_memory(); });
     for (Side* side : {&client_, &server_}) {
-      ASSERT_TRUE(side->wait([&] { return side->counters().shared_count == 1; }));
+      ASSERT_TRUE(side->wait([&] { return side->context().counters->shared_count == 1; }));
     }
   }
 
