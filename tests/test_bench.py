@@ -239,12 +239,13 @@ def test_train_step_of_every_engine(tmp_path: Path) -> None:
         assert row["efficiency"] == pytest.approx(1 - row["exposed_s"] / row["step_s"])
 
 
-def test_waits_of_the_emulated_accelerator_hold_up_no_round(tmp_path: Path) -> None:
-    """A bucket's round is asked for when it is ready, before the next bucket is."""
+def test_emulated_steps_hold_up_no_round_and_take_no_memory(tmp_path: Path) -> None:
+    """A bucket's round is asked for when it is ready, before the next bucket is. Steps are in place."""
     library = native.build(WAIT_SOURCE, tmp_path, jax.ffi.include_dir())
     ready_s = [1.0, 2.0, 3.0, 4.0]
-    for asked_s in run_program("emulation.py", str(library), *map(str, ready_s), workers=2, reducers=1):
-        assert [math.floor(time_s) for time_s in asked_s] == ready_s
+    for step in run_program("emulation.py", str(library), *map(str, ready_s), workers=2, reducers=1):
+        assert [math.floor(time_s) for time_s in step["requested_s"]] == ready_s
+        assert step["moved_count"] == 0
 
 
 @pytest.mark.parametrize(
