@@ -58,7 +58,7 @@ class Emulation:
         self.buckets: Arrays = [engine.put(np.zeros(count, np.float32)) for count in counts]
         self._own = engine.put(np.full(1, engine.rank + 1, np.float32))
         self._fill = engine.compile(_fill, donated=0)
-        self._meet = engine.compile(lambda one: engine.psum(one, "meet"))
+        self._meet = engine.compile(lambda one: engine.psum([one], "meet"))
         self._programs: dict[str, Program] = {
             name: engine.compile(program, donated=0)
             for name, program in (("compute", self._compute), ("communicate", self._communicate), ("step", self._step))
@@ -89,19 +89,17 @@ class Emulation:
         return [bucket.at[0].set(self._wait(index, begin, after)) for index, bucket in enumerate(buckets)]
 
     def _communicate(self, buckets: Arrays, begin: jax.Array) -> Arrays:
-        return [self._reduce(index, bucket.at[0].set(_WRITTEN)) for index, bucket in enumerate(buckets)]
+        return self._engine.psum([bucket.at[0].set(_WRITTEN) for bucket in buckets], "gradients")
 
     def _step(self, buckets: Arrays, begin: jax.Array) -> Arrays:
+        if not self._in_order:
+            return self._engine.psum(self._compute(buckets, begin), "gradients")
         sums: Arrays = []
         after = jnp.float32(0)
         for index, bucket in enumerate(buckets):
-            sums.append(self._reduce(index, bucket.at[0].set(self._wait(index, begin, after))))
-            if self._in_order:
-                after = sums[-1][0]
+            sums += self._engine.psum([bucket.at[0].set(self._wait(index, begin, after))], f"bucket {index}")
+            after = sums[-1][0]
         return sums
-
-    def _reduce(self, index: int, bucket: jax.Array) -> jax.Array:
-        return self._engine.psum(bucket, f"bucket {index}")
 
     def _wait(self, index: int, begin: jax.Array, after: jax.Array) -> jax.Array:
         """A 1, when the emulated accelerator has the gradients of a bucket, and there is ``after``."""

@@ -28,8 +28,8 @@ class Engine(Protocol):
         """This worker's contribution as an array that ``compile``'s function takes."""
         ...
 
-    def psum(self, array: jax.Array, name: str) -> jax.Array:
-        """The sum over all workers, inside of what is compiled."""
+    def psum(self, arrays: Arrays, name: str) -> Arrays:
+        """The sum of each over all workers, the first one first, inside of what is compiled."""
         ...
 
     def computed(self, array: jax.Array) -> jax.Array:
@@ -66,10 +66,11 @@ class Jaxhetero(_InXla):
     def put(self, contribution: np.ndarray) -> jax.Array:
         return jnp.asarray(contribution)
 
-    def psum(self, array: jax.Array, name: str) -> jax.Array:
+    def psum(self, arrays: Arrays, name: str) -> Arrays:
         import jaxhetero
 
-        return jaxhetero.psum(array, name=name, **self._settings)
+        sums = jaxhetero.psum(arrays[::-1], name=name, bucket_bytes=1, **self._settings)  # it begins with the last one
+        return sums[::-1]
 
     def compile(self, function: Program, donated: int | None = None) -> Program:
         return jax.jit(function, donate_argnums=donated)
@@ -98,9 +99,8 @@ class Gloo(_InXla):
         array: jax.Array = jax.make_array_from_process_local_data(self._sharding, contribution)
         return array
 
-    def psum(self, array: jax.Array, name: str) -> jax.Array:
-        total: jax.Array = jax.lax.psum(array, "workers")
-        return total
+    def psum(self, arrays: Arrays, name: str) -> Arrays:
+        return [jax.lax.psum(array, "workers") for array in arrays]
 
     def compile(self, function: Program, donated: int | None = None) -> Program:
         # Results are declared to differ from worker to worker, so that a function may return what it was given as well.
@@ -128,15 +128,14 @@ class Mpi(_InXla):
     def put(self, contribution: np.ndarray) -> jax.Array:
         return jnp.asarray(contribution)
 
-    def psum(self, array: jax.Array, name: str) -> jax.Array:
+    def psum(self, arrays: Arrays, name: str) -> Arrays:
         def reduce(x: Any) -> np.ndarray:
             given = np.asarray(x)
             total = np.empty_like(given)
             self._all.Allreduce(given, total, op=self._mpi.SUM)
             return total
 
-        result: jax.Array = jax.pure_callback(reduce, jax.ShapeDtypeStruct(array.shape, array.dtype), array)
-        return result
+        return [jax.pure_callback(reduce, jax.ShapeDtypeStruct(one.shape, one.dtype), one) for one in arrays]
 
     def compile(self, function: Program, donated: int | None = None) -> Program:
         return jax.jit(function, donate_argnums=donated)
@@ -160,10 +159,11 @@ class Echo:
     def put(self, contribution: np.ndarray) -> Any:
         return contribution
 
-    def psum(self, array: Any, name: str) -> Any:
-        result = array if self._in_place else np.empty_like(array)
-        self._reducers.exchange(array, result)
-        return result
+    def psum(self, arrays: Any, name: str) -> Any:
+        results = arrays if self._in_place else [np.empty_like(array) for array in arrays]
+        for array, result in zip(arrays, results, strict=True):
+            self._reducers.exchange(array, result)
+        return results
 
     def computed(self, array: Any) -> Any:
         return array

@@ -40,7 +40,7 @@ class Worker:
 
     def _sum_each(self, arrays: Arrays) -> Arrays:
         """An all-reduce for each array; nothing says which is first."""
-        return [self._engine.psum(array, f"bench {index}") for index, array in enumerate(arrays)]
+        return [self._engine.psum([array], f"bench {index}")[0] for index, array in enumerate(arrays)]
 
     def _sum_each_computed(self, arrays: Arrays) -> Arrays:
         """The same of arrays that the program seems to have computed, as a train step's gradients are."""

@@ -56,6 +56,7 @@ def all_reduce(
     worker_count: int,
     axis_name: str | None,
     wire_dtype: str = "",
+    call_bytes: int = 0,
 ) -> list[jax.Array]:
     """Reduce one bucket over all workers.
 
@@ -68,6 +69,7 @@ def all_reduce(
       axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
         the mesh, if there is one, does not span workers.
       wire_dtype: "bfloat16" or "float16" for a sum of float32 that is sent and summed in that; "" otherwise.
+      call_bytes: what all buckets of the collective that this is one of take on the wire; the same on all workers.
     """
     with jax.named_scope(f"{label}, {wire_bytes(bucket, wire_dtype)} bytes"):
         return _bind(
@@ -78,6 +80,7 @@ def all_reduce(
             worker_count=worker_count,
             axis_name=axis_name,
             wire_dtype=wire_dtype,
+            call_bytes=call_bytes,
         )
 
 
@@ -91,7 +94,9 @@ def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
     return outputs
 
 
-@functools.partial(jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name", "wire_dtype"))
+@functools.partial(
+    jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name", "wire_dtype", "call_bytes")
+)
 def _run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     return _bind(*bucket, **params)
 
@@ -170,6 +175,7 @@ def _attributes(
     worker_count: int,
     axis_name: str | None,
     wire_dtype: str,
+    call_bytes: int,
     by_number_on_host: bool = False,
 ) -> dict[str, Any]:
     devices = program_device_count(ctx)
@@ -189,6 +195,7 @@ def _attributes(
         "kind": np.int64(kind),
         "root": np.int64(root),
         "wire_dtype": wire_dtype,
+        "call_bytes": np.int64(call_bytes),
         "worker_count": np.int64(worker_count),
         "device_ids": ids,
         "device_lanes": lanes,

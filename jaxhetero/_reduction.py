@@ -27,10 +27,15 @@ def reduce_tree(
     bucket_bytes: int,
     root: int = 0,
     wire_dtype: Any = None,
+    call_bytes: int = 0,
 ) -> Any:
-    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``."""
+    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``.
+
+    ``call_bytes``: where ``x`` is only a part of what is reduced one after the other, what all of it takes on the wire.
+    """
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
     check_wire_dtype(wire_dtype, label)
+    call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.local_count
     if not axes.spans_workers:
         return jax.tree.unflatten(structure, [_reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves])
     shared = axes.local_count > 1
@@ -46,6 +51,7 @@ def reduce_tree(
             worker_count=world.size(),
             axis_name=axes.worker_axis,
             wire_dtype=_converted_to(bucket[0], wire_dtype),
+            call_bytes=call_bytes,
         )
 
     results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes, wire_dtype)
@@ -266,6 +272,14 @@ def round_for_wire(array: jax.Array, wire_dtype: Any) -> jax.Array:
 def _converted_to(array: Any, wire_dtype: Any) -> str:
     """What the primitive itself converts to; "" for nothing. No other work waits for that, as for XLA's conversions."""
     return str(jnp.dtype(wire_dtype)) if wire_dtype and array.dtype == jnp.float32 else ""
+
+
+def wire_bytes(leaves: Sequence[Any], wire_dtype: Any) -> int:
+    """What leaves of any dtypes take when they are sent."""
+    return sum(
+        _primitive.wire_bytes([leaf], str(jnp.dtype(wire_dtype)) if wire_dtype and _is_wide_float(leaf) else "")
+        for leaf in leaves
+    )
 
 
 def _is_wide_float(array: jax.Array) -> bool:

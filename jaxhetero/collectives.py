@@ -287,12 +287,14 @@ def replicated(
         return identity(*leaves), None
 
     def backward(_: None, cotangents: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return reduce(cotangents, classify(axis_name, label), label, bucket_bytes, wire_dtype)
+        return reduce(cotangents, classify(axis_name, label), label, bucket_bytes, wire_dtype, call_bytes)
 
     identity.defvjp(forward, backward)
     leaves, structure = jax.tree.flatten(params)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    call_bytes = _reduction.wire_bytes(arrays, wire_dtype)
     results: list[Any] = list(leaves)
-    for bucket in make_buckets([jnp.asarray(leaf) for leaf in leaves], bucket_bytes):
+    for bucket in make_buckets(arrays, bucket_bytes):
         for index, result in zip(bucket, identity(*(leaves[index] for index in bucket)), strict=True):
             results[index] = result
     same: Tree = jax.tree.unflatten(structure, results)
@@ -323,19 +325,27 @@ def barrier(*, name: str | None = None) -> None:
     world.check()
 
 
-def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
+def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
     if axes.are_named and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
         # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
         return constants
     integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32) if _is_bool(leaf) else leaf, x)
-    total: Tree = reduce_tree(integers, axes, Kind.SUM, label=label, bucket_bytes=bucket_bytes, wire_dtype=wire_dtype)
+    total: Tree = reduce_tree(
+        integers,
+        axes,
+        Kind.SUM,
+        label=label,
+        bucket_bytes=bucket_bytes,
+        wire_dtype=wire_dtype,
+        call_bytes=call_bytes,
+    )
     return total
 
 
-def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any) -> Tree:
-    total = _sum(x, axes, label, bucket_bytes, wire_dtype)
+def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
+    total = _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes)
     mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
     return mean
 

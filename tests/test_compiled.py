@@ -14,6 +14,9 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
         # What goes in 16 bits is converted on its way, but on a GPU before it leaves that.
         assert bool(result["moved_in_half"]) == THROUGH_LANES
         assert result["operand_on_gpu"] == ["256x256xbf16"]
+        # From these a call knows how large its chunks may be: of all buckets together, also where a hook makes each.
+        assert result["call_bytes"] == [4 * sum(result["sizes"])] * 2
+        assert result["replicated_call_bytes"] == [2 * sum(result["sizes"])] * 2
         # What a profile shows of each: who calls it, its bucket and its bytes.
         for scope, size in zip(sorted(result["scopes"]), ("294912 bytes", "65536 bytes"), strict=True):
             assert "psum at hlo.py:step bucket" in scope

@@ -27,6 +27,7 @@ def run_mistake(mistake: str, afflicted: int, *, workers: int = 3, reducers: int
         ("shape", ["float32[32,32]", "float32[1024]"]),
         ("dtype", ["bfloat16[1024]", "float32[1024]"]),
         ("structure", ["sum of float32[1024] (", "sum of float32[1027] in 2 leaves"]),
+        ("more", ["2 leaves in a call of 4238 bytes (step bucket 0 (", "2 leaves (step bucket 0 ("]),
     ],
 )
 def test_workers_that_disagree_are_told_who_sent_what(mistake: str, names: list[str]) -> None:

@@ -155,6 +155,7 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     if (dtype_name(dtype) == attributes.wire_dtype) site.wire_dtype = dtype;
   }
+  site.call_bytes = static_cast<uint64_t>(attributes.call_bytes);
   site.worker_count = attributes.worker_count;
   for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
     site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
@@ -193,6 +194,7 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
   request.sequence = site.sequence;
   request.spec.kind = site.kind;
   request.spec.root = site.root;
+  request.spec.call_bytes = site.call_bytes;
   request.spec.leaf_count = static_cast<uint32_t>(args.size());
   Hash signature;
   std::string shapes;

@@ -24,6 +24,7 @@ struct CallSite {
   Kind kind = Kind::kSum;
   uint32_t root = 0;
   std::optional<DType> wire_dtype;             // if not that of the operands, which are float32 then
+  uint64_t call_bytes = 0;                     // of the collective that this is a bucket of, on the wire
   int64_t worker_count = 0;                    // that the program was traced for
   std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
   std::once_flag described;
@@ -38,6 +39,7 @@ struct CallSiteAttributes {
   int64_t kind;
   int64_t root;
   std::string_view wire_dtype;  // "bfloat16", "float16", or "" for that of the operands
+  int64_t call_bytes;
   int64_t worker_count;
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;
@@ -48,11 +50,11 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes);
 // The type of handler that makes call sites of a type.
 template <typename Site>
 xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(std::string_view label, int64_t kind, int64_t root,
-                                                     std::string_view wire_dtype, int64_t worker_count,
-                                                     xla::ffi::Span<const int64_t> device_ids,
+                                                     std::string_view wire_dtype, int64_t call_bytes,
+                                                     int64_t worker_count, xla::ffi::Span<const int64_t> device_ids,
                                                      xla::ffi::Span<const int64_t> device_lanes) {
   auto site = std::make_unique<Site>();
-  describe_call_site(*site, {label, kind, root, wire_dtype, worker_count, device_ids, device_lanes});
+  describe_call_site(*site, {label, kind, root, wire_dtype, call_bytes, worker_count, device_ids, device_lanes});
   return site;
 }
 
@@ -62,6 +64,7 @@ inline auto bind_instantiate() {
       .Attr<int64_t>("kind")
       .Attr<int64_t>("root")
       .Attr<std::string_view>("wire_dtype")
+      .Attr<int64_t>("call_bytes")
       .Attr<int64_t>("worker_count")
       .Attr<xla::ffi::Span<const int64_t>>("device_ids")
       .Attr<xla::ffi::Span<const int64_t>>("device_lanes");

@@ -303,7 +303,7 @@ void Communicator::run(uint64_t op_id, Op& op, Round& round) {
   const ShardPlan& plan = planner_.plan_of(round.request);
   const size_t item = item_bytes(spec.dtype);
   round.least_window_bytes = plan.least_window_bytes(spec.total_count, item);
-  const uint64_t chunk_count = plan.chunk_count(spec.total_count, item);
+  const uint64_t chunk_count = plan.chunk_count(spec.total_count, item, spec.call_bytes);
   for (const Shard& shard : plan.cut(op_id, spec.total_count, item)) round.segments.emplace_back(shard, chunk_count);
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {

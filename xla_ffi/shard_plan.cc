@@ -18,17 +18,28 @@ constexpr uint64_t kAlignBytes = 64;
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
+constexpr uint64_t kChunksPerCall = 512;  // to each reducer
 // The largest chunk: on any path; if two windows carry it; and of a window's bytes, on paths where those are many.
 constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
 constexpr uint64_t kUsualChunkBytes = 32 << 10;
 constexpr uint64_t kChunksPerWindow = 4;
 // The smallest, where links are so fast that a process takes longer to wake up than they take for less.
 constexpr uint64_t kMostChunksPerWindow = 32;
+// Chunks of at least this fill their packets, which on an Ethernet carry this much of a TCP stream.
+constexpr uint64_t kFillingBytes = 16 << 10;
+constexpr uint64_t kPacketBytes = 1448;
 
 uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
   value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
   return value ^ (value >> 31);
+}
+
+// A packet costs its headers, however full it is. A smaller chunk would grow by more than that is worth.
+uint64_t fill_packets(uint64_t chunk_bytes) {
+  if (chunk_bytes < kFillingBytes || chunk_bytes >= kMostAutoChunkBytes) return chunk_bytes;
+  const uint64_t packets = (kHeaderBytes + chunk_bytes + kPacketBytes - 1) / kPacketBytes;
+  return (packets * kPacketBytes - kHeaderBytes) / kAlignBytes * kAlignBytes;
 }
 
 }  // namespace
@@ -86,13 +97,15 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 }
 
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
-// bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls.
-uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes) const {
+// bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls. While one
+// bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
+// part of all of them.
+uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
-  return std::bit_floor(
-             std::clamp(chunk_bytes_by_shard(count, item_bytes), smallest_chunk_bytes(), largest_chunk_bytes())) /
-         item_bytes;
+  const uint64_t wanted =
+      std::max(chunk_bytes_by_shard(count, item_bytes), call_bytes / owner_count() / kChunksPerCall);
+  return fill_packets(std::bit_floor(std::clamp(wanted, smallest_chunk_bytes(), largest_chunk_bytes()))) / item_bytes;
 }
 
 // What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page

@@ -52,8 +52,8 @@ class ShardPlan {
   // only, or to a few.
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes) const;
 
-  // The elements of every chunk of such a bucket but a shard's last one.
-  [[nodiscard]] uint64_t chunk_count(uint64_t count, uint64_t item_bytes) const;
+  // The elements of every chunk of such a bucket but a shard's last one. The call that it is a bucket of may have many.
+  [[nodiscard]] uint64_t chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0) const;
   // A link's window for such a bucket is at least this, or two chunks.
   [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
   [[nodiscard]] uint64_t owner_count() const;  // how many reducers have a share

@@ -133,6 +133,9 @@ std::string describe(const OpSpec& spec) {
                      std::to_string(spec.total_count) + "]";
   if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
   if (spec.kind == Kind::kBroadcast) text += " from rank " + std::to_string(spec.root);
+  if (spec.call_bytes > spec.total_count * item_bytes(spec.dtype)) {
+    text += " in a call of " + std::to_string(spec.call_bytes) + " bytes";
+  }
   return text;
 }
 
@@ -323,6 +326,7 @@ Bytes encode(const OpDescription& description) {
   writer.number(spec.leaf_count);
   writer.number(spec.total_count);
   writer.number(spec.signature);
+  writer.number(spec.call_bytes);
   const Bytes text = encode(description.text);
   bytes.insert(bytes.end(), text.begin(), text.end());
   return bytes;
@@ -338,6 +342,7 @@ Result<OpDescription> decode_op_description(std::span<const std::byte> bytes) {
   spec.leaf_count = reader.number<uint32_t>();
   spec.total_count = reader.number<uint64_t>();
   spec.signature = reader.number<uint32_t>();
+  spec.call_bytes = reader.number<uint64_t>();
   if (!reader.ok()) return malformed("description of an op");
   if (Status status = check(spec); !status.ok()) return status;
   description.text = decode_text(reader.rest());

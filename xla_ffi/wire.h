@@ -15,7 +15,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 7;
+inline constexpr uint32_t kProtocolVersion = 8;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -66,6 +66,7 @@ struct OpSpec {
   uint32_t leaf_count = 0;   // leaves in the bucket
   uint64_t total_count = 0;  // elements in the bucket
   uint32_t signature = 0;    // hash of the leaves' shapes
+  uint64_t call_bytes = 0;   // on the wire, of all buckets of the collective that this is one of; else 0
 
   bool operator==(const OpSpec&) const = default;
 };

@@ -24,13 +24,16 @@ Shape failover(Shape shape) {
 void kill(std::unique_ptr<ReducerServer>& reducer) { reducer.reset(); }
 
 TEST(Failover, FinishesTheRoundThatTheDeathInterrupts) {
-  for (const auto& [in_place, converts] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
-    Job job(failover({.workers = 3, .reducers = 3, .window_chunks = 4}));
+  const std::vector<size_t> leaf_counts = {100000, 7};
+  for (const TestRound& round :
+       {TestRound{.leaf_counts = leaf_counts}, TestRound{.leaf_counts = leaf_counts, .in_place = true},
+        TestRound{.leaf_counts = leaf_counts, .call_bytes = 1 << 30},
+        TestRound{.dtype = DType::kBF16, .leaf_counts = leaf_counts, .converts = true},
+        TestRound{.dtype = DType::kBF16, .leaf_counts = leaf_counts, .in_place = true, .converts = true}}) {
+    Shape shape{.workers = 3, .reducers = 3, .window_chunks = 4};
+    if (round.call_bytes > 0) shape.chunk_bytes = 0;
+    Job job(failover(shape));
     ASSERT_NO_FATAL_FAILURE(job.start());
-    const TestRound round{.dtype = converts ? DType::kBF16 : DType::kF32,
-                          .leaf_counts = {100000, 7},
-                          .in_place = in_place,
-                          .converts = converts};
     std::vector<Part> parts;
     for (uint32_t rank : {0u, 1u}) parts.emplace_back(*job.workers[rank], round, rank);
     kill(job.reducers[1]);

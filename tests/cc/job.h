@@ -61,13 +61,14 @@ struct TestRound {
   std::vector<size_t> leaf_counts = {1000};
   uint32_t root = 0;
   uint32_t seed = 0;
+  uint64_t call_bytes = 0;
   bool in_place = false;  // the results take the operands' memory, as XLA may have it
   bool converts = false;  // the program has float32, and `dtype` is that of the wire
 
   [[nodiscard]] OpSpec spec() const {
     uint64_t count = 0;
     for (size_t leaf : leaf_counts) count += leaf;
-    return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), count, 0};
+    return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), count, 0, call_bytes};
   }
   [[nodiscard]] DType program_dtype() const { return converts ? DType::kF32 : dtype; }
   [[nodiscard]] size_t bytes() const { return spec().total_count * item_bytes(program_dtype()); }

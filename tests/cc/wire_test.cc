@@ -139,7 +139,8 @@ TEST(Header, WithAnotherMagicOrFlagsIsRefused) {
 }
 
 OpDescription a_description() {
-  return {{Kind::kMax, DType::kBF16, 0, 0x51525354, 0x0142434445464748, 0x61626364}, "psum of grads"};
+  return {{Kind::kMax, DType::kBF16, 0, 0x51525354, 0x0142434445464748, 0x61626364, 0x7172737475767778},
+          "psum of grads"};
 }
 
 struct SpecSpoiling {
@@ -205,7 +206,7 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"members", encode(some_members()), &again<decode_members>},
-          {"op_description", encode(a_description()), &again<decode_op_description>, 22},
+          {"op_description", encode(a_description()), &again<decode_op_description>, 30},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
@@ -411,6 +412,8 @@ TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(OpSpec{Kind::kBroadcast, DType::kI8, 3, 1, 5, 0}), "broadcast of int8[5] from rank 3");
   EXPECT_EQ(describe(OpSpec{Kind::kMax, DType::kF64, 0, 1, 7, 0}), "maximum of float64[7]");
   EXPECT_EQ(describe(OpSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
+  EXPECT_EQ(describe(OpSpec{Kind::kSum, DType::kF32, 0, 1, 8, 0, 32}), "sum of float32[8]");
+  EXPECT_EQ(describe(OpSpec{Kind::kSum, DType::kF32, 0, 1, 8, 0, 33}), "sum of float32[8] in a call of 33 bytes");
 }
 
 TEST(Difference, NamesEachFieldThatDiffers) {

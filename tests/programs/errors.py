@@ -17,10 +17,13 @@ MISTAKE = sys.argv[1]
 AFFLICTED = int(sys.argv[2])
 
 
+OTHERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "complex64"]
 WRONG_TREES: dict[str, Callable[[], Any]] = {
     "shape": lambda: {"a": jnp.ones((32, 32)), "b": jnp.ones(3)},
     "dtype": lambda: {"a": jnp.ones(1024, jnp.bfloat16), "b": jnp.ones(3, jnp.bfloat16)},
     "structure": lambda: {"a": jnp.ones(1024)},
+    # In so many buckets that XLA does not run the program's calls one after the other, in an order of its own.
+    "more": lambda: {"a": jnp.ones(1024), "b": jnp.ones(3)} | {f"0 {dtype}": jnp.ones(5, dtype) for dtype in OTHERS},
     "changed": lambda: {"a": jnp.ones(7)},
 }
 

@@ -1,5 +1,6 @@
 """Compiles a train step and prints what of it concerns the collective."""
 
+import functools
 import itertools
 import json
 import re
@@ -35,6 +36,17 @@ def sum_in_half_the_bytes(x: jax.Array) -> jax.Array:
     return jaxhetero.psum(x, wire_dtype=jnp.bfloat16)
 
 
+@jax.jit
+def gradients_of_replicated(params: list[jax.Array], inputs: jax.Array) -> list[jax.Array]:
+    replicated = functools.partial(jaxhetero.replicated, wire_dtype=jnp.bfloat16, bucket_bytes=BUCKET_BYTES)
+    return jax.grad(lambda params: loss(replicated(params), inputs))(params)
+
+
+def call_bytes(hlo: str) -> list[int]:
+    """What the collective that each call is a bucket of takes on the wire."""
+    return [int(number) for number in re.findall(r"call_bytes = (\d+)", hlo)]
+
+
 def moved_elements(hlo: str) -> list[int]:
     """The sizes of all arrays that the program copies, concatenates or converts, in elements."""
     sizes = []
@@ -49,7 +61,9 @@ def moved_elements(hlo: str) -> list[int]:
 def main() -> None:
     jaxhetero.initialize()
     params = [jnp.ones((m, n)) for m, n in itertools.pairwise(WIDTHS)]
-    hlo = step.lower(params, jnp.ones((8, WIDTHS[0]))).compile().as_text()
+    inputs = jnp.ones((8, WIDTHS[0]))
+    hlo = step.lower(params, inputs).compile().as_text()
+    of_replicated = gradients_of_replicated.lower(params, inputs).compile().as_text()
     of_argument = sum_of_argument.lower(jnp.ones((256, 256))).compile().as_text()
     in_half = sum_in_half_the_bytes.lower(jnp.ones((256, 256))).compile().as_text()
     in_half_on_gpu = sum_in_half_the_bytes.trace(jnp.ones((256, 256))).lower(lowering_platforms=("cuda",)).as_text()
@@ -58,6 +72,7 @@ def main() -> None:
     scopes = re.findall(r"custom_call_target=\"jaxhetero.*op_name=\"([^\"]*)\"", hlo)
     result = {"scopes": scopes, "calls": calls, "moved": moved_elements(hlo), "sizes": [p.size for p in params]}
     result["moved_of_argument"], result["moved_in_half"] = moved_elements(of_argument), moved_elements(in_half)
+    result["call_bytes"], result["replicated_call_bytes"] = call_bytes(hlo), call_bytes(of_replicated)
     result["operand_on_gpu"] = re.findall(r"@jaxhetero_all_reduce.*: \(tensor<(\w+)>", in_half_on_gpu)
     print(json.dumps(result))
 
