@@ -47,7 +47,8 @@ class Config:
     timeout_ms: int = 30_000
     """How long a round may go without any progress before it fails."""
     chunk_bytes: int = 0
-    """The unit of pipelining, the same on every worker of a job; with 0, by the size of the bucket."""
+    """The unit of pipelining, the same on every worker of a job; with 0, by the size of the bucket and of the whole
+    call."""
     window_chunks: int = 0
     """How many chunks may be on their way to one reducer before the first result is back; with 0, as many as the path's
     goodput and round trip need."""
