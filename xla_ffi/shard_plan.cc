@@ -25,7 +25,7 @@ constexpr uint64_t kUsualChunkBytes = 32 << 10;
 constexpr uint64_t kChunksPerWindow = 4;
 // The smallest, where links are so fast that a process takes longer to wake up than they take for less.
 constexpr uint64_t kMostChunksPerWindow = 32;
-// Chunks of at least this fill their packets, which on an Ethernet carry this much of a TCP stream.
+// Chunks of a call's size, of at least this, fill their packets, which on an Ethernet carry this much of a TCP stream.
 constexpr uint64_t kFillingBytes = 16 << 10;
 constexpr uint64_t kPacketBytes = 1448;
 
@@ -99,13 +99,15 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls. While one
 // bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
-// part of all of them.
+// part of all of them; and what a bucket alone would lose again by waiting longer, filled packets, counts then.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
-  const uint64_t wanted =
-      std::max(chunk_bytes_by_shard(count, item_bytes), call_bytes / owner_count() / kChunksPerCall);
-  return fill_packets(std::bit_floor(std::clamp(wanted, smallest_chunk_bytes(), largest_chunk_bytes()))) / item_bytes;
+  const uint64_t by_shard = chunk_bytes_by_shard(count, item_bytes);
+  const uint64_t by_call = call_bytes / owner_count() / kChunksPerCall;
+  const uint64_t bytes =
+      std::bit_floor(std::clamp(std::max(by_shard, by_call), smallest_chunk_bytes(), largest_chunk_bytes()));
+  return (by_call > by_shard ? fill_packets(bytes) : bytes) / item_bytes;
 }
 
 // What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page
