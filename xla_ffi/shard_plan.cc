@@ -99,12 +99,14 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls. While one
 // bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
-// part of all of them; and what a bucket alone would lose again by waiting longer, filled packets, counts then.
+// part of all of them; and what a bucket alone would lose again by waiting longer, filled packets, counts then. But not
+// every worker comes to each bucket at once, and however many there are, what chunks of the largest size save is less
+// than what the others then wait for them.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
   const uint64_t by_shard = chunk_bytes_by_shard(count, item_bytes);
-  const uint64_t by_call = call_bytes / owner_count() / kChunksPerCall;
+  const uint64_t by_call = std::min(call_bytes / owner_count() / kChunksPerCall, largest_chunk_bytes() / 2);
   const uint64_t bytes =
       std::bit_floor(std::clamp(std::max(by_shard, by_call), smallest_chunk_bytes(), largest_chunk_bytes()));
   return (by_call > by_shard ? fill_packets(bytes) : bytes) / item_bytes;

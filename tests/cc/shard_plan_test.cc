@@ -170,9 +170,8 @@ TEST(Chunks, AreNoSmallerAndNoLargerThanTheyMay) {
   EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).chunk_count(1 << 20, 4), 1024u);
 }
 
-// The largest multiples of 64 bytes that fill 12 and 23 packets of an Ethernet, with the frame's header.
+// The largest multiple of 64 bytes that fills 12 packets of an Ethernet, with the frame's header.
 constexpr uint64_t kFilled16KiB = 12 * 1448 - kHeaderBytes - 56;
-constexpr uint64_t kFilled32KiB = 23 * 1448 - kHeaderBytes - 48;
 
 TEST(Chunks, AreLargerInABucketOfALargeCall) {
   const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = 200'000});
@@ -183,13 +182,12 @@ TEST(Chunks, AreLargerInABucketOfALargeCall) {
   EXPECT_EQ(chunk_bytes(kMiB, kMiB), 8 * kKiB);
   EXPECT_EQ(chunk_bytes(kMiB, 16 * kMiB), 8 * kKiB);
   EXPECT_EQ(chunk_bytes(kMiB, 32 * kMiB), kFilled16KiB);
-  EXPECT_EQ(chunk_bytes(kMiB, 64 * kMiB), kFilled32KiB);
-  EXPECT_EQ(chunk_bytes(kMiB, kEndless), kFilled32KiB) << "no larger than the links' largest";
+  EXPECT_EQ(chunk_bytes(kMiB, kEndless), kFilled16KiB) << "no larger than half the links' largest";
   EXPECT_EQ(chunk_bytes(16 * kMiB, 32 * kMiB), 32 * kKiB) << "and no smaller than by the bucket's own bytes";
   EXPECT_EQ(chunk_bytes(64, kEndless), 16 * kKiB);
   EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).chunk_count(1 << 20, 4, kEndless), 1024u);
   const ShardPlan fast({1}, {.window_bytes = 20'000'000});
-  EXPECT_EQ(fast.chunk_count(kMiB, 4, kEndless) * 4, 256 * kKiB) << "what a reducer takes";
+  EXPECT_EQ(fast.chunk_count(kMiB, 4, kEndless) * 4, 256 * kKiB) << "what the links need at least";
 }
 
 struct PaceCase {
