@@ -99,9 +99,8 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls. While one
 // bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
-// part of all of them; and what a bucket alone would lose again by waiting longer, filled packets, counts then. But not
-// every worker comes to each bucket at once, and however many there are, what chunks of the largest size save is less
-// than what the others then wait for them.
+// part of all of them, up to half of the largest; and what a bucket alone would lose again by waiting longer, filled
+// packets, counts then. Measured; see docs/performance.md.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
