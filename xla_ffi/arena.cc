@@ -1,4 +1,4 @@
-#include "arena.h"
+#include "xla_ffi/arena.h"
 
 #include <sys/mman.h>
 

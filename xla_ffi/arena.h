@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "shared_memory.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/shared_memory.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

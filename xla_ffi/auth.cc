@@ -1,4 +1,4 @@
-#include "auth.h"
+#include "xla_ffi/auth.h"
 
 #include <sys/random.h>
 

@@ -1,4 +1,4 @@
-#include "call_site.h"
+#include "xla_ffi/call_site.h"
 
 #include <algorithm>
 #include <utility>

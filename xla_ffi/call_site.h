@@ -10,8 +10,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "communicator.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/communicator.h"
 
 namespace jaxhetero {
 

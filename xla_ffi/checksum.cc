@@ -1,4 +1,4 @@
-#include "checksum.h"
+#include "xla_ffi/checksum.h"
 
 #include <array>
 #include <cstring>

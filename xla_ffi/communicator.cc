@@ -1,9 +1,9 @@
-#include "communicator.h"
+#include "xla_ffi/communicator.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "shard_plan.h"
+#include "xla_ffi/shard_plan.h"
 
 namespace jaxhetero {
 namespace {

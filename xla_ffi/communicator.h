@@ -14,18 +14,18 @@
 #include <unordered_map>
 #include <vector>
 
-#include "completer.h"
-#include "coordinator.h"
-#include "enrolment.h"
-#include "event_loop.h"
-#include "events.h"
-#include "link.h"
-#include "op.h"
-#include "planner.h"
-#include "round.h"
-#include "status.h"
-#include "tcp_transport.h"
-#include "wire.h"
+#include "xla_ffi/completer.h"
+#include "xla_ffi/coordinator.h"
+#include "xla_ffi/enrolment.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/events.h"
+#include "xla_ffi/link.h"
+#include "xla_ffi/op.h"
+#include "xla_ffi/planner.h"
+#include "xla_ffi/round.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "completer.h"
+#include "xla_ffi/completer.h"
 
 #include <utility>
 

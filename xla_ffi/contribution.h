@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "arena.h"
-#include "buffers.h"
-#include "convert.h"
+#include "xla_ffi/arena.h"
+#include "xla_ffi/buffers.h"
+#include "xla_ffi/convert.h"
 
 namespace jaxhetero {
 

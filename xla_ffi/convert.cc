@@ -1,10 +1,10 @@
-#include "convert.h"
+#include "xla_ffi/convert.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "arithmetic.h"
+#include "xla_ffi/arithmetic.h"
 
 namespace jaxhetero {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "reduce.h"
+#include "xla_ffi/reduce.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "coordinator.h"
+#include "xla_ffi/coordinator.h"
 
 #include <algorithm>
 #include <cstring>

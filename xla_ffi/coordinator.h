@@ -23,13 +23,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "event_loop.h"
-#include "events.h"
-#include "pulse.h"
-#include "tcp_listener.h"
-#include "tcp_transport.h"
-#include "transport.h"
-#include "wire.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/events.h"
+#include "xla_ffi/pulse.h"
+#include "xla_ffi/tcp_listener.h"
+#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

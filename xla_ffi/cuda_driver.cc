@@ -1,4 +1,4 @@
-#include "cuda_driver.h"
+#include "xla_ffi/cuda_driver.h"
 
 #include <dlfcn.h>
 

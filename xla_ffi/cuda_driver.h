@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "status.h"
+#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "cuda_handlers.h"
+#include "xla_ffi/cuda_handlers.h"
 
 #include <algorithm>
 #include <map>
@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "buffers.h"
-#include "call_site.h"
-#include "cuda_driver.h"
-#include "cuda_lane.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/buffers.h"
+#include "xla_ffi/call_site.h"
+#include "xla_ffi/cuda_driver.h"
+#include "xla_ffi/cuda_lane.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda_lane.h"
+#include "xla_ffi/cuda_lane.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "enrolment.h"
+#include "xla_ffi/enrolment.h"
 
 #include <utility>
 

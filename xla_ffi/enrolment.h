@@ -6,12 +6,12 @@
 #include <memory>
 #include <string>
 
-#include "event_loop.h"
-#include "events.h"
-#include "pulse.h"
-#include "tcp_transport.h"
-#include "transport.h"
-#include "wire.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/events.h"
+#include "xla_ffi/pulse.h"
+#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

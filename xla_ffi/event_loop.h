@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "fd.h"
-#include "status.h"
+#include "xla_ffi/fd.h"
+#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "events.h"
+#include "xla_ffi/events.h"
 
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "handlers.h"
+#include "xla_ffi/handlers.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "buffers.h"
-#include "call_site.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/buffers.h"
+#include "xla_ffi/call_site.h"
 
 namespace jaxhetero {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "communicator.h"
+#include "xla_ffi/communicator.h"
 
 namespace jaxhetero {
 

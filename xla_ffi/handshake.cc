@@ -1,4 +1,4 @@
-#include "handshake.h"
+#include "xla_ffi/handshake.h"
 
 #include <algorithm>
 #include <string_view>

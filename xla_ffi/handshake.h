@@ -9,9 +9,9 @@
 #include <span>
 #include <string>
 
-#include "auth.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/auth.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "link.h"
+#include "xla_ffi/link.h"
 
 #include <algorithm>
 #include <atomic>

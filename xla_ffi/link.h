@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "buffers.h"
-#include "event_loop.h"
-#include "round.h"
-#include "status.h"
-#include "tcp_transport.h"
-#include "window.h"
-#include "wire.h"
+#include "xla_ffi/buffers.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/round.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/window.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

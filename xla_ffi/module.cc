@@ -14,10 +14,10 @@
 #include <string>
 #include <utility>
 
-#include "communicator.h"
-#include "cuda_handlers.h"
-#include "handlers.h"
-#include "reducer_server.h"
+#include "xla_ffi/communicator.h"
+#include "xla_ffi/cuda_handlers.h"
+#include "xla_ffi/handlers.h"
+#include "xla_ffi/reducer_server.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

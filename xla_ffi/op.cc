@@ -1,4 +1,4 @@
-#include "op.h"
+#include "xla_ffi/op.h"
 
 #include <utility>
 

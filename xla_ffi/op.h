@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "arena.h"
-#include "contribution.h"
-#include "round.h"
+#include "xla_ffi/arena.h"
+#include "xla_ffi/contribution.h"
+#include "xla_ffi/round.h"
 
 namespace jaxhetero {
 

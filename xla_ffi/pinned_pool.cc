@@ -1,4 +1,4 @@
-#include "pinned_pool.h"
+#include "xla_ffi/pinned_pool.h"
 
 #include <algorithm>
 #include <iterator>

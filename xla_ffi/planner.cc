@@ -1,4 +1,4 @@
-#include "planner.h"
+#include "xla_ffi/planner.h"
 
 #include <algorithm>
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "rate_probe.h"
-#include "round.h"
-#include "shard_plan.h"
-#include "wire.h"
+#include "xla_ffi/rate_probe.h"
+#include "xla_ffi/round.h"
+#include "xla_ffi/shard_plan.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "event_loop.h"
+#include "xla_ffi/event_loop.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "rate_probe.h"
+#include "xla_ffi/rate_probe.h"
 
 #include <algorithm>
 #include <limits>

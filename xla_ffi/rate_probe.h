@@ -13,8 +13,8 @@
 #include <optional>
 #include <vector>
 
-#include "round.h"
-#include "shard_plan.h"
+#include "xla_ffi/round.h"
+#include "xla_ffi/shard_plan.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "reduce.h"
+#include "xla_ffi/reduce.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "arithmetic.h"
+#include "xla_ffi/arithmetic.h"
 
 namespace jaxhetero {
 namespace {

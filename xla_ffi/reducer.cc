@@ -1,4 +1,4 @@
-#include "reducer.h"
+#include "xla_ffi/reducer.h"
 
 #include <algorithm>
 #include <bit>

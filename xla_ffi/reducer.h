@@ -18,9 +18,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "arena.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/arena.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "reducer_server.h"
+#include "xla_ffi/reducer_server.h"
 
 #include <algorithm>
 #include <utility>

@@ -11,13 +11,13 @@
 #include <thread>
 #include <vector>
 
-#include "enrolment.h"
-#include "event_loop.h"
-#include "events.h"
-#include "reducer.h"
-#include "status.h"
-#include "tcp_listener.h"
-#include "tcp_transport.h"
+#include "xla_ffi/enrolment.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/events.h"
+#include "xla_ffi/reducer.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/tcp_listener.h"
+#include "xla_ffi/tcp_transport.h"
 
 namespace jaxhetero {
 

@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "buffers.h"
-#include "contribution.h"
-#include "convert.h"
-#include "event_loop.h"
-#include "shard_plan.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/buffers.h"
+#include "xla_ffi/contribution.h"
+#include "xla_ffi/convert.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/shard_plan.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

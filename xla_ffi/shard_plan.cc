@@ -1,4 +1,4 @@
-#include "shard_plan.h"
+#include "xla_ffi/shard_plan.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "wire.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,4 +1,4 @@
-#include "shared_channel.h"
+#include "xla_ffi/shared_channel.h"
 
 #include <algorithm>
 #include <array>

@@ -13,9 +13,9 @@
 #include <memory>
 #include <span>
 
-#include "shared_memory.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/shared_memory.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "shared_memory.h"
+#include "xla_ffi/shared_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "auth.h"
+#include "xla_ffi/auth.h"
 
 namespace jaxhetero {
 namespace {

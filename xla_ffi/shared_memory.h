@@ -6,9 +6,9 @@
 #include <span>
 #include <utility>
 
-#include "fd.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/fd.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

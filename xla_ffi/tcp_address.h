@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "status.h"
+#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "tcp_listener.h"
+#include "xla_ffi/tcp_listener.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

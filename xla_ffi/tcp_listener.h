@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "event_loop.h"
-#include "status.h"
-#include "tcp_address.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/tcp_address.h"
 
 namespace jaxhetero {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tcp_transport.h"
+#include "xla_ffi/tcp_transport.h"
 
 namespace jaxhetero {
 namespace {

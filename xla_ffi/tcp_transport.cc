@@ -1,4 +1,4 @@
-#include "tcp_transport.h"
+#include "xla_ffi/tcp_transport.h"
 
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "checksum.h"
+#include "xla_ffi/checksum.h"
 
 namespace jaxhetero {
 namespace {

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "arena.h"
-#include "event_loop.h"
-#include "handshake.h"
-#include "shared_channel.h"
-#include "tcp_address.h"
-#include "transport.h"
+#include "xla_ffi/arena.h"
+#include "xla_ffi/event_loop.h"
+#include "xla_ffi/handshake.h"
+#include "xla_ffi/shared_channel.h"
+#include "xla_ffi/tcp_address.h"
+#include "xla_ffi/transport.h"
 
 namespace jaxhetero {
 

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "buffers.h"
-#include "status.h"
-#include "wire.h"
+#include "xla_ffi/buffers.h"
+#include "xla_ffi/status.h"
+#include "xla_ffi/wire.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "wire.h"
+#include "xla_ffi/wire.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "checksum.h"
+#include "xla_ffi/checksum.h"
 
 namespace jaxhetero {
 namespace {
