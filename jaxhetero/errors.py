@@ -66,7 +66,7 @@ _BY_NAME: dict[str, type[JaxheteroError]] = {kind.__name__: kind for kind in Jax
 
 
 def from_status(name: str, message: str) -> JaxheteroError:
-    """The exception for a native status: ``name`` is one of the classes here, as in ``xla_ffi/status.h``."""
+    """The exception for a native status: ``name`` is one of the classes here, as in ``xla_ffi/base/status.h``."""
     return _BY_NAME.get(name, InternalError)(message)
 
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/shared_memory.h"
-#include "xla_ffi/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

@@ -14,16 +14,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/completer.h"
 #include "xla_ffi/coordinator.h"
 #include "xla_ffi/enrolment.h"
-#include "xla_ffi/event_loop.h"
-#include "xla_ffi/events.h"
 #include "xla_ffi/link.h"
 #include "xla_ffi/op.h"
 #include "xla_ffi/planner.h"
 #include "xla_ffi/round.h"
-#include "xla_ffi/status.h"
 #include "xla_ffi/tcp_transport.h"
 #include "xla_ffi/wire.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "xla_ffi/arena.h"
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/convert.h"
 
 namespace jaxhetero {

@@ -23,8 +23,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "xla_ffi/event_loop.h"
-#include "xla_ffi/events.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
 #include "xla_ffi/pulse.h"
 #include "xla_ffi/tcp_listener.h"
 #include "xla_ffi/tcp_transport.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/status.h"
 
 namespace jaxhetero {
 

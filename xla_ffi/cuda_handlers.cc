@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/call_site.h"
 #include "xla_ffi/cuda_driver.h"
 #include "xla_ffi/cuda_lane.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/handlers.h"
-#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

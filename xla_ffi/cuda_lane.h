@@ -21,11 +21,11 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/communicator.h"
 #include "xla_ffi/cuda_driver.h"
 #include "xla_ffi/pinned_pool.h"
-#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "xla_ffi/event_loop.h"
-#include "xla_ffi/events.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
 #include "xla_ffi/pulse.h"
 #include "xla_ffi/tcp_transport.h"
 #include "xla_ffi/transport.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/call_site.h"
 
 namespace jaxhetero {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "xla_ffi/auth.h"
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

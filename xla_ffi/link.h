@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/buffers.h"
-#include "xla_ffi/event_loop.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/round.h"
-#include "xla_ffi/status.h"
 #include "xla_ffi/tcp_transport.h"
 #include "xla_ffi/window.h"
 #include "xla_ffi/wire.h"

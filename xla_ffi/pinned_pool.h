@@ -7,8 +7,8 @@
 #include <memory>
 #include <mutex>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/cuda_driver.h"
-#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

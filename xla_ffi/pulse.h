@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "xla_ffi/event_loop.h"
+#include "xla_ffi/base/event_loop.h"
 
 namespace jaxhetero {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "xla_ffi/arena.h"
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

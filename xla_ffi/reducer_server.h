@@ -11,11 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/enrolment.h"
-#include "xla_ffi/event_loop.h"
-#include "xla_ffi/events.h"
 #include "xla_ffi/reducer.h"
-#include "xla_ffi/status.h"
 #include "xla_ffi/tcp_listener.h"
 #include "xla_ffi/tcp_transport.h"
 

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/contribution.h"
 #include "xla_ffi/convert.h"
-#include "xla_ffi/event_loop.h"
 #include "xla_ffi/shard_plan.h"
-#include "xla_ffi/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

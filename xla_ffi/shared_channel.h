@@ -13,8 +13,8 @@
 #include <memory>
 #include <span>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/shared_memory.h"
-#include "xla_ffi/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

@@ -6,8 +6,8 @@
 #include <span>
 #include <utility>
 
-#include "xla_ffi/fd.h"
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/fd.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

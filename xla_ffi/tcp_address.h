@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/status.h"
 
 namespace jaxhetero {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "xla_ffi/event_loop.h"
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/tcp_address.h"
 
 namespace jaxhetero {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "xla_ffi/arena.h"
-#include "xla_ffi/event_loop.h"
+#include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/handshake.h"
 #include "xla_ffi/shared_channel.h"
 #include "xla_ffi/tcp_address.h"

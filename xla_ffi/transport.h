@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/buffers.h"
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/reduce.h"
-#include "xla_ffi/status.h"
 
 namespace jaxhetero {
 

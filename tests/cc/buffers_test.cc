@@ -1,4 +1,4 @@
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
 
 #include <gtest/gtest.h>
 

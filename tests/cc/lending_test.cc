@@ -13,7 +13,7 @@
 
 #include "tests/cc/two_sides.h"
 #include "xla_ffi/arena.h"
-#include "xla_ffi/buffers.h"
+#include "xla_ffi/base/buffers.h"
 
 namespace jaxhetero {
 namespace {

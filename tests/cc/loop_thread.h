@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "xla_ffi/event_loop.h"
+#include "xla_ffi/base/event_loop.h"
 
 namespace jaxhetero {
 

@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/status.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/events.h"
+#include "xla_ffi/base/log.h"
 
 #include <string>
 #include <utility>

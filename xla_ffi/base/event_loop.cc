@@ -1,4 +1,4 @@
-#include "xla_ffi/event_loop.h"
+#include "xla_ffi/base/event_loop.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/fd.h"
-#include "xla_ffi/status.h"
+#include "xla_ffi/base/fd.h"
+#include "xla_ffi/base/status.h"
 
 namespace jaxhetero {
 
