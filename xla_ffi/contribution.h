@@ -12,7 +12,7 @@
 
 #include "xla_ffi/arena.h"
 #include "xla_ffi/base/buffers.h"
-#include "xla_ffi/convert.h"
+#include "xla_ffi/sum/convert.h"
 
 namespace jaxhetero {
 

@@ -17,8 +17,8 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/contribution.h"
-#include "xla_ffi/convert.h"
 #include "xla_ffi/shard_plan.h"
+#include "xla_ffi/sum/convert.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

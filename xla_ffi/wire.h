@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/reduce.h"
+#include "xla_ffi/sum/reduce.h"
 
 namespace jaxhetero {
 

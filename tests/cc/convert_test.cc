@@ -1,4 +1,4 @@
-#include "xla_ffi/convert.h"
+#include "xla_ffi/sum/convert.h"
 
 #include <gtest/gtest.h>
 

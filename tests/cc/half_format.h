@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "xla_ffi/reduce.h"
+#include "xla_ffi/sum/reduce.h"
 
 namespace jaxhetero {
 

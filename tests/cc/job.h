@@ -19,9 +19,9 @@
 
 #include "tests/cc/printing.h"
 #include "xla_ffi/communicator.h"
-#include "xla_ffi/convert.h"
-#include "xla_ffi/reduce.h"
 #include "xla_ffi/reducer_server.h"
+#include "xla_ffi/sum/convert.h"
+#include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/tcp_transport.h"
 
 namespace jaxhetero {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
-#include "xla_ffi/reduce.h"
 #include "xla_ffi/reducer.h"
+#include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire.h"
 
 namespace jaxhetero {

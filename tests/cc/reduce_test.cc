@@ -1,4 +1,4 @@
-#include "xla_ffi/reduce.h"
+#include "xla_ffi/sum/reduce.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "xla_ffi/convert.h"
+#include "xla_ffi/sum/convert.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "xla_ffi/arithmetic.h"
+#include "xla_ffi/sum/arithmetic.h"
 
 namespace jaxhetero {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "xla_ffi/reduce.h"
+#include "xla_ffi/sum/reduce.h"
 
 namespace jaxhetero {
 

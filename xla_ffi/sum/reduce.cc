@@ -1,4 +1,4 @@
-#include "xla_ffi/reduce.h"
+#include "xla_ffi/sum/reduce.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "xla_ffi/arithmetic.h"
+#include "xla_ffi/sum/arithmetic.h"
 
 namespace jaxhetero {
 namespace {
