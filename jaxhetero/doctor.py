@@ -112,7 +112,7 @@ class _Channel:
         return message
 
     async def prove(self, token: str, *, serves: bool) -> None:
-        """Both ends send a nonce, and then its proof that it knows the token; see ``prove`` in xla_ffi/auth.h."""
+        """Both ends send a nonce, and then its proof that it knows the token; see ``prove`` in xla_ffi/wire/auth.h."""
         speaker, listener = ("server", "client") if serves else ("client", "server")
         nonces = {speaker: secrets.token_hex(32)}
         await self.send(hello=_HELLO, nonce=nonces[speaker])

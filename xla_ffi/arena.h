@@ -16,7 +16,7 @@
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/shared_memory.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

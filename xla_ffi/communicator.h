@@ -25,7 +25,7 @@
 #include "xla_ffi/planner.h"
 #include "xla_ffi/round.h"
 #include "xla_ffi/tcp_transport.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

@@ -29,7 +29,7 @@
 #include "xla_ffi/tcp_listener.h"
 #include "xla_ffi/tcp_transport.h"
 #include "xla_ffi/transport.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

@@ -11,7 +11,7 @@
 #include "xla_ffi/pulse.h"
 #include "xla_ffi/tcp_transport.h"
 #include "xla_ffi/transport.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

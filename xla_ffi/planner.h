@@ -13,7 +13,7 @@
 #include "xla_ffi/rate_probe.h"
 #include "xla_ffi/round.h"
 #include "xla_ffi/shard_plan.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

@@ -20,7 +20,7 @@
 
 #include "xla_ffi/arena.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

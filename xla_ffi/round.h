@@ -19,7 +19,7 @@
 #include "xla_ffi/contribution.h"
 #include "xla_ffi/shard_plan.h"
 #include "xla_ffi/sum/convert.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

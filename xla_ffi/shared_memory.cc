@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "xla_ffi/auth.h"
+#include "xla_ffi/wire/auth.h"
 
 namespace jaxhetero {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "xla_ffi/base/fd.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

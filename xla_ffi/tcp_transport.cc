@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "xla_ffi/checksum.h"
+#include "xla_ffi/wire/checksum.h"
 
 namespace jaxhetero {
 namespace {

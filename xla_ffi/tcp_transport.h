@@ -12,10 +12,10 @@
 
 #include "xla_ffi/arena.h"
 #include "xla_ffi/base/event_loop.h"
-#include "xla_ffi/handshake.h"
 #include "xla_ffi/shared_channel.h"
 #include "xla_ffi/tcp_address.h"
 #include "xla_ffi/transport.h"
+#include "xla_ffi/wire/handshake.h"
 
 namespace jaxhetero {
 

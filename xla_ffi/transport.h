@@ -17,7 +17,7 @@
 
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/auth.h"
+#include "xla_ffi/wire/auth.h"
 
 #include <gtest/gtest.h>
 

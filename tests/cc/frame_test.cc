@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tests/cc/two_sides.h"
-#include "xla_ffi/checksum.h"
+#include "xla_ffi/wire/checksum.h"
 
 namespace jaxhetero {
 namespace {

@@ -16,7 +16,7 @@
 #include "tests/cc/printing.h"
 #include "xla_ffi/reducer.h"
 #include "xla_ffi/sum/reduce.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

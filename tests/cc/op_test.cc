@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "xla_ffi/round.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

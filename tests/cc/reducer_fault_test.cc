@@ -9,7 +9,7 @@
 
 #include "tests/cc/one_reducer.h"
 #include "xla_ffi/reducer.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

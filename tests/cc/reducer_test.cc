@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tests/cc/one_reducer.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

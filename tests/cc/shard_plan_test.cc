@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

@@ -23,9 +23,9 @@
 
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
-#include "xla_ffi/auth.h"
 #include "xla_ffi/tcp_listener.h"
 #include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/wire/auth.h"
 
 namespace jaxhetero {
 

@@ -1,5 +1,3 @@
-#include "xla_ffi/wire.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

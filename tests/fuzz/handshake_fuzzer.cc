@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "xla_ffi/handshake.h"
+#include "xla_ffi/wire/handshake.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,4 +1,4 @@
-#include "xla_ffi/handshake.h"
+#include "xla_ffi/wire/handshake.h"
 
 #include <algorithm>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/messages.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "xla_ffi/checksum.h"
+#include "xla_ffi/wire/checksum.h"
 
 namespace jaxhetero {
 namespace {

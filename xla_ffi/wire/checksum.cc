@@ -1,4 +1,4 @@
-#include "xla_ffi/checksum.h"
+#include "xla_ffi/wire/checksum.h"
 
 #include <array>
 #include <cstring>

@@ -9,9 +9,9 @@
 #include <span>
 #include <string>
 
-#include "xla_ffi/auth.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/wire.h"
+#include "xla_ffi/wire/auth.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 
