@@ -19,7 +19,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parent.parent
-CORE = ["arena", "wire/auth", "wire/checksum", "sum/reduce", "reducer", "shared_memory", "wire/messages"]
+CORE = [
+    "transport/lent_memory",
+    "wire/auth",
+    "wire/checksum",
+    "sum/reduce",
+    "reducer",
+    "transport/shared_memory",
+    "wire/messages",
+]
 SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in CORE)]
 OPS = 2
 CHUNK = 2

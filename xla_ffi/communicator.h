@@ -24,7 +24,7 @@
 #include "xla_ffi/op.h"
 #include "xla_ffi/planner.h"
 #include "xla_ffi/round.h"
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/arena.h"
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/sum/convert.h"
+#include "xla_ffi/transport/lent_memory.h"
 
 namespace jaxhetero {
 

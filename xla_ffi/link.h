@@ -13,7 +13,7 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/round.h"
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/window.h"
 #include "xla_ffi/wire/messages.h"
 

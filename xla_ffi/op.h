@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/arena.h"
 #include "xla_ffi/contribution.h"
 #include "xla_ffi/round.h"
+#include "xla_ffi/transport/lent_memory.h"
 
 namespace jaxhetero {
 

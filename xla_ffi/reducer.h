@@ -18,8 +18,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "xla_ffi/arena.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

@@ -16,8 +16,8 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/enrolment.h"
 #include "xla_ffi/reducer.h"
-#include "xla_ffi/tcp_listener.h"
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/transport/tcp_listener.h"
 
 namespace jaxhetero {
 

@@ -1,6 +1,4 @@
 // Memory that others on this host read in place: who finds what, and what becomes of it afterwards.
-#include "xla_ffi/arena.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -10,6 +8,8 @@
 #include <optional>
 #include <span>
 #include <utility>
+
+#include "xla_ffi/transport/lent_memory.h"
 
 namespace jaxhetero {
 namespace {

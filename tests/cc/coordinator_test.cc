@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/cc/job.h"
-#include "xla_ffi/tcp_listener.h"
+#include "xla_ffi/transport/tcp_listener.h"
 
 namespace jaxhetero {
 namespace {

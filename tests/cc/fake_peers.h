@@ -19,7 +19,7 @@
 #include "tests/cc/loop_thread.h"
 #include "xla_ffi/enrolment.h"
 #include "xla_ffi/shard_plan.h"
-#include "xla_ffi/tcp_listener.h"
+#include "xla_ffi/transport/tcp_listener.h"
 
 namespace jaxhetero {
 

@@ -22,7 +22,7 @@
 #include "xla_ffi/reducer_server.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
 
 namespace jaxhetero {
 

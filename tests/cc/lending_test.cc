@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "tests/cc/two_sides.h"
-#include "xla_ffi/arena.h"
 #include "xla_ffi/base/buffers.h"
+#include "xla_ffi/transport/lent_memory.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,6 +1,4 @@
 // Memory that two processes share: the bytes in it, who is woken, and what nobody takes from a stranger.
-#include "xla_ffi/shared_channel.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -19,7 +17,8 @@
 #include <vector>
 
 #include "tests/cc/two_sides.h"
-#include "xla_ffi/arena.h"
+#include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/transport/shared_ring.h"
 
 namespace jaxhetero {
 namespace {

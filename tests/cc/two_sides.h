@@ -23,8 +23,8 @@
 
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
-#include "xla_ffi/tcp_listener.h"
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/transport/tcp_listener.h"
 #include "xla_ffi/wire/auth.h"
 
 namespace jaxhetero {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/shared_memory.h"
+#include "xla_ffi/transport/shared_memory.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

@@ -11,7 +11,7 @@
 
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/tcp_address.h"
+#include "xla_ffi/transport/tcp_address.h"
 
 namespace jaxhetero {
 

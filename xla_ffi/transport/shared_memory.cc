@@ -1,4 +1,4 @@
-#include "xla_ffi/shared_memory.h"
+#include "xla_ffi/transport/shared_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

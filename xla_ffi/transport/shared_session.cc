@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
 
 namespace jaxhetero {
 namespace {

@@ -14,7 +14,7 @@
 #include <span>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/shared_memory.h"
+#include "xla_ffi/transport/shared_memory.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

@@ -1,4 +1,4 @@
-#include "xla_ffi/tcp_listener.h"
+#include "xla_ffi/transport/tcp_listener.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

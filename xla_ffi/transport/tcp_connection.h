@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/arena.h"
 #include "xla_ffi/base/event_loop.h"
-#include "xla_ffi/shared_channel.h"
-#include "xla_ffi/tcp_address.h"
-#include "xla_ffi/transport.h"
+#include "xla_ffi/transport/connection.h"
+#include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/transport/shared_ring.h"
+#include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/wire/handshake.h"
 
 namespace jaxhetero {

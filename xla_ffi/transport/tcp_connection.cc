@@ -1,4 +1,4 @@
-#include "xla_ffi/tcp_transport.h"
+#include "xla_ffi/transport/tcp_connection.h"
 
 #include <linux/sockios.h>
 #include <netinet/in.h>

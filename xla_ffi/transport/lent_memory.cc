@@ -1,4 +1,4 @@
-#include "xla_ffi/arena.h"
+#include "xla_ffi/transport/lent_memory.h"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/tcp_address.h"
+#include "xla_ffi/transport/tcp_address.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -1,4 +1,4 @@
-#include "xla_ffi/shared_channel.h"
+#include "xla_ffi/transport/shared_ring.h"
 
 #include <algorithm>
 #include <array>
