@@ -14,7 +14,7 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/enrolment.h"
+#include "xla_ffi/membership/member.h"
 #include "xla_ffi/reducer.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"

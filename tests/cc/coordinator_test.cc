@@ -1,5 +1,5 @@
 // How a job starts, or why it does not.
-#include "xla_ffi/coordinator.h"
+#include "xla_ffi/membership/coordinator.h"
 
 #include <gtest/gtest.h>
 

@@ -25,7 +25,7 @@
 
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
-#include "xla_ffi/pulse.h"
+#include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"

@@ -1,4 +1,4 @@
-#include "xla_ffi/enrolment.h"
+#include "xla_ffi/membership/member.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/coordinator.h"
+#include "xla_ffi/membership/coordinator.h"
 
 #include <algorithm>
 #include <cstring>
