@@ -24,7 +24,7 @@ CORE = [
     "wire/auth",
     "wire/checksum",
     "sum/reduce",
-    "reducer",
+    "reducer/state_machine",
     "transport/shared_memory",
     "wire/messages",
 ]

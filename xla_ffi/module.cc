@@ -17,7 +17,7 @@
 #include "xla_ffi/communicator.h"
 #include "xla_ffi/cuda_handlers.h"
 #include "xla_ffi/handlers.h"
-#include "xla_ffi/reducer_server.h"
+#include "xla_ffi/reducer/server.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

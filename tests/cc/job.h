@@ -19,7 +19,7 @@
 
 #include "tests/cc/printing.h"
 #include "xla_ffi/communicator.h"
-#include "xla_ffi/reducer_server.h"
+#include "xla_ffi/reducer/server.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/transport/tcp_connection.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
-#include "xla_ffi/reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/messages.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/cc/one_reducer.h"
-#include "xla_ffi/reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

@@ -1,5 +1,3 @@
-#include "xla_ffi/reducer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "tests/cc/one_reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

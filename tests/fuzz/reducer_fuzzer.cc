@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 
 namespace {
 

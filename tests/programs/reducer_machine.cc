@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 
 namespace jaxhetero {
 namespace {

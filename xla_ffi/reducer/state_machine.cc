@@ -1,4 +1,4 @@
-#include "xla_ffi/reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 
 #include <algorithm>
 #include <bit>

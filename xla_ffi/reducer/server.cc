@@ -1,4 +1,4 @@
-#include "xla_ffi/reducer_server.h"
+#include "xla_ffi/reducer/server.h"
 
 #include <algorithm>
 #include <utility>

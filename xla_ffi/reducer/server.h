@@ -15,7 +15,7 @@
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/member.h"
-#include "xla_ffi/reducer.h"
+#include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
 
