@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/communicator.h"
+#include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "xla_ffi/communicator.h"
+#include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {
 

@@ -14,10 +14,10 @@
 #include <string>
 #include <utility>
 
-#include "xla_ffi/communicator.h"
 #include "xla_ffi/cuda_handlers.h"
 #include "xla_ffi/handlers.h"
 #include "xla_ffi/reducer/server.h"
+#include "xla_ffi/worker/communicator.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

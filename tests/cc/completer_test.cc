@@ -1,5 +1,3 @@
-#include "xla_ffi/completer.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +6,8 @@
 #include <latch>
 #include <memory>
 #include <thread>
+
+#include "xla_ffi/worker/callback_threads.h"
 
 namespace jaxhetero {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "tests/cc/fake_peers.h"
 #include "tests/cc/job.h"
-#include "xla_ffi/shard_plan.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {

@@ -18,8 +18,8 @@
 #include "tests/cc/job.h"
 #include "tests/cc/loop_thread.h"
 #include "xla_ffi/membership/member.h"
-#include "xla_ffi/shard_plan.h"
 #include "xla_ffi/transport/tcp_listener.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 

@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
-#include "xla_ffi/communicator.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {
 

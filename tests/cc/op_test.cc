@@ -1,4 +1,4 @@
-#include "xla_ffi/op.h"
+#include "xla_ffi/worker/op.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/round.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/round.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,4 +1,4 @@
-#include "xla_ffi/rate_probe.h"
+#include "xla_ffi/worker/rate_probe.h"
 
 #include <gtest/gtest.h>
 

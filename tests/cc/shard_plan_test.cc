@@ -1,4 +1,4 @@
-#include "xla_ffi/shard_plan.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 #include <gtest/gtest.h>
 

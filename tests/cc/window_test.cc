@@ -1,4 +1,4 @@
-#include "xla_ffi/window.h"
+#include "xla_ffi/worker/window.h"
 
 #include <gtest/gtest.h>
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "xla_ffi/rate_probe.h"
-#include "xla_ffi/round.h"
-#include "xla_ffi/shard_plan.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/rate_probe.h"
+#include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 

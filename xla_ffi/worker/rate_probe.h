@@ -13,8 +13,8 @@
 #include <optional>
 #include <vector>
 
-#include "xla_ffi/round.h"
-#include "xla_ffi/shard_plan.h"
+#include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 

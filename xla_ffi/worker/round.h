@@ -16,10 +16,10 @@
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/contribution.h"
-#include "xla_ffi/shard_plan.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/kept_contribution.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/planner.h"
+#include "xla_ffi/worker/planner.h"
 
 #include <algorithm>
 

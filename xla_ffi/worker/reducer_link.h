@@ -12,10 +12,10 @@
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/round.h"
 #include "xla_ffi/transport/tcp_connection.h"
-#include "xla_ffi/window.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/window.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/completer.h"
+#include "xla_ffi/worker/callback_threads.h"
 
 #include <utility>
 

@@ -17,15 +17,15 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/completer.h"
-#include "xla_ffi/link.h"
 #include "xla_ffi/membership/coordinator.h"
 #include "xla_ffi/membership/member.h"
-#include "xla_ffi/op.h"
-#include "xla_ffi/planner.h"
-#include "xla_ffi/round.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/callback_threads.h"
+#include "xla_ffi/worker/op.h"
+#include "xla_ffi/worker/planner.h"
+#include "xla_ffi/worker/reducer_link.h"
+#include "xla_ffi/worker/round.h"
 
 namespace jaxhetero {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/contribution.h"
-#include "xla_ffi/round.h"
 #include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/worker/kept_contribution.h"
+#include "xla_ffi/worker/round.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/op.h"
+#include "xla_ffi/worker/op.h"
 
 #include <utility>
 

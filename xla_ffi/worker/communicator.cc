@@ -1,9 +1,9 @@
-#include "xla_ffi/communicator.h"
+#include "xla_ffi/worker/communicator.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "xla_ffi/shard_plan.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,4 +1,4 @@
-#include "xla_ffi/link.h"
+#include "xla_ffi/worker/reducer_link.h"
 
 #include <algorithm>
 #include <atomic>
