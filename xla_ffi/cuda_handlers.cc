@@ -12,8 +12,8 @@
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/call_site.h"
-#include "xla_ffi/cuda_driver.h"
-#include "xla_ffi/cuda_lane.h"
+#include "xla_ffi/cuda/driver.h"
+#include "xla_ffi/cuda/lane.h"
 
 namespace jaxhetero {
 namespace {

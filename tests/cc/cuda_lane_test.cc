@@ -1,5 +1,3 @@
-#include "xla_ffi/cuda_lane.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +9,9 @@
 
 #include "tests/cc/job.h"
 #include "tests/fake_cuda/fake_cuda.h"
-#include "xla_ffi/cuda_driver.h"
-#include "xla_ffi/pinned_pool.h"
+#include "xla_ffi/cuda/driver.h"
+#include "xla_ffi/cuda/lane.h"
+#include "xla_ffi/cuda/pinned_pool.h"
 
 namespace jaxhetero {
 namespace {

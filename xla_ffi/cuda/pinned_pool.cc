@@ -1,4 +1,4 @@
-#include "xla_ffi/pinned_pool.h"
+#include "xla_ffi/cuda/pinned_pool.h"
 
 #include <algorithm>
 #include <iterator>

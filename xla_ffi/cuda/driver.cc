@@ -1,4 +1,4 @@
-#include "xla_ffi/cuda_driver.h"
+#include "xla_ffi/cuda/driver.h"
 
 #include <dlfcn.h>
 

@@ -23,8 +23,8 @@
 
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/cuda_driver.h"
-#include "xla_ffi/pinned_pool.h"
+#include "xla_ffi/cuda/driver.h"
+#include "xla_ffi/cuda/pinned_pool.h"
 #include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {

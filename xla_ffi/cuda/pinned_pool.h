@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/cuda_driver.h"
+#include "xla_ffi/cuda/driver.h"
 
 namespace jaxhetero {
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/cuda_lane.h"
+#include "xla_ffi/cuda/lane.h"
 
 #include <algorithm>
 #include <cstring>
