@@ -14,8 +14,8 @@
 #include <string>
 #include <utility>
 
-#include "xla_ffi/cuda_handlers.h"
-#include "xla_ffi/handlers.h"
+#include "xla_ffi/ffi/cuda_handler.h"
+#include "xla_ffi/ffi/host_handler.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/worker/communicator.h"
 

@@ -1,4 +1,4 @@
-#include "xla_ffi/call_site.h"
+#include "xla_ffi/ffi/call_site.h"
 
 #include <algorithm>
 #include <utility>

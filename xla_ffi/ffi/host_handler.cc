@@ -1,4 +1,4 @@
-#include "xla_ffi/handlers.h"
+#include "xla_ffi/ffi/host_handler.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/buffers.h"
-#include "xla_ffi/call_site.h"
+#include "xla_ffi/ffi/call_site.h"
 
 namespace jaxhetero {
 namespace {

@@ -1,4 +1,4 @@
-#include "xla_ffi/cuda_handlers.h"
+#include "xla_ffi/ffi/cuda_handler.h"
 
 #include <algorithm>
 #include <map>
@@ -11,9 +11,9 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/buffers.h"
-#include "xla_ffi/call_site.h"
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/lane.h"
+#include "xla_ffi/ffi/call_site.h"
 
 namespace jaxhetero {
 namespace {

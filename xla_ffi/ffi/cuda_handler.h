@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/handlers.h"
+#include "xla_ffi/ffi/host_handler.h"
 
 namespace jaxhetero {
 
