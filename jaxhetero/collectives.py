@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhetero import _reduction, world
-from jaxhetero._invariant import refuse_invariant
-from jaxhetero._mesh import AxisName, ReducedAxes, classify
-from jaxhetero._primitive import Kind
-from jaxhetero._reduction import make_buckets as make_buckets
-from jaxhetero._reduction import reduce_tree
+from jaxhetero import world
+from jaxhetero._collectives import reduce_tree as _reduction
+from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
+from jaxhetero._collectives.primitive import Kind
+from jaxhetero._collectives.reduce_tree import make_buckets as make_buckets
+from jaxhetero._collectives.reduce_tree import reduce_tree
+from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero.errors import ConfigError, from_message
 
 # Smaller ones go out earlier in the backward pass, and cost more calls. Measured; see docs/performance.md.

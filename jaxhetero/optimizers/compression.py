@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxhetero import _reduction
+from jaxhetero._collectives import reduce_tree as _reduction
 
 
 class ErrorFeedbackState(NamedTuple):

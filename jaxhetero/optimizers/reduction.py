@@ -7,7 +7,7 @@ from typing import Any
 import optax
 
 from jaxhetero import collectives
-from jaxhetero._mesh import AxisName
+from jaxhetero._collectives.mesh_axes import AxisName
 
 
 def all_reduce_gradients(

@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxhetero import _ffi, world
+from jaxhetero._collectives.mesh_axes import make_lanes
 from jaxhetero._compat import (
     is_computed,
     operation_name,
@@ -25,7 +26,6 @@ from jaxhetero._compat import (
     varying_axes,
     without_varying_axis,
 )
-from jaxhetero._mesh import make_lanes
 from jaxhetero.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxhetero._collectives.mesh_axes import AxisName, axis_names
+from jaxhetero._collectives.reduce_tree import describe_leaf
 from jaxhetero._compat import partly_reduced_axes, varying_axes
-from jaxhetero._mesh import AxisName, axis_names
-from jaxhetero._reduction import describe_leaf
 from jaxhetero.errors import ConfigError
 
 

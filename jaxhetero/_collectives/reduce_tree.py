@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxhetero import _gather, _primitive, world
+from jaxhetero import world
+from jaxhetero._collectives import gather_primitives, primitive
+from jaxhetero._collectives.mesh_axes import ReducedAxes
+from jaxhetero._collectives.primitive import Kind
 from jaxhetero._compat import partly_reduced_axes, varying_axes
-from jaxhetero._mesh import ReducedAxes
-from jaxhetero._primitive import Kind
 from jaxhetero.errors import ConfigError
 
 # Bits of exponent and of mantissa.
@@ -43,7 +44,7 @@ def reduce_tree(
     on_wire = [part.astype(wire_dtype) if part.dtype == jnp.float64 and wire_dtype else part for part in parts]
 
     def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
-        return _primitive.all_reduce(
+        return primitive.all_reduce(
             bucket,
             label=label,
             kind=kind,
@@ -67,7 +68,7 @@ def gather_arrays(
     """Each array of all workers and devices, stacked along a new first axis in the order of the mesh."""
 
     def gather_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
-        return _gather.all_gather(
+        return gather_primitives.all_gather(
             bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis, invariant=to == "invarying"
         )
 
@@ -86,7 +87,9 @@ def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str
     """The sum of each array; of its first axis, one row for every device of the mesh, each device keeps its own."""
 
     def scatter_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
-        return _gather.psum_scatter(bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis)
+        return gather_primitives.psum_scatter(
+            bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis
+        )
 
     rows = [_split_places(array, axes) for array in arrays]
     if axes.local_axes:
@@ -143,7 +146,7 @@ def make_buckets(arrays: Sequence[Any], bucket_bytes: int, wire_dtype: Any = Non
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for index in reversed(range(len(arrays))):
         array = arrays[index]
-        array_bytes = _primitive.wire_bytes([array], _converted_to(array, wire_dtype))
+        array_bytes = primitive.wire_bytes([array], _converted_to(array, wire_dtype))
         bucket, filled_bytes = open_buckets.get(array.dtype, ([], 0))
         if not bucket or filled_bytes + array_bytes > bucket_bytes:
             bucket, filled_bytes = [], 0
@@ -277,7 +280,7 @@ def _converted_to(array: Any, wire_dtype: Any) -> str:
 def wire_bytes(leaves: Sequence[Any], wire_dtype: Any) -> int:
     """What leaves of any dtypes take when they are sent."""
     return sum(
-        _primitive.wire_bytes([leaf], str(jnp.dtype(wire_dtype)) if wire_dtype and _is_wide_float(leaf) else "")
+        primitive.wire_bytes([leaf], str(jnp.dtype(wire_dtype)) if wire_dtype and _is_wide_float(leaf) else "")
         for leaf in leaves
     )
 

@@ -1,4 +1,4 @@
-"""The primitives of ``all_gather`` and ``psum_scatter``, made of those in ``_primitive``.
+"""The primitives of ``all_gather`` and ``psum_scatter``, made of those in ``primitive``.
 
 Each is the transpose of the other, and both have one shape: the gathered side has a new first axis of all workers.
 Where the user wants that axis is a matter of ``collectives``.
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxhetero._collectives.primitive import Kind, all_reduce, map_nonzero, own_index, varies, zero_tangents
 from jaxhetero._compat import without_varying_axis
-from jaxhetero._primitive import Kind, all_reduce, map_nonzero, own_index, varies, zero_tangents
 
 _all_gather_p = Primitive("jaxhetero_all_gather")
 _psum_scatter_p = Primitive("jaxhetero_psum_scatter")
@@ -29,7 +29,7 @@ def all_gather(
 
     Args:
       bucket: arrays of one dtype.
-      label, worker_count, axis_name: as in ``_primitive.all_reduce``.
+      label, worker_count, axis_name: as in ``primitive.all_reduce``.
       invariant: the results no longer vary over ``axis_name``.
     """
     outputs: list[jax.Array] = _all_gather_p.bind(
@@ -45,7 +45,7 @@ def psum_scatter(
 
     Args:
       bucket: arrays of one dtype with a first axis of ``worker_count``.
-      label, worker_count, axis_name: as in ``_primitive.all_reduce``.
+      label, worker_count, axis_name: as in ``primitive.all_reduce``.
     """
     outputs: list[jax.Array] = _psum_scatter_p.bind(
         *bucket, label=label, worker_count=worker_count, axis_name=axis_name
@@ -127,7 +127,7 @@ def _define(
     batch: Callable[..., tuple[list[jax.Array], list[Any]]],
     transpose: Callable[..., list[Any]],
 ) -> None:
-    """Tell JAX what a primitive does: ``compute`` says it in terms of those in ``_primitive``."""
+    """Tell JAX what a primitive does: ``compute`` says it in terms of those in ``primitive``."""
 
     @functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name", "invariant"))
     def run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
