@@ -19,7 +19,7 @@ import pytest
 from launcher import FAMILY, JAXHETERO, TIMEOUT_S, Run, Start, is_running, read_pids, wait_for
 
 from jaxhetero.errors import AddressInUse
-from jaxhetero.launch import reserve_port
+from jaxhetero.launch.job import reserve_port
 
 # What the processes are told
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launcher import JAXHETERO, TIMEOUT_S, Run, Start
 
-from jaxhetero._display import LineSplitter, last_lines
+from jaxhetero.launch.terminal import LineSplitter, last_lines
 
 
 def test_output_is_prefixed_and_saved(launch: Run, tmp_path: Path) -> None:

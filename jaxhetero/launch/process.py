@@ -11,18 +11,18 @@ import time
 from io import FileIO
 from pathlib import Path
 
-from jaxhetero._display import last_lines
 from jaxhetero.errors import InternalError
+from jaxhetero.launch.terminal import last_lines
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
 
 
 class Guard:
-    """The process that ends the job's processes should this one be killed; see _guard.py."""
+    """The process that ends the job's processes should this one be killed; see guard.py."""
 
     def __init__(self) -> None:
-        script = Path(__file__).with_name("_guard.py")
+        script = Path(__file__).with_name("guard.py")
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", script],

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxhetero._attempt import Attempt, End
-from jaxhetero._display import Display, show_count
-from jaxhetero._process import signal_name
 from jaxhetero.config import Config, read_environment, write_environment
 from jaxhetero.errors import AddressInUse, ConfigError
+from jaxhetero.launch.attempt import Attempt, End
+from jaxhetero.launch.process import signal_name
+from jaxhetero.launch.terminal import Display, show_count
 
 _LOOPBACK = "127.0.0.1"
 

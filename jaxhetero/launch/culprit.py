@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jaxhetero._process import Process
 from jaxhetero.errors import ConfigError, ReducerLost, WorkerLost
+from jaxhetero.launch.process import Process
 
 # What a process says when it fails because another one did, and the pattern that tells which.
 _LOSSES = {WorkerLost.__name__: ("worker", r"rank (\d+)"), ReducerLost.__name__: ("reducer", r"reducer (\d+)")}

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from jaxhetero import _cause
-from jaxhetero._display import Display, LineSplitter, Sink, show_count
-from jaxhetero._process import Guard, Process, any_runs, signal_name
 from jaxhetero.config import Config, read_environment, write_environment
 from jaxhetero.errors import ConfigError
+from jaxhetero.launch import culprit
+from jaxhetero.launch.process import Guard, Process, any_runs, signal_name
+from jaxhetero.launch.terminal import Display, LineSplitter, Sink, show_count
 
 # Failures this close to the first one are looked at together: one process's end makes others fail within milliseconds.
 _SETTLE_S = 0.3
@@ -300,10 +300,10 @@ class Attempt:
         self._run_until(self._children_ended, _SETTLE_S)
         # When every failure so far only tells of another process's end, that one may still be about to end.
         self._run_until(
-            lambda: bool(self.signals) or self._children_ended() or _cause.is_known(self._dead()), self._stop_s
+            lambda: bool(self.signals) or self._children_ended() or culprit.is_known(self._dead()), self._stop_s
         )
         failures = self._dead()
-        culprit, lasting = _cause.find_culprit(failures, self._lost_reducers), _cause.find_lasting(failures)
+        culprit, lasting = culprit.find_culprit(failures, self._lost_reducers), culprit.find_lasting(failures)
         if self._workers_ended() and not any(process.is_worker for process in failures):
             lasting = "every worker has done its work"
         running = sum(process.ended_ns is None for process in self._processes)
