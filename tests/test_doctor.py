@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from jaxhetero._diagnosis import Findings, Patient, problems
-from jaxhetero.doctor import tournament
+from jaxhetero.doctor.examine import tournament
+from jaxhetero.doctor.report import Findings, Patient, problems
 from tests.netlab import Lab, missing
 
 ROOT = Path(__file__).parent.parent

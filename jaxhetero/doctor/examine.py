@@ -24,8 +24,8 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxhetero._diagnosis import Findings, Pair, Patient, problems, show
 from jaxhetero.config import host_name, interface_addresses, parse_address
+from jaxhetero.doctor.report import Findings, Pair, Patient, problems, show
 from jaxhetero.errors import AuthenticationError, InternalError, JaxheteroError, ProtocolError, StartTimeout
 
 _BLOCK = bytes(1 << 16)
