@@ -7,7 +7,7 @@ import signal
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from jaxhetero._log import EventPump, logger
+from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig
 from jaxhetero.errors import InternalError, from_status
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxhetero._log import EventPump, logger
+from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
 
