@@ -12,11 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import world
-from jaxhetero._collectives import reduce_tree as _reduction
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.primitive import Kind
+from jaxhetero._collectives.reduce_tree import (
+    describe_leaf,
+    gather_arrays,
+    make_varying,
+    prepare_leaves,
+    reduce_tree,
+    scatter_arrays,
+    wire_bytes,
+)
 from jaxhetero._collectives.reduce_tree import make_buckets as make_buckets
-from jaxhetero._collectives.reduce_tree import reduce_tree
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero.errors import ConfigError, from_message
 
@@ -163,9 +170,9 @@ def all_gather(
     axes = classify(axis_name, label)
 
     def gather(tree: Any) -> Any:
-        leaves, structure = _reduction.prepare_leaves(tree, label, bucket_bytes)
+        leaves, structure = prepare_leaves(tree, label, bucket_bytes)
         places = [_normalize_axis(axis, leaf.ndim if tiled else leaf.ndim + 1) for leaf in leaves]
-        stacks = _reduction.gather_arrays(leaves, axes, label=label, bucket_bytes=bucket_bytes, to=to)
+        stacks = gather_arrays(leaves, axes, label=label, bucket_bytes=bucket_bytes, to=to)
         results = [jnp.moveaxis(stack, 0, place) for stack, place in zip(stacks, places, strict=True)]
         if tiled:
             results = [_merge(result, place) for result, place in zip(results, places, strict=True)]
@@ -204,17 +211,17 @@ def psum_scatter(
     label = _label("psum_scatter", name, axis_index_groups)
     axes = classify(axis_name, label)
     refuse_invariant(x, axis_name, label, mean=False)
-    leaves, structure = _reduction.prepare_leaves(x, label, bucket_bytes)
+    leaves, structure = prepare_leaves(x, label, bucket_bytes)
     places = [_normalize_axis(scatter_dimension, leaf.ndim) for leaf in leaves]
     for leaf, place in zip(leaves, places, strict=True):
         size = leaf.shape[place]
         if size % axes.count if tiled else size != axes.count:
             raise ConfigError(
-                f"{label}: axis {place} of {_reduction.describe_leaf(leaf)} cannot be scattered over {axes.count}; its "
+                f"{label}: axis {place} of {describe_leaf(leaf)} cannot be scattered over {axes.count}; its "
                 f"size must be {'a multiple of that' if tiled else 'that, or pass tiled=True'}"
             )
     stacks = [_cut(leaf, place, axes.count) for leaf, place in zip(leaves, places, strict=True)]
-    rows = _reduction.scatter_arrays(stacks, axes, label=label, bucket_bytes=bucket_bytes)
+    rows = scatter_arrays(stacks, axes, label=label, bucket_bytes=bucket_bytes)
     if tiled:
         rows = [jnp.moveaxis(row, 0, place) for row, place in zip(rows, places, strict=True)]
     else:
@@ -282,7 +289,7 @@ def replicated(
     @jax.custom_vjp
     def identity(*leaves: jax.Array) -> tuple[jax.Array, ...]:
         axes = classify(axis_name, label)
-        return tuple(_reduction.make_varying(leaf, axes) for leaf in leaves)
+        return tuple(make_varying(leaf, axes) for leaf in leaves)
 
     def forward(*leaves: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         return identity(*leaves), None
@@ -293,7 +300,7 @@ def replicated(
     identity.defvjp(forward, backward)
     leaves, structure = jax.tree.flatten(params)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
-    call_bytes = _reduction.wire_bytes(arrays, wire_dtype)
+    call_bytes = wire_bytes(arrays, wire_dtype)
     results: list[Any] = list(leaves)
     for bucket in make_buckets(arrays, bucket_bytes):
         for index, result in zip(bucket, identity(*(leaves[index] for index in bucket)), strict=True):
@@ -356,7 +363,7 @@ def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, bucket_bytes:
     for leaf in jax.tree.leaves(x):
         if jnp.iscomplexobj(leaf):
             raise ConfigError(
-                f"{label}: a leaf is {_reduction.describe_leaf(leaf)}, and complex numbers have no order; "
+                f"{label}: a leaf is {describe_leaf(leaf)}, and complex numbers have no order; "
                 "take that of jnp.abs, or of its real and imaginary parts"
             )
     return _with_bools_as_bytes(lambda tree: reduce_tree(tree, axes, kind, label=label, bucket_bytes=bucket_bytes), x)

@@ -23,7 +23,7 @@ from typing import Self
 
 from jaxhetero.config import Config, read_environment, write_environment
 from jaxhetero.errors import ConfigError
-from jaxhetero.launch import culprit
+from jaxhetero.launch.culprit import find_culprit, find_lasting, is_known
 from jaxhetero.launch.process import Guard, Process, any_runs, signal_name
 from jaxhetero.launch.terminal import Display, LineSplitter, Sink, show_count
 
@@ -299,11 +299,9 @@ class Attempt:
     def _end_after_failure(self) -> End:
         self._run_until(self._children_ended, _SETTLE_S)
         # When every failure so far only tells of another process's end, that one may still be about to end.
-        self._run_until(
-            lambda: bool(self.signals) or self._children_ended() or culprit.is_known(self._dead()), self._stop_s
-        )
+        self._run_until(lambda: bool(self.signals) or self._children_ended() or is_known(self._dead()), self._stop_s)
         failures = self._dead()
-        culprit, lasting = culprit.find_culprit(failures, self._lost_reducers), culprit.find_lasting(failures)
+        culprit, lasting = find_culprit(failures, self._lost_reducers), find_lasting(failures)
         if self._workers_ended() and not any(process.is_worker for process in failures):
             lasting = "every worker has done its work"
         running = sum(process.ended_ns is None for process in self._processes)

@@ -15,6 +15,7 @@ import sys
 
 
 def main() -> None:
+    """Kill what the launcher has left running when its end of our standard input closes."""
     # A signal meant for the launcher (say, from `pkill jaxhetero`) must not end its guard first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

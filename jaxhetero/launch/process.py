@@ -67,6 +67,7 @@ class Process:
 
     @property
     def is_worker(self) -> bool:
+        """Whether it is one of the job's workers; else it is a reducer."""
         return self.name.startswith("worker")
 
     @property
@@ -76,11 +77,13 @@ class Process:
         return code if code >= 0 else 128 - code
 
     def reap(self) -> None:
+        """Note the end of the process, if it has ended."""
         if self.ended_ns is None and self.popen.poll() is not None:
             self.ended_ns = time.monotonic_ns()
             self.send(0)
 
     def failed(self) -> bool:
+        """Whether it has ended with another exit code than 0."""
         return self.ended_ns is not None and self.popen.returncode != 0
 
     def send(self, number: int) -> None:
@@ -109,6 +112,7 @@ class Process:
         return None
 
     def close_log(self) -> None:
+        """Write no more to its log."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -121,12 +125,14 @@ class Process:
         return []
 
     def describe_end(self) -> str:
+        """For people: `worker 3 was killed by SIGKILL`."""
         code = self.popen.returncode
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
         return f"{self.name} (pid {self.popen.pid}) {how}"
 
 
 def signal_name(number: int) -> str:
+    """`SIGTERM`, or the number in words where the system has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxhetero._collectives import reduce_tree as _reduction
+from jaxhetero._collectives.reduce_tree import check_wire_dtype, round_for_wire
 
 
 class ErrorFeedbackState(NamedTuple):
@@ -41,7 +41,7 @@ def error_feedback(wire_dtype: Any) -> optax.GradientTransformation:
     one more value that varies over the workers' axis: return it with ``check_vma=False``, or with an ``out_specs`` that
     says so.
     """
-    _reduction.check_wire_dtype(wire_dtype, "error_feedback")
+    check_wire_dtype(wire_dtype, "error_feedback")
 
     def init(params: optax.Params) -> ErrorFeedbackState:
         return ErrorFeedbackState(jax.tree.map(jnp.zeros_like, params))
@@ -51,7 +51,7 @@ def error_feedback(wire_dtype: Any) -> optax.GradientTransformation:
     ) -> tuple[optax.Updates, ErrorFeedbackState]:
         del params
         wanted = jax.tree.map(jnp.add, updates, state.residual)
-        sent = jax.tree.map(lambda leaf: _reduction.round_for_wire(leaf, wire_dtype), wanted)
+        sent = jax.tree.map(lambda leaf: round_for_wire(leaf, wire_dtype), wanted)
         residual = jax.tree.map(lambda all_, part: jnp.where(jnp.isfinite(part), all_ - part, 0), wanted, sent)
         return sent, ErrorFeedbackState(residual)
 
