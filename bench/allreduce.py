@@ -2,7 +2,7 @@
 
     python -m bench.allreduce --workers 8 --reducers 8 --rate 200mbit --sizes 4,64KiB,16MiB --engine jaxhetero,gloo
 
-Every host is a network namespace with an interface of that rate (see tests/netlab; needs root). The processes of all
+Every host is a network namespace with an interface of that rate (see bench/netlab; needs root). The processes of all
 engines are there all the time and take turns. The columns:
 
     buckets      all-reduces of one compiled program, which carry these bytes together
@@ -38,12 +38,12 @@ from bench.command import check_folders, run_command
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.measure import Payload, measure
+from bench.netlab import Lab
 from bench.pattern import DTYPES, count_bases, itemsize, most_sums
 from bench.plot import write_plot
 from bench.report import Row, format_table, make_rows, write_json
 from bench.specs import parse_engines, parse_size
 from bench.team import start_teams
-from tests.netlab import Lab
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from bench.errors import BenchError
-from tests.netlab import LabError
+from bench.netlab import LabError
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.errors import BenchError
 from bench.limit import best_s_per_byte
-from tests.netlab import Lab, Rate, measure_goodput, measure_round_trip
+from bench.netlab import Lab, Rate, measure_goodput, measure_round_trip
 
 
 def worker_host(rank: int) -> str:

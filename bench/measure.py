@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench.job import worker_host
+from bench.netlab import Lab
 from bench.team import Team
-from tests.netlab import Lab
 
 # A turn moves about this much, unless told otherwise.
 _TURN_BYTES = 32 << 20

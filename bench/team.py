@@ -19,8 +19,8 @@ from typing import IO, Any
 from bench import echo, native
 from bench.errors import BenchError
 from bench.job import Job, reducer_host, worker_host
+from bench.netlab import Host, Lab
 from bench.specs import EngineSpec, mpiexec
-from tests.netlab import Host, Lab
 
 _ROOT = Path(__file__).parent.parent
 _START_S = 300.0

@@ -3,7 +3,7 @@
     python -m bench.train_step --profile bert-large --workers 1,2,4,8 --rate 200mbit --engine jaxhetero,gloo
 
 The accelerator is a timed wait for each bucket of gradients, laid out like the backward pass of the real model on a
-V100 (bench/profiles.py); buffers, all-reduces and the network between the hosts (tests/netlab; needs root) are real.
+V100 (bench/profiles.py); buffers, all-reduces and the network between the hosts (bench/netlab; needs root) are real.
 --size-scale shrinks arrays, buckets and times alike. --ring-exposes chooses how fast the accelerator is to the network:
 so that an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
 
@@ -46,13 +46,13 @@ from bench.emulation import WAIT_SOURCE
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.limit import ring_factor
+from bench.netlab import Lab
 from bench.profiles import PROFILES
 from bench.report import format_columns, number, write_json
 from bench.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.specs import EngineSpec, parse_engines
 from bench.team import Team, start_teams
 from jaxhetero.collectives import DEFAULT_BUCKET_BYTES
-from tests.netlab import Lab
 
 _PROGRAMS = ("compute", "communicate", "step")
 _RING_BUCKET_BYTES = 25 * 2**20  # as large as those of PyTorch's DistributedDataParallel

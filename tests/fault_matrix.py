@@ -36,9 +36,9 @@ from typing import Any, Literal
 
 import tyro
 
+from bench.netlab import Lab
 from tests import clock_jump
 from tests.cluster import PROGRAMS, ROOT
-from tests.netlab import Lab
 
 Fault = Literal["kill", "stop", "down", "slow", "frames", "reset", "clock"]
 Role = Literal["worker", "reducer", "coordinator"]

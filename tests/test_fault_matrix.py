@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from bench.netlab import missing
 from tests.fault_matrix import Cell, Result, run_cell
-from tests.netlab import missing
 
 CELLS = [
     Cell("down", "reducer", "shutdown"),

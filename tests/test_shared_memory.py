@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from bench.netlab import Lab, missing
 from tests.cluster import Cluster
-from tests.netlab import Lab, missing
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "shared_memory.py"

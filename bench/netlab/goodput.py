@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.netlab.host import Host
+    from bench.netlab.host import Host
 
 _BLOCK_BYTES = 1 << 18
 # What comes before belongs to slow start and to the full buckets of the beginning.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tests.netlab.counters import Counters
-from tests.netlab.rate import Rate
+from bench.netlab.counters import Counters
+from bench.netlab.rate import Rate
 
 
 class Network(Protocol):

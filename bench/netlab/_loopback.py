@@ -7,9 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tests.netlab.counters import Counters
-from tests.netlab.errors import LabError
-from tests.netlab.rate import Rate
+from bench.netlab.counters import Counters
+from bench.netlab.errors import LabError
+from bench.netlab.rate import Rate
 
 _FIRST_ADDRESS = ipaddress.IPv4Address("127.77.0.2")
 

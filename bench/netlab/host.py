@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tests.netlab import _cleanup
-from tests.netlab._network import Network
-from tests.netlab.counters import Counters
-from tests.netlab.errors import LabError
-from tests.netlab.rate import Rate
+from bench.netlab import _cleanup
+from bench.netlab._network import Network
+from bench.netlab.counters import Counters
+from bench.netlab.errors import LabError
+from bench.netlab.rate import Rate
 
 _Stream = int | IO[bytes] | IO[str] | None
 

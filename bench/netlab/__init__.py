@@ -9,13 +9,13 @@ Needs root and iproute2. Without them the same processes run on loopback, each h
 whatever needs a network interface raises ``LabError``. With ``CI=true`` a missing lab is an error at once.
 """
 
-from tests.netlab._namespaces import missing
-from tests.netlab.counters import Counters
-from tests.netlab.errors import LabError
-from tests.netlab.goodput import measure_goodput
-from tests.netlab.host import Host
-from tests.netlab.lab import Lab
-from tests.netlab.ping import measure_round_trip
-from tests.netlab.rate import Rate
+from bench.netlab._namespaces import missing
+from bench.netlab.counters import Counters
+from bench.netlab.errors import LabError
+from bench.netlab.goodput import measure_goodput
+from bench.netlab.host import Host
+from bench.netlab.lab import Lab
+from bench.netlab.ping import measure_round_trip
+from bench.netlab.rate import Rate
 
 __all__ = ["Counters", "Host", "Lab", "LabError", "Rate", "measure_goodput", "measure_round_trip", "missing"]

@@ -16,10 +16,10 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
-from tests.netlab._cleanup import ETC_NETNS, namespace_of
-from tests.netlab.counters import Counters
-from tests.netlab.errors import LabError
-from tests.netlab.rate import Rate
+from bench.netlab._cleanup import ETC_NETNS, namespace_of
+from bench.netlab.counters import Counters
+from bench.netlab.errors import LabError
+from bench.netlab.rate import Rate
 
 _SUBNET = ipaddress.IPv4Network("10.77.0.0/16")
 _BRIDGE = "switch"

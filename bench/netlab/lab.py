@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.netlab import _cleanup
-from tests.netlab._loopback import Loopback
-from tests.netlab._namespaces import Namespaces, missing
-from tests.netlab._network import Network
-from tests.netlab.counters import Counters
-from tests.netlab.errors import LabError
-from tests.netlab.host import Host
-from tests.netlab.rate import Rate
+from bench.netlab import _cleanup
+from bench.netlab._loopback import Loopback
+from bench.netlab._namespaces import Namespaces, missing
+from bench.netlab._network import Network
+from bench.netlab.counters import Counters
+from bench.netlab.errors import LabError
+from bench.netlab.host import Host
+from bench.netlab.rate import Rate
 
 _serials = itertools.count()
 # Also the name of an interface, which has at most 15 letters.
