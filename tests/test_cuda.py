@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, free_port, run
 
-from bench import gpu
+from bench.gpu import __main__ as gpu
 from tests.fake_cuda import build
 
 BUCKETS = 6

@@ -87,7 +87,7 @@ def run(options: Options) -> dict[str, Any]:
         request |= {"repeats": options.repeats, "stand_in": options.stand_in, "result": str(folder / "result.json")}
         command = [sys.executable, "-m", "jaxhetero", "launch", "--workers", str(options.workers)]
         command += ["--reducers", str(options.reducers), "--log-dir", str(folder / "logs"), "--"]
-        command += [sys.executable, "-m", "bench.gpu_worker", json.dumps(request)]
+        command += [sys.executable, "-m", "bench.gpu.worker", json.dumps(request)]
         if code := subprocess.run(command, cwd=ROOT, env=settings).returncode:
             raise BenchError(f"a process ended with code {code}; its output is above")
         result = json.loads((folder / "result.json").read_text())

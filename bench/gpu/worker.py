@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from bench import gpu_copies, gpu_steps
+from bench.gpu import copies as gpu_copies
+from bench.gpu import steps as gpu_steps
 
 _WARMUP = 3
 
