@@ -3,7 +3,7 @@
     python -m bench.train_step --profile bert-large --workers 1,2,4,8 --rate 200mbit --engine jaxhetero,gloo
 
 The accelerator is a timed wait for each bucket of gradients, laid out like the backward pass of the real model on a
-V100 (bench/profiles.py); buffers, all-reduces and the network between the hosts (bench/netlab; needs root) are real.
+V100 (bench/accelerator/profiles.py); buffers, all-reduces and the network between the hosts (bench/netlab; needs root) are real.
 --size-scale shrinks arrays, buckets and times alike. --ring-exposes chooses how fast the accelerator is to the network:
 so that an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
 
@@ -41,15 +41,15 @@ import jax
 import tyro
 
 from bench import native
+from bench.accelerator.emulation import WAIT_SOURCE
+from bench.accelerator.profiles import PROFILES
+from bench.accelerator.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.command import check_folders, run_command
-from bench.emulation import WAIT_SOURCE
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.limit import ring_factor
 from bench.netlab import Lab
-from bench.profiles import PROFILES
 from bench.report import format_columns, number, write_json
-from bench.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.specs import EngineSpec, parse_engines
 from bench.team import Team, start_teams
 from jaxhetero.collectives import DEFAULT_BUCKET_BYTES

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from bench import pattern
-from bench.emulation import Emulation
+from bench.accelerator.emulation import Emulation
 from bench.engines import ENGINES, Arrays, Engine
 
 

@@ -16,16 +16,16 @@ import pytest
 import tyro
 
 from bench import allreduce, echo, native, pattern, record, train_step
-from bench.emulation import WAIT_SOURCE
+from bench.accelerator.emulation import WAIT_SOURCE
+from bench.accelerator.profiles import PROFILES
+from bench.accelerator.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.errors import BenchError
 from bench.job import Conditions, Job
 from bench.limit import best_factor, best_s_per_byte, ring_factor
 from bench.measure import Payload, Sample, between_last_ends
 from bench.netlab import Lab
 from bench.netlab import missing as missing_lab
-from bench.profiles import PROFILES
 from bench.report import format_table, make_rows, percentile
-from bench.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
 from bench.specs import KINDS, EngineSpec, missing, parse_size
 from tests.cluster import run as run_program
 

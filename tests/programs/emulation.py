@@ -7,7 +7,7 @@ import sys
 import time
 
 import jaxhetero
-from bench.emulation import Emulation
+from bench.accelerator.emulation import Emulation
 from bench.engines import Jaxhetero
 
 # XLA runs a program of a few instructions, or of small arrays only, one instruction after the other.

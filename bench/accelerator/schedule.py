@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from bench.accelerator.profiles import Profile
 from bench.errors import BenchError
-from bench.profiles import Profile
 from jaxhetero.collectives import DEFAULT_BUCKET_BYTES, make_buckets
 
 _ITEM_BYTES = 4
