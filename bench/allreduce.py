@@ -35,14 +35,14 @@ from typing import Literal
 import tyro
 
 from bench.command import check_folders, run_command
+from bench.engines.pattern import DTYPES, count_bases, itemsize, most_sums
+from bench.engines.specs import parse_engines, parse_size
 from bench.errors import BenchError
 from bench.job import Conditions, Job, measure_conditions
 from bench.measure import Payload, measure
 from bench.netlab import Lab
-from bench.pattern import DTYPES, count_bases, itemsize, most_sums
 from bench.plot import write_plot
 from bench.report import Row, format_table, make_rows, write_json
-from bench.specs import parse_engines, parse_size
 from bench.team import start_teams
 
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bench import echo, native
+from bench.engines import build_native as native
+from bench.engines import echo
+from bench.engines.specs import EngineSpec, mpiexec
 from bench.errors import BenchError
 from bench.job import Job, reducer_host, worker_host
 from bench.netlab import Host, Lab
-from bench.specs import EngineSpec, mpiexec
 
 _ROOT = Path(__file__).parent.parent
 _START_S = 300.0
@@ -213,7 +214,15 @@ class Team:
             "BENCH_WINDOW_BYTES": str(window_bytes),
         }
         for index, (host, port) in enumerate(zip(hosts, ports, strict=True)):
-            command = [sys.executable, "-m", "bench.echo", library, host.address, str(port), str(self._worker_count)]
+            command = [
+                sys.executable,
+                "-m",
+                "bench.engines.echo",
+                library,
+                host.address,
+                str(port),
+                str(self._worker_count),
+            ]
             process = self._start(host, f"reducer {index}", command, env)
             self.reducer_pids.append(process.popen.pid)
         self._start_workers(lambda rank: {**env, "BENCH_RANK": str(rank)})

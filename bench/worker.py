@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bench import pattern
 from bench.accelerator.emulation import Emulation
-from bench.engines import ENGINES, Arrays, Engine
+from bench.engines import pattern
+from bench.engines.in_process import ENGINES, Arrays, Engine
 
 
 class Worker:

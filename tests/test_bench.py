@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, echo, native, pattern, record, train_step
+from bench import allreduce, record, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
+from bench.engines import build_native as native
+from bench.engines import echo, pattern
+from bench.engines.specs import KINDS, EngineSpec, missing, parse_size
 from bench.errors import BenchError
 from bench.job import Conditions, Job
 from bench.limit import best_factor, best_s_per_byte, ring_factor
@@ -26,7 +29,6 @@ from bench.measure import Payload, Sample, between_last_ends
 from bench.netlab import Lab
 from bench.netlab import missing as missing_lab
 from bench.report import format_table, make_rows, percentile
-from bench.specs import KINDS, EngineSpec, missing, parse_size
 from tests.cluster import run as run_program
 
 AVAILABLE = [kind for kind in KINDS if missing(kind) is None]
@@ -88,7 +90,7 @@ def test_echo_returns_what_all_workers_have_sent(tmp_path: Path) -> None:
     library = str(native.build(echo.SOURCE, tmp_path))
     with Lab({"r0": None}, loopback=True) as lab, contextlib.ExitStack() as stack:
         address, port = lab["r0"].address, lab["r0"].free_port()
-        reducer = lab["r0"].start([sys.executable, "-m", "bench.echo", library, address, str(port), "2"])
+        reducer = lab["r0"].start([sys.executable, "-m", "bench.engines.echo", library, address, str(port), "2"])
         workers = [echo.Reducers(library, [f"{address}:{port}"], 1 << 16) for _ in range(2)]
         for worker in workers:
             stack.callback(worker.close)

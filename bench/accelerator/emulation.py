@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.engines import Arrays, Engine, Program
+from bench.engines.in_process import Arrays, Engine, Program
 
 WAIT_SOURCE = Path(__file__).with_name("wait.cc")
 _WAIT = "bench_wait"

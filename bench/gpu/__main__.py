@@ -35,8 +35,8 @@ from typing import Any
 import tyro
 
 from bench.command import check_folders, run_command
+from bench.engines.specs import parse_size
 from bench.errors import BenchError
-from bench.specs import parse_size
 from tests.fake_cuda import build as build_stand_in
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from bench import native
+from bench.engines import build_native as native
 
 _SOURCE = Path(__file__).parent / "fake_cuda.cc"
 

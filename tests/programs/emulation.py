@@ -8,7 +8,7 @@ import time
 
 import jaxhetero
 from bench.accelerator.emulation import Emulation
-from bench.engines import Jaxhetero
+from bench.engines.in_process import Jaxhetero
 
 # XLA runs a program of a few instructions, or of small arrays only, one instruction after the other.
 COUNT = 4096

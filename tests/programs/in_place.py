@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from bench.engines import Jaxhetero
+from bench.engines.in_process import Jaxhetero
 from bench.worker import Worker
 
 

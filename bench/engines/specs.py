@@ -9,15 +9,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import native
+from bench.engines import build_native as native
+from bench.engines.pattern import itemsize
 from bench.errors import BenchError
-from bench.pattern import itemsize
 
 KINDS = {
     "jaxhetero": "jaxhetero.psum",
     "gloo": "jax.lax.psum over JAX's CPU collectives (gloo)",
     "mpi": "MPICH's Allreduce through mpi4py, in jax.pure_callback",
-    "echo": "an all-reduce's traffic without the all-reduce: bench/echo.py",
+    "echo": "an all-reduce's traffic without the all-reduce: bench/engines/echo.py",
 }
 # MPI has no 16-bit floats.
 _MPI_DTYPES = ("float32", "int32")

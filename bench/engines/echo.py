@@ -4,7 +4,7 @@ A reducer sends back to every worker as many bytes as have come from all of them
 reducers and sockets is to be had here than this: it waits for what a sum would wait for, but nothing is summed, kept,
 framed or checked.
 
-``python -m bench.echo LIBRARY ADDRESS PORT WORKER_COUNT`` is one reducer.
+``python -m bench.engines.echo LIBRARY ADDRESS PORT WORKER_COUNT`` is one reducer.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import echo
+from bench.engines import echo
 
 Arrays = list[jax.Array]
 Program = Callable[..., Any]

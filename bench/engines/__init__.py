@@ -1,0 +1,1 @@
+"""What is measured side by side: jaxhetero, gloo, MPICH, and the traffic alone."""
