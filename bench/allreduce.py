@@ -34,16 +34,16 @@ from typing import Literal
 
 import tyro
 
-from bench.command import check_folders, run_command
 from bench.engines.pattern import DTYPES, count_bases, itemsize, most_sums
 from bench.engines.specs import parse_engines, parse_size
 from bench.errors import BenchError
-from bench.job import Conditions, Job, measure_conditions
-from bench.measure import Payload, measure
+from bench.harness.command import check_folders, run_command
+from bench.harness.job import Conditions, Job, measure_conditions
+from bench.harness.measure import Payload, measure
+from bench.harness.plot import write_plot
+from bench.harness.report import Row, format_table, make_rows, write_json
+from bench.harness.team import start_teams
 from bench.netlab import Lab
-from bench.plot import write_plot
-from bench.report import Row, format_table, make_rows, write_json
-from bench.team import start_teams
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from typing import Any
 
 import tyro
 
-from bench import report, train_step
-from bench.command import run_command
+from bench import train_step
 from bench.errors import BenchError
-from bench.job import Conditions
-from bench.plot import write_plot
+from bench.harness import report
+from bench.harness.command import run_command
+from bench.harness.job import Conditions
+from bench.harness.plot import write_plot
 
 _ROOT = Path(__file__).parent.parent
 

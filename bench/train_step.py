@@ -43,15 +43,15 @@ import tyro
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
-from bench.command import check_folders, run_command
 from bench.engines import build_native as native
 from bench.engines.specs import EngineSpec, parse_engines
 from bench.errors import BenchError
-from bench.job import Conditions, Job, measure_conditions
-from bench.limit import ring_factor
+from bench.harness.command import check_folders, run_command
+from bench.harness.job import Conditions, Job, measure_conditions
+from bench.harness.limit import ring_factor
+from bench.harness.report import format_columns, number, write_json
+from bench.harness.team import Team, start_teams
 from bench.netlab import Lab
-from bench.report import format_columns, number, write_json
-from bench.team import Team, start_teams
 from jaxhetero.collectives import DEFAULT_BUCKET_BYTES
 
 _PROGRAMS = ("compute", "communicate", "step")

@@ -23,12 +23,12 @@ from bench.engines import build_native as native
 from bench.engines import echo, pattern
 from bench.engines.specs import KINDS, EngineSpec, missing, parse_size
 from bench.errors import BenchError
-from bench.job import Conditions, Job
-from bench.limit import best_factor, best_s_per_byte, ring_factor
-from bench.measure import Payload, Sample, between_last_ends
+from bench.harness.job import Conditions, Job
+from bench.harness.limit import best_factor, best_s_per_byte, ring_factor
+from bench.harness.measure import Payload, Sample, between_last_ends
+from bench.harness.report import format_table, make_rows, percentile
 from bench.netlab import Lab
 from bench.netlab import missing as missing_lab
-from bench.report import format_table, make_rows, percentile
 from tests.cluster import run as run_program
 
 AVAILABLE = [kind for kind in KINDS if missing(kind) is None]

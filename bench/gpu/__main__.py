@@ -34,9 +34,9 @@ from typing import Any
 
 import tyro
 
-from bench.command import check_folders, run_command
 from bench.engines.specs import parse_size
 from bench.errors import BenchError
+from bench.harness.command import check_folders, run_command
 from tests.fake_cuda import build as build_stand_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +91,7 @@ def run(options: Options) -> dict[str, Any]:
         if code := subprocess.run(command, cwd=ROOT, env=settings).returncode:
             raise BenchError(f"a process ended with code {code}; its output is above")
         result = json.loads((folder / "result.json").read_text())
-    from bench.report import describe_machine
+    from bench.harness.report import describe_machine
 
     content = {"benchmark": "gpu", "device": device, "is_measurement": not options.stand_in}
     content |= {"machine": describe_machine(), "workers": options.workers, "reducers": options.reducers, **result}

@@ -1,4 +1,4 @@
-"""Whether the sums of bench.worker take the memory of their operands; prints how many do, apart and in place."""
+"""Whether the sums of bench.harness.worker take the memory of their operands; prints how many do, apart and in place."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from bench.engines.in_process import Jaxhetero
-from bench.worker import Worker
+from bench.harness.worker import Worker
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """One worker process of one engine: does what the controller tells it, and sleeps in between.
 
-``python -m bench.worker LABEL KIND SOCKET``. Requests and answers are lines of JSON over a Unix socket, which unlike
+``python -m bench.harness.worker LABEL KIND SOCKET``. Requests and answers are lines of JSON over a Unix socket, which unlike
 TCP reaches across network namespaces and does not disturb what is measured.
 """
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.job import worker_host
+from bench.harness.job import worker_host
+from bench.harness.team import Team
 from bench.netlab import Lab
-from bench.team import Team
 
 # A turn moves about this much, unless told otherwise.
 _TURN_BYTES = 32 << 20

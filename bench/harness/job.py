@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.errors import BenchError
-from bench.limit import best_s_per_byte
+from bench.harness.limit import best_s_per_byte
 from bench.netlab import Lab, Rate, measure_goodput, measure_round_trip
 
 

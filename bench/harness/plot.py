@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.engines.specs import format_size
-from bench.job import Conditions
-from bench.report import Row
+from bench.harness.job import Conditions
+from bench.harness.report import Row
 
 
 def write_plot(path: Path, rows: list[Row], conditions: Conditions, title: str) -> None:

@@ -20,7 +20,7 @@ from bench.engines import build_native as native
 from bench.engines import echo
 from bench.engines.specs import EngineSpec, mpiexec
 from bench.errors import BenchError
-from bench.job import Job, reducer_host, worker_host
+from bench.harness.job import Job, reducer_host, worker_host
 from bench.netlab import Host, Lab
 
 _ROOT = Path(__file__).parent.parent
@@ -156,7 +156,7 @@ class Team:
 
     @property
     def _worker_command(self) -> list[str]:
-        return [sys.executable, "-m", "bench.worker", self.spec.label, self.spec.kind, str(self._socket_path)]
+        return [sys.executable, "-m", "bench.harness.worker", self.spec.label, self.spec.kind, str(self._socket_path)]
 
     def _start_workers(self, env_of: Callable[[int], dict[str, str]]) -> None:
         for rank in range(self._worker_count):

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 import jaxhetero
-from bench.job import Conditions
-from bench.measure import Sample
+from bench.harness.job import Conditions
+from bench.harness.measure import Sample
 
 SCHEMA_VERSION = 2
 

@@ -1,0 +1,1 @@
+"""How a benchmark runs: hosts and processes, rounds in turn, figures, tables and plots."""
