@@ -3,7 +3,8 @@
     python -m bench.train_step --profile bert-large --workers 1,2,4,8 --rate 200mbit --engine jaxhetero,gloo
 
 The accelerator is a timed wait for each bucket of gradients, laid out like the backward pass of the real model on a
-V100 (bench/accelerator/profiles.py); buffers, all-reduces and the network between the hosts (bench/netlab; needs root) are real.
+V100 (bench/accelerator/profiles.py); buffers, all-reduces and the network between the hosts (bench/netlab; needs root)
+are real.
 --size-scale shrinks arrays, buckets and times alike. --ring-exposes chooses how fast the accelerator is to the network:
 so that an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
 

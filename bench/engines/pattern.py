@@ -24,7 +24,9 @@ _MOST_BASES = 4096
 def contribution(
     count: int, dtype: str, rank: int, worker_count: int, seed: int, exact_dtype: str | None = None
 ) -> np.ndarray:
-    return (_base(count, exact_dtype or dtype, worker_count, seed) + np.uint32(rank)).astype(_dtype(dtype))
+    numbers = _base(count, exact_dtype or dtype, worker_count, seed) + np.uint32(rank)
+    mine: np.ndarray = numbers.astype(_dtype(dtype))
+    return mine
 
 
 def expected_sum(

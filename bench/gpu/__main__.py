@@ -39,7 +39,7 @@ from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
 from tests.fake_cuda import build as build_stand_in
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 _PROBE = "import jax; print(jax.devices('cuda')[0].device_kind)"
 
 

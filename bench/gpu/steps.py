@@ -62,7 +62,7 @@ def _resnet(small: bool) -> tuple[Loss, Any, Any, Any]:
     config = resnet.ModelConfig(architecture="tiny" if small else "resnet50", dtype="bfloat16")
     images, size = (4, 32) if small else (128, 224)
     network = resnet.ResNet(config, rngs=nnx.Rngs(0))
-    graph, params, others = nnx.split(network, nnx.Param, ...)
+    graph, params, others = nnx.split(network, nnx.Param, ...)  # type: ignore[misc]
     generator = np.random.default_rng(0)
     batch = (
         jnp.asarray(generator.standard_normal((images, size, size, 3)), jnp.float32),
@@ -80,7 +80,7 @@ def _bert(small: bool) -> tuple[Loss, Any, Any, Any]:
     config = replace(TINY_BERT if small else BASE, dtype="bfloat16", dropout=0.0, attention_dropout=0.0)
     sequences, length, predictions = (2, 32, 4) if small else (32, 128, 20)
     network = bert.PreTrainingModel(config, rngs=nnx.Rngs(0))
-    graph, params, others = nnx.split(network, nnx.Param, ...)
+    graph, params, others = nnx.split(network, nnx.Param, ...)  # type: ignore[misc]
     generator = np.random.default_rng(0)
     tokens = jnp.asarray(generator.integers(0, config.vocabulary_size, (sequences, length)), jnp.int32)
     places = jnp.asarray(generator.integers(0, length, (sequences, predictions)), jnp.int32)

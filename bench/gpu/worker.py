@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from bench.gpu import copies as gpu_copies
-from bench.gpu import steps as gpu_steps
+from bench.gpu.copies import Copies, measure
+from bench.gpu.steps import make_programs
 
 _WARMUP = 3
 
@@ -57,7 +57,7 @@ def measure_copies(size: int, repeats: int) -> dict[str, float]:
     """Bytes per second of one worker, while all copy."""
     config = jaxhetero.world.current().config
     array = jnp.zeros(size // 4, jnp.float32).block_until_ready()
-    copies = gpu_copies.Copies(config.cuda_stand_in or config.cuda_driver, array.unsafe_buffer_pointer(), size)
+    copies = Copies(config.cuda_stand_in or config.cuda_driver, array.unsafe_buffer_pointer(), size)
 
     def both() -> None:
         copies.to_host()
@@ -66,7 +66,7 @@ def measure_copies(size: int, repeats: int) -> dict[str, float]:
     rates = {}
     for name, begin in {"to host": copies.to_host, "to GPU": copies.to_device, "both ways": both}.items():
         jaxhetero.barrier(name="copies")
-        taken = gpu_copies.measure(copies, begin, repeats)
+        taken = measure(copies, begin, repeats)
         rates[name] = size / float(jaxhetero.pmax(np.float32(taken), name="slowest copy"))
     copies.close()
     return rates
@@ -95,7 +95,8 @@ def measure_beside(size: int, width: int, all_reduce_s: float, repeats: int) -> 
     """A chain of matrix products that takes about twice as long as the all-reduce, with and without it."""
 
     def chain(x: jax.Array, weight: jax.Array, length: int) -> jax.Array:
-        return jax.lax.fori_loop(0, length, lambda _, y: jnp.tanh(y @ weight), x)
+        product: jax.Array = jax.lax.fori_loop(0, length, lambda _, y: jnp.tanh(y @ weight), x)
+        return product
 
     weight = jnp.eye(width, dtype=jnp.bfloat16)
     x = jnp.ones((width, width), jnp.bfloat16)
@@ -112,7 +113,7 @@ def measure_beside(size: int, width: int, all_reduce_s: float, repeats: int) -> 
 
 
 def measure_steps(model: str, small: bool, repeats: int) -> dict[str, Any]:
-    programs, arguments = gpu_steps.make_programs(model, small)
+    programs, arguments = make_programs(model, small)
     times = {name: times_of(jax.jit(program), arguments, repeats) for name, program in programs.items()}
     middle = {name: median(values) for name, values in times.items()}
     exposed = middle["overlap"] - middle["alone"]

@@ -214,15 +214,8 @@ class Team:
             "BENCH_WINDOW_BYTES": str(window_bytes),
         }
         for index, (host, port) in enumerate(zip(hosts, ports, strict=True)):
-            command = [
-                sys.executable,
-                "-m",
-                "bench.engines.echo",
-                library,
-                host.address,
-                str(port),
-                str(self._worker_count),
-            ]
+            arguments = [library, host.address, str(port), str(self._worker_count)]
+            command = [sys.executable, "-m", "bench.engines.echo", *arguments]
             process = self._start(host, f"reducer {index}", command, env)
             self.reducer_pids.append(process.popen.pid)
         self._start_workers(lambda rank: {**env, "BENCH_RANK": str(rank)})

@@ -1,7 +1,7 @@
 """One worker process of one engine: does what the controller tells it, and sleeps in between.
 
-``python -m bench.harness.worker LABEL KIND SOCKET``. Requests and answers are lines of JSON over a Unix socket, which unlike
-TCP reaches across network namespaces and does not disturb what is measured.
+``python -m bench.harness.worker LABEL KIND SOCKET``. Requests and answers are lines of JSON over a Unix socket. Unlike
+TCP, such a socket reaches across network namespaces, and it does not disturb what is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the sums of bench.harness.worker take the memory of their operands; prints how many do, apart and in place."""
+"""How many sums of bench.harness.worker take the memory of their operands: apart, and in place."""
 
 import json
 import os
