@@ -35,7 +35,8 @@ def expected_sum(
     """Of ``sum_count`` sums, to each of which every worker contributes the one before."""
     ranks = worker_count * (worker_count - 1) // 2
     total = _base(count, exact_dtype or dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
-    return total.astype(_dtype(dtype)) * _dtype(dtype).type(float(worker_count) ** (sum_count - 1))
+    sums: np.ndarray = total.astype(_dtype(dtype)) * _dtype(dtype).type(float(worker_count) ** (sum_count - 1))
+    return sums
 
 
 def most_sums(dtype: str, worker_count: int) -> int:
