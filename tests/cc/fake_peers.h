@@ -33,15 +33,14 @@ class FakeWorker final : public ConnectionOwner {
     registration.job = config_.job;
     registration.version = config_.version;
     registration.host_name = config_.host_name;
-    enrolment_ =
-        std::make_unique<Enrolment>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
+    member_ = std::make_unique<Member>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
     thread_.call([&] {
-      enrolment_->start(kPatience, {.on_members = [this](const Members& members) { join(members); },
-                                    .on_halt = {},
-                                    .on_forget = {},
-                                    .on_leaving = {},
-                                    .on_goodbye = {},
-                                    .on_failure = [this](const Status& why) { note_end(why); }});
+      member_->start(kPatience, {.on_view = [this](const View& view) { join(view); },
+                                 .on_halt = {},
+                                 .on_forget = {},
+                                 .on_leaving = {},
+                                 .on_goodbye = {},
+                                 .on_failure = [this](const Status& why) { note_end(why); }});
     });
   }
   ~FakeWorker() override { thread_.stop(); }
@@ -72,13 +71,13 @@ class FakeWorker final : public ConnectionOwner {
   // That it has completed so many rounds of the op, and runs no more.
   void say_still(uint64_t op, uint64_t completed_count) {
     thread_.call(
-        [&] { enrolment_->send(OutFrame::control(FrameType::kStill, encode(Progress{0, {{op, completed_count}}}))); });
+        [&] { member_->send(OutFrame::control(FrameType::kStill, encode(Progress{0, {{op, completed_count}}}))); });
   }
   // As when the process is killed.
   void vanish() {
     thread_.call([&] {
       for (const auto& connection : connections_) connection->close();
-      enrolment_->stop();
+      member_->stop();
     });
   }
   // Whether so many totals of that reducer are here before the patience ends.
@@ -94,10 +93,10 @@ class FakeWorker final : public ConnectionOwner {
   }
 
  private:
-  void join(const Members& members) {
-    job_id_ = members.job_id;
-    plan_ = ShardPlan(std::vector<uint32_t>(members.reducers.size(), 1)).digest();
-    for (const Members::Reducer& reducer : members.reducers) {
+  void join(const View& view) {
+    job_id_ = view.job_id;
+    plan_ = ShardPlan(std::vector<uint32_t>(view.reducers.size(), 1)).digest();
+    for (const View::Reducer& reducer : view.reducers) {
       connections_.push_back(
           TcpConnection::connect(context_, *resolve(reducer.address, reducer.port), *this, kPatience));
     }
@@ -135,7 +134,7 @@ class FakeWorker final : public ConnectionOwner {
   LoopThread thread_;
   TcpContext context_{thread_.loop(), config_.token};
   EventLog log_;
-  std::unique_ptr<Enrolment> enrolment_;
+  std::unique_ptr<Member> member_;
   uint64_t job_id_ = 0;
   uint64_t plan_ = 0;
   size_t open_count_ = 0;
@@ -175,22 +174,20 @@ class FakeReducer final : public ConnectionOwner {
     registration.version = config_.version;
     registration.host_name = config_.host_name;
     registration.port = listener_->port();
-    enrolment_ =
-        std::make_unique<Enrolment>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
+    member_ = std::make_unique<Member>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
     thread_.call([&] {
       const Status status =
           listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
             worker_ = TcpConnection::accept(context_, std::move(socket), peer, *this, std::move(admission));
           });
       EXPECT_TRUE(status.ok());
-      enrolment_->start(
-          kPatience,
-          {.on_members = [this](const Members&) { enrolment_->send(OutFrame::control(FrameType::kReady, {})); },
-           .on_halt = {},
-           .on_forget = {},
-           .on_leaving = {},
-           .on_goodbye = {},
-           .on_failure = {}});
+      member_->start(kPatience,
+                     {.on_view = [this](const View&) { member_->send(OutFrame::control(FrameType::kReady, {})); },
+                      .on_halt = {},
+                      .on_forget = {},
+                      .on_leaving = {},
+                      .on_goodbye = {},
+                      .on_failure = {}});
     });
   }
   ~FakeReducer() override { thread_.stop(); }
@@ -227,7 +224,7 @@ class FakeReducer final : public ConnectionOwner {
   TcpContext context_{thread_.loop(), config_.token};
   EventLog log_;
   std::unique_ptr<TcpListener> listener_;
-  std::unique_ptr<Enrolment> enrolment_;
+  std::unique_ptr<Member> member_;
   std::shared_ptr<TcpConnection> worker_;
   Bytes payload_;
 };

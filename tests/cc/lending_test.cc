@@ -20,9 +20,9 @@ namespace {
 
 constexpr uint32_t kBytes = 10000;
 
-// In the arena of a side's process; to be asked for on its loop's thread.
+// In the lent_memory of a side's process; to be asked for on its loop's thread.
 std::shared_ptr<std::byte> lendable(Side& side, const Bytes& payload = pattern(kBytes)) {
-  auto memory = side.context().arena->allocate(payload.size());
+  auto memory = side.context().lent_memory->allocate(payload.size());
   std::ranges::copy(payload, memory.get());
   return memory;
 }
@@ -227,7 +227,7 @@ TEST(LendingWithChecksums, IsNotDone) {
   ASSERT_TRUE(client.wait_open());
   client.call([&] { client.connections_[0]->offer_memory(); });
   ASSERT_TRUE(client.wait([&] { return client.context().counters->shared_count == 1; }));
-  EXPECT_FALSE(client.call([&] { return client.context().arena->offer().has_value(); }));
+  EXPECT_FALSE(client.call([&] { return client.context().lent_memory->offer().has_value(); }));
   for (uint64_t offset = 0; offset < 10; ++offset) {
     client.call([&] { client.connections_[0]->send(frame_of(lendable(client), offset)); });
   }

@@ -13,7 +13,7 @@ namespace {
 
 // Where nothing comes back for a while, the others may be at another round, so one after the other is tried. They may
 // be late as well, and a chunk of every round at once would be a long queue.
-TEST(Link, TriesOtherRoundsLittleByLittle) {
+TEST(ReducerLink, TriesOtherRoundsLittleByLittle) {
   constexpr size_t kWindow = 2;
   constexpr size_t kTried = 3;  // in the first two attempts
   constexpr uint64_t kOps = 200;

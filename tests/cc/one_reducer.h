@@ -72,9 +72,9 @@ inline std::span<const std::byte> part_of(const Values& values, const FrameHeade
 class ReducerTest : public testing::Test {
  protected:
   explicit ReducerTest(uint32_t worker_count = 3) {
-    Reducer::Job job{{}, {worker_count, 1, 0, kChunkBytes, kWindow}};
+    ReducerStateMachine::Job job{{}, {worker_count, 1, 0, kChunkBytes, kWindow}};
     for (uint32_t rank = 0; rank < worker_count; ++rank) job.worker_hosts.push_back(std::string(1, char('a' + rank)));
-    reducer_ = std::make_unique<Reducer>(std::move(job));
+    reducer_ = std::make_unique<ReducerStateMachine>(std::move(job));
   }
 
   Status describe(uint32_t rank, const OpSpec& spec, uint64_t op = kOp, uint64_t round = 0) {
@@ -164,7 +164,7 @@ class ReducerTest : public testing::Test {
     sent_.clear();
   }
 
-  std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<ReducerStateMachine> reducer_;
   std::vector<Outgoing> sent_;
   int64_t now_ms_ = 0;
 };

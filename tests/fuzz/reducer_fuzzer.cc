@@ -183,7 +183,7 @@ class Server {
   const std::array<OpSpec, 3> specs_{OpSpec{Kind::kSum, DType::kF32, 0, 1, kTotalCount, 0},
                                      OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
                                      OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0}};
-  Reducer reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};
+  ReducerStateMachine reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};
   std::array<std::array<FrameHeader, 3>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
   std::array<std::optional<Push>, kWorkers> pushing_;
   std::array<bool, kWorkers> gone_{};

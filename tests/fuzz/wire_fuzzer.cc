@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       expect_stable(decode_registration(bytes), &decode_registration);
       break;
     case 2:
-      expect_stable(decode_members(bytes), &decode_members);
+      expect_stable(decode_view(bytes), &decode_view);
       break;
     case 3:
       expect_stable(decode_join(bytes), &decode_join);

@@ -32,8 +32,8 @@ Number next(std::istringstream& words) {
   return number;
 }
 
-Reducer::Job job_of(std::istringstream& words) {
-  Reducer::Job job;
+ReducerStateMachine::Job job_of(std::istringstream& words) {
+  ReducerStateMachine::Job job;
   job.shape.worker_count = next<uint32_t>(words);
   for (uint32_t rank = 0; rank < job.shape.worker_count; ++rank) {
     job.worker_hosts.push_back("host-" + std::to_string(rank));
@@ -52,7 +52,7 @@ struct Push {
 
 class Machine {
  public:
-  explicit Machine(Reducer::Job job) : reducer_(std::move(job)) {}
+  explicit Machine(ReducerStateMachine::Job job) : reducer_(std::move(job)) {}
 
   Status run(const std::string& command, std::istringstream& words) {
     const auto rank = next<uint32_t>(words);
@@ -116,7 +116,7 @@ class Machine {
     return reducer_.commit(rank, push.header, 0, outgoing_);
   }
 
-  Reducer reducer_;
+  ReducerStateMachine reducer_;
   std::map<uint32_t, Push> pushes_;  // begun, by rank
   std::vector<Outgoing> outgoing_;
 };

@@ -70,7 +70,7 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     return admit(guest, std::move(*registration));
   }
   if (!guest.registered) return {Code::kProtocol, "it spoke before it registered"};
-  guest.pulse.heard();
+  guest.heartbeat.heard();
   switch (header.type) {
     case FrameType::kAlive:
       return {};
@@ -109,7 +109,7 @@ Status Coordinator::on_ready(Guest& guest) {
   guest.ready = true;
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
     if (has_left_) return {};  // there is nothing to reduce any more; it hears of the end like all others
-    members_.reducers.push_back(enter_reducer(guest));
+    view_.reducers.push_back(enter_reducer(guest));
     change_view("reducer " + std::to_string(guest.number) + " (host " + guest.registration.host_name + ") has come");
     return {};
   }
@@ -123,26 +123,26 @@ Status Coordinator::on_ready(Guest& guest) {
 
 // --- Views.
 
-Members::Reducer Coordinator::enter_reducer(Guest& guest) {
+View::Reducer Coordinator::enter_reducer(Guest& guest) {
   const Registration& who = guest.registration;
   return {guest.number, who.address, who.port, who.host_name, who.rank};
 }
 
 void Coordinator::on_lost(const Lost& lost) {
   // Who has not heard of the new view yet may well complain of the end of the old one.
-  if (lost.view == members_.view) lose_reducer(lost.reducer, lost.why);
+  if (lost.view == view_.number) lose_reducer(lost.reducer, lost.why);
 }
 
 void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
   if (phase_ != Phase::kStarted && phase_ != Phase::kChanging) return;
   if (has_left_) return;  // there is no round any more that everybody could take part in
-  const auto lost = std::ranges::find(members_.reducers, number, &Members::Reducer::number);
-  if (lost == members_.reducers.end()) return;
+  const auto lost = std::ranges::find(view_.reducers, number, &View::Reducer::number);
+  if (lost == view_.reducers.end()) return;
   const std::string text =
       "reducer " + std::to_string(number) + " (host " + lost->host_name + ", " + lost->address + ") was lost: " + why;
-  members_.reducers.erase(lost);
+  view_.reducers.erase(lost);
   if (!job_.failover) return refuse_all({Code::kReducerLost, text});
-  if (members_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
+  if (view_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
   for (auto& [connection, guest] : guests_) {
     if (guest.registered && !is_worker(guest) && guest.number == number) {
       // It may live, only not for all of us.
@@ -156,15 +156,15 @@ void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
 void Coordinator::change_view(const std::string& why) {
   phase_ = Phase::kChanging;
   completed_.clear();
-  const uint32_t view = ++members_.view;
-  log_.add(Severity::kInfo, "view " + std::to_string(view) + ": " + why);
+  const uint32_t number = ++view_.number;
+  log_.add(Severity::kInfo, "view " + std::to_string(number) + ": " + why);
   for (auto& [connection, guest] : guests_) {
     if (!is_worker(guest)) continue;
     guest.halted = false;
-    connection->send(OutFrame::control(FrameType::kHalt, encode(Halt{view, why})));
+    connection->send(OutFrame::control(FrameType::kHalt, encode(Halt{number, why})));
   }
-  context_.loop.after(timeout_, [this, view] {
-    if (phase_ != Phase::kChanging || members_.view != view) return;
+  context_.loop.after(timeout_, [this, number] {
+    if (phase_ != Phase::kChanging || view_.number != number) return;
     std::string silent;
     for (const auto& [connection, guest] : guests_) {
       if (is_worker(guest) && !guest.halted) append_list(silent, named(guest.registration));
@@ -175,9 +175,9 @@ void Coordinator::change_view(const std::string& why) {
 }
 
 Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
-  if (phase_ != Phase::kChanging || progress.view != members_.view || guest.halted) return {};
+  if (phase_ != Phase::kChanging || progress.view != view_.number || guest.halted) return {};
   guest.halted = true;
-  for (const Progress::Op& op : progress.ops) {
+  for (const Progress::OpProgress& op : progress.ops) {
     Completed& completed = completed_[op.op];
     completed.least = completed.reports == 0 ? op.completed_count : std::min(completed.least, op.completed_count);
     completed.most = std::max(completed.most, op.completed_count);
@@ -185,7 +185,7 @@ Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
   }
   const auto has_answered = [this](const auto& entry) { return !is_worker(entry.second) || entry.second.halted; };
   if (!std::ranges::all_of(guests_, has_answered)) return {};
-  members_.resume = rounds_to_resume();
+  view_.resume = rounds_to_resume();
   // Goodbyes from before the halt are said again by who still has nothing to do.
   for (auto& [connection, other] : guests_) other.leaving = false;
   is_asking_ = false;
@@ -193,8 +193,8 @@ Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
   return {};
 }
 
-std::vector<Members::Resume> Coordinator::rounds_to_resume() const {
-  std::vector<Members::Resume> resume;
+std::vector<View::Resume> Coordinator::rounds_to_resume() const {
+  std::vector<View::Resume> resume;
   for (const auto& [op, completed] : completed_) {
     const uint64_t least = completed.reports == job_.worker_count ? completed.least : 0;
     if (least < completed.most) resume.push_back({op, least});
@@ -204,8 +204,8 @@ std::vector<Members::Resume> Coordinator::rounds_to_resume() const {
 
 // Unlike the answers to a halt this is true in every view: what all have completed nobody can ask for again.
 Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
-  Progress forgettable{members_.view, {}};
-  for (const Progress::Op& op : progress.ops) {
+  Progress forgettable{view_.number, {}};
+  for (const Progress::OpProgress& op : progress.ops) {
     Still& still = still_[op.op];
     if (op.completed_count > still.completed_count) still = {op.completed_count, {}};
     if (op.completed_count == still.completed_count) still.ranks.insert(guest.registration.rank);
@@ -224,14 +224,14 @@ Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
 
 void Coordinator::tell_view() {
   if (phase_ != Phase::kChanging) {  // the start: from now on everybody is to be heard
-    for (auto& [connection, guest] : guests_) guest.pulse.heard();
-    Pulse::start(context_.loop, timeout_, [this] { return beat(); });
+    for (auto& [connection, guest] : guests_) guest.heartbeat.heard();
+    Heartbeat::start(context_.loop, timeout_, [this] { return beat(); });
   }
   phase_ = Phase::kStarted;
   for (auto& [connection, guest] : guests_) {
     if (!is_worker(guest)) continue;
-    members_.own_index = static_cast<uint32_t>(guest.registration.rank);
-    connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
+    view_.own_index = static_cast<uint32_t>(guest.registration.rank);
+    connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
 }
 
@@ -242,15 +242,15 @@ bool Coordinator::beat() {
   for (const auto& [connection, guest] : guests_) {
     if (!guest.registered || guest.released) continue;
     connection->send(OutFrame::control(FrameType::kAlive, {}));
-    if (guest.pulse.stopped(timeout_)) stopped = &guest;
+    if (guest.heartbeat.stopped(timeout_)) stopped = &guest;
   }
   if (stopped == nullptr) return true;
-  const std::string why = "no sign of life for " + std::to_string(Pulse::patience(timeout_).count()) + " ms";
+  const std::string why = "no sign of life for " + std::to_string(Heartbeat::patience(timeout_).count()) + " ms";
   if (is_cut_off()) {
     refuse_all(
-        {Code::kWorkerLost, "rank 0 (host " + members_.worker_hosts[0] +
+        {Code::kWorkerLost, "rank 0 (host " + view_.worker_hosts[0] +
                                 "), where the coordinator is, was cut off: no other host gave a sign of life for " +
-                                std::to_string(Pulse::patience(timeout_).count()) + " ms"});
+                                std::to_string(Heartbeat::patience(timeout_).count()) + " ms"});
   } else if (is_worker(*stopped)) {
     refuse_all({Code::kWorkerLost, named(stopped->registration) + " was lost: " + why});
   } else {
@@ -264,8 +264,8 @@ bool Coordinator::is_cut_off() const {
   std::set<std::string> others;
   for (const auto& [connection, guest] : guests_) {
     const Registration& who = guest.registration;
-    if (!guest.registered || guest.released || who.host_name == members_.worker_hosts[0]) continue;
-    if (guest.pulse.silence() < Pulse::patience(timeout_) * 3 / 4) return false;
+    if (!guest.registered || guest.released || who.host_name == view_.worker_hosts[0]) continue;
+    if (guest.heartbeat.silence() < Heartbeat::patience(timeout_) * 3 / 4) return false;
     others.insert(who.host_name);
   }
   return others.size() > 1;
@@ -332,8 +332,8 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
   guest.registration = std::move(registration);
   if (phase_ != Phase::kGathering) {  // a reducer that comes later; it is used once it is ready
     guest.number = next_reducer_number_++;
-    members_.own_index = guest.number;
-    guest.connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
+    view_.own_index = guest.number;
+    guest.connection->send(OutFrame::control(FrameType::kView, encode(view_)));
     return {};
   }
   if (count(Role::kWorker) == job_.worker_count && count(Role::kReducer) == total_reducer_count(job_)) tell_reducers();
@@ -408,25 +408,25 @@ size_t Coordinator::dedicated_count() const {
 void Coordinator::tell_reducers() {
   phase_ = Phase::kReducersToldMembers;
   const Nonce random = fresh_nonce().value_or(Nonce{});
-  std::memcpy(&members_.job_id, random.data(), sizeof members_.job_id);
-  members_.job = job_;
-  members_.worker_hosts.resize(job_.worker_count);
+  std::memcpy(&view_.job_id, random.data(), sizeof view_.job_id);
+  view_.job = job_;
+  view_.worker_hosts.resize(job_.worker_count);
   for (auto& [connection, guest] : guests_) {
     if (!guest.registered) continue;
     const Registration& who = guest.registration;
     if (who.role == Role::kWorker) {
-      members_.worker_hosts[static_cast<size_t>(who.rank)] = who.host_name;
+      view_.worker_hosts[static_cast<size_t>(who.rank)] = who.host_name;
     } else {
       guest.number = next_reducer_number_++;
-      members_.reducers.push_back(enter_reducer(guest));
+      view_.reducers.push_back(enter_reducer(guest));
     }
   }
   for (auto& [connection, guest] : guests_) {
     if (!guest.registered || guest.registration.role != Role::kReducer) continue;
-    members_.own_index = guest.number;
-    connection->send(OutFrame::control(FrameType::kMembers, encode(members_)));
+    view_.own_index = guest.number;
+    connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
-  if (members_.reducers.empty()) tell_view();
+  if (view_.reducers.empty()) tell_view();
 }
 
 std::string Coordinator::missing() const {

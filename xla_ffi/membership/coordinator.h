@@ -57,7 +57,7 @@ class Coordinator final : private ConnectionOwner {
     bool leaving = false;  // wants to leave
     bool released = false;
     uint32_t number = 0;  // of a reducer
-    Pulse pulse;
+    Heartbeat heartbeat;
     Registration registration;
   };
 
@@ -79,8 +79,8 @@ class Coordinator final : private ConnectionOwner {
   bool beat();
   [[nodiscard]] bool is_cut_off() const;
   void ask_whether_idle();
-  [[nodiscard]] std::vector<Members::Resume> rounds_to_resume() const;
-  Members::Reducer enter_reducer(Guest& guest);
+  [[nodiscard]] std::vector<View::Resume> rounds_to_resume() const;
+  View::Reducer enter_reducer(Guest& guest);
 
   Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;
@@ -102,7 +102,7 @@ class Coordinator final : private ConnectionOwner {
   EventLog& log_;
   std::unique_ptr<TcpListener> listener_;
   std::map<Connection*, Guest> guests_;
-  Members members_;
+  View view_;
   Phase phase_ = Phase::kGathering;
   Status fault_;  // why, once it failed
   std::string last_refusal_;

@@ -11,7 +11,7 @@
 
 namespace jaxhetero {
 
-class Pulse {
+class Heartbeat {
  public:
   using Clock = EventLoop::Clock;
 

@@ -15,15 +15,15 @@ constexpr milliseconds kGrace{2000};
 
 }  // namespace
 
-Enrolment::Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
-                     milliseconds timeout)
+Member::Member(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+               milliseconds timeout)
     : context_(context),
       coordinator_(coordinator),
       registration_(std::move(registration)),
       log_(log),
       timeout_(timeout) {}
 
-void Enrolment::start(milliseconds patience, Callbacks callbacks) {
+void Member::start(milliseconds patience, Callbacks callbacks) {
   callbacks_ = std::move(callbacks);
   patience_ = patience;
   next_report_ms_ = context_.loop.now_ms() + kReportInterval.count();
@@ -31,9 +31,9 @@ void Enrolment::start(milliseconds patience, Callbacks callbacks) {
   connect();
 }
 
-void Enrolment::connect() { connection_ = TcpConnection::connect(context_, coordinator_, *this, kConnectPatience); }
+void Member::connect() { connection_ = TcpConnection::connect(context_, coordinator_, *this, kConnectPatience); }
 
-void Enrolment::on_open(Connection& connection) {
+void Member::on_open(Connection& connection) {
   last_problem_.clear();
   // From here on the coordinator's deadline counts, which began when rank 0 did and may be later than ours.
   context_.loop.cancel(deadline_);
@@ -41,15 +41,15 @@ void Enrolment::on_open(Connection& connection) {
   connection.send(OutFrame::control(FrameType::kRegister, encode(registration_)));
 }
 
-Status Enrolment::on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) {
+Status Member::on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) {
   control_.resize(header.payload_bytes);
   into = as_pieces(control_);
   return {};
 }
 
-Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
+Status Member::on_frame(Connection&, const FrameHeader& header) {
   if (finished_) return {};
-  pulse_.heard();
+  heartbeat_.heard();
   switch (header.type) {
     case FrameType::kAlive:
       return {};
@@ -59,13 +59,13 @@ Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
     case FrameType::kFault:
       fail(decode_fault(control_));
       return {};
-    case FrameType::kMembers: {
-      const Result<Members> members = decode_members(control_);
-      if (!members.ok()) return members.status();
+    case FrameType::kView: {
+      const Result<View> view = decode_view(control_);
+      if (!view.ok()) return view.status();
       context_.loop.cancel(deadline_);
-      coordinator_host_ = members.value().worker_hosts[0];
-      if (!std::exchange(is_member_, true)) Pulse::start(context_.loop, timeout_, [this] { return beat(); });
-      callbacks_.on_members(members.value());
+      coordinator_host_ = view.value().worker_hosts[0];
+      if (!std::exchange(is_member_, true)) Heartbeat::start(context_.loop, timeout_, [this] { return beat(); });
+      callbacks_.on_view(view.value());
       return {};
     }
     case FrameType::kHalt: {
@@ -92,7 +92,7 @@ Status Enrolment::on_frame(Connection&, const FrameHeader& header) {
   }
 }
 
-void Enrolment::on_close(Connection&, const Status& why) {
+void Member::on_close(Connection&, const Status& why) {
   connection_.reset();
   if (finished_) return;
   if (is_member_) {
@@ -113,33 +113,33 @@ void Enrolment::on_close(Connection&, const Status& why) {
   retry_ = context_.loop.after(kRetryInterval, [this] { connect(); });
 }
 
-bool Enrolment::beat() {
+bool Member::beat() {
   if (finished_) return false;
   send(OutFrame::control(FrameType::kAlive, {}));
-  if (!pulse_.stopped(timeout_)) return true;
+  if (!heartbeat_.stopped(timeout_)) return true;
   fail({Code::kWorkerLost, "rank 0 (host " + coordinator_host_ +
                                "), where the coordinator is, was lost: no sign of life for " +
-                               std::to_string(Pulse::patience(timeout_).count()) + " ms"});
+                               std::to_string(Heartbeat::patience(timeout_).count()) + " ms"});
   return false;
 }
 
-void Enrolment::expire() {
+void Member::expire() {
   fail({Code::kStartTimeout, "the coordinator at " + coordinator_.text() + " did not answer in time" +
                                  (last_problem_.empty() ? "" : " (" + last_problem_ + ")") +
                                  "; is rank 0 running, and is the address right?"});
 }
 
-void Enrolment::fail(const Status& why) {
+void Member::fail(const Status& why) {
   if (finished_) return;
   stop();
   if (callbacks_.on_failure) callbacks_.on_failure(why);
 }
 
-void Enrolment::send(OutFrame frame) {
+void Member::send(OutFrame frame) {
   if (connection_) connection_->send(std::move(frame));
 }
 
-void Enrolment::stop(const Status& last) {
+void Member::stop(const Status& last) {
   finished_ = true;
   context_.loop.cancel(deadline_);
   context_.loop.cancel(retry_);

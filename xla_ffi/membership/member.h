@@ -15,11 +15,11 @@
 
 namespace jaxhetero {
 
-class Enrolment final : private ConnectionOwner {
+class Member final : private ConnectionOwner {
  public:
   // What the coordinator says, on the loop's thread. Those that are left out do not come to such a process.
   struct Callbacks {
-    std::function<void(const Members&)> on_members;
+    std::function<void(const View&)> on_view;
     std::function<void(const Halt&)> on_halt;
     std::function<void(const Progress&)> on_forget;
     std::function<void()> on_leaving;
@@ -28,9 +28,9 @@ class Enrolment final : private ConnectionOwner {
   };
 
   // `timeout`: how long the coordinator may say nothing once the job has started.
-  Enrolment(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
-            std::chrono::milliseconds timeout);
-  ~Enrolment() override = default;
+  Member(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+         std::chrono::milliseconds timeout);
+  ~Member() override = default;
 
   // Tries to reach the coordinator until `patience` has passed, and then waits as long again for its word. Fails when
   // that was in vain, when refused, and when the connection is lost before the coordinator has said goodbye.
@@ -57,7 +57,7 @@ class Enrolment final : private ConnectionOwner {
   Callbacks callbacks_;
   std::shared_ptr<TcpConnection> connection_;
   Bytes control_;
-  Pulse pulse_;
+  Heartbeat heartbeat_;
   const std::chrono::milliseconds timeout_;
   std::chrono::milliseconds patience_{0};
   EventLoop::TimerId deadline_ = 0;

@@ -38,16 +38,16 @@ Status ReducerServer::start() {
   registration.host_name = config_.host_name;
   registration.port = listener_->port();
   registration.address = config_.host.empty() ? "" : address->host();
-  enrolment_ = std::make_unique<Enrolment>(*context_, *coordinator, std::move(registration), log_, config_.timeout);
+  member_ = std::make_unique<Member>(*context_, *coordinator, std::move(registration), log_, config_.timeout);
   loop_->post([this] {
-    enrolment_->start(config_.start_timeout, {
-                                                 .on_members = [this](const Members& members) { begin_job(members); },
-                                                 .on_halt = {},
-                                                 .on_forget = {},
-                                                 .on_leaving = {},
-                                                 .on_goodbye = [this] { close_down({}); },
-                                                 .on_failure = [this](const Status& why) { close_down(why); },
-                                             });
+    member_->start(config_.start_timeout, {
+                                              .on_view = [this](const View& view) { begin_job(view); },
+                                              .on_halt = {},
+                                              .on_forget = {},
+                                              .on_leaving = {},
+                                              .on_goodbye = [this] { close_down({}); },
+                                              .on_failure = [this](const Status& why) { close_down(why); },
+                                          });
   });
   thread_ = std::thread([this] {
     loop_->run();
@@ -56,28 +56,28 @@ Status ReducerServer::start() {
   return {};
 }
 
-void ReducerServer::begin_job(const Members& members) {
+void ReducerServer::begin_job(const View& view) {
   if (reducer_) return;
-  members_ = members;
-  view_ = members.view;
-  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, view_ > 0}, context_->arena);
-  context_->checksums = members.job.checksums;
-  by_rank_.assign(members.worker_hosts.size(), nullptr);
+  view_ = view;
+  reducer_ = std::make_unique<ReducerStateMachine>(
+      ReducerStateMachine::Job{view_.worker_hosts, view_.job, view_.number > 0}, context_->lent_memory);
+  context_->checksums = view.job.checksums;
+  by_rank_.assign(view.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
     auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
     peers_[connection.get()].connection = connection;
   });
   if (!status.ok()) return finish(status);
-  if (view_ == 0) loop_->after(config_.start_timeout, [this] { check_everybody_joined(); });
+  if (view_.number == 0) loop_->after(config_.start_timeout, [this] { check_everybody_joined(); });
   watch_rounds();
-  enrolment_->send(OutFrame::control(FrameType::kReady, {}));
-  log_.add(Severity::kInfo, "reducer " + std::to_string(members.own_index) + " is ready for " +
-                                std::to_string(members.worker_hosts.size()) + " workers on port " +
+  member_->send(OutFrame::control(FrameType::kReady, {}));
+  log_.add(Severity::kInfo, "reducer " + std::to_string(view.own_index) + " is ready for " +
+                                std::to_string(view.worker_hosts.size()) + " workers on port " +
                                 std::to_string(listener_->port()));
 }
 
 void ReducerServer::check_everybody_joined() {
-  if (joined_count_ == by_rank_.size() || view_ > 0 || closing_) return;
+  if (joined_count_ == by_rank_.size() || view_.number > 0 || closing_) return;
   std::string missing;
   for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
     if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
@@ -147,7 +147,7 @@ Status ReducerServer::describe_op(const Peer& peer, const FrameHeader& header) {
 
 Status ReducerServer::check(const Join& join) const {
   const std::string hint = "; is it of this job, and its rank its own?";
-  if (join.job_id != members_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
+  if (join.job_id != view_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
   if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
     return {Code::kInvalidArgument,
             "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
@@ -163,9 +163,9 @@ Status ReducerServer::check(const Join& join) const {
 Status ReducerServer::join(Peer& peer) {
   Result<Join> join = decode_join(peer.control);
   if (!join.ok()) return join.status();
-  if (join->job_id == members_.job_id && join->view < view_)
+  if (join->job_id == view_.job_id && join->view < view_.number)
     return {Code::kProtocol, "its view of the job is an earlier one"};
-  if (join->job_id == members_.job_id && join->view > view_) enter_view(join->view);
+  if (join->job_id == view_.job_id && join->view > view_.number) enter_view(join->view);
   if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
   if (const Status refusal = check(*join); !refusal.ok()) {
     // It learns why, and so does the log: it may have been started with the settings of another job.
@@ -188,8 +188,8 @@ Status ReducerServer::join(Peer& peer) {
 }
 
 // Somebody has heard of a new view: what the old one left undone will be pushed anew.
-void ReducerServer::enter_view(uint32_t view) {
-  view_ = view;
+void ReducerServer::enter_view(uint32_t number) {
+  view_.number = number;
   earlier_round_count_ += reducer_->completed_round_count();
   for (TcpConnection*& connection : by_rank_) {
     if (connection == nullptr) continue;
@@ -198,7 +198,8 @@ void ReducerServer::enter_view(uint32_t view) {
   }
   joined_count_ = 0;
   context_->unread.clear();  // everybody has left that view before anybody heard of this one
-  reducer_ = std::make_unique<Reducer>(Reducer::Job{members_.worker_hosts, members_.job, true}, context_->arena);
+  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
+                                                   context_->lent_memory);
 }
 
 // Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out, and who is
@@ -286,7 +287,7 @@ void ReducerServer::finish(const Status& how) {
 
 // The loop has ended: nobody shall wait for us because our sockets live as long as this object.
 void ReducerServer::hang_up() {
-  enrolment_->stop();
+  member_->stop();
   listener_->stop();
   for (const auto& [key, peer] : peers_) peer.connection->close();
 }

@@ -1,4 +1,4 @@
-// A Reducer behind sockets, on a thread of its own.
+// A ReducerStateMachine behind sockets, on a thread of its own.
 #pragma once
 
 #include <chrono>
@@ -74,12 +74,12 @@ class ReducerServer final : private ConnectionOwner {
                        const std::shared_ptr<const std::byte>& payload) override;
   void on_close(Connection& connection, const Status& why) override;
 
-  void begin_job(const Members& members);
+  void begin_job(const View& view);
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   Status describe_op(const Peer& peer, const FrameHeader& header);
   void count_rounds();
-  void enter_view(uint32_t view);
+  void enter_view(uint32_t number);
   void check_everybody_joined();
   void watch_rounds();
   [[nodiscard]] std::vector<bool> find_moving();
@@ -94,13 +94,12 @@ class ReducerServer final : private ConnectionOwner {
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TcpContext> context_;
   std::unique_ptr<TcpListener> listener_;
-  std::unique_ptr<Enrolment> enrolment_;
+  std::unique_ptr<Member> member_;
   std::thread thread_;
 
   // The loop's thread only.
-  Members members_;
-  uint32_t view_ = 0;
-  std::unique_ptr<Reducer> reducer_;  // of the view
+  View view_;
+  std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;
   uint64_t plan_ = 0;  // of those who have joined

@@ -17,18 +17,18 @@ Arithmetic arithmetic_of(Kind kind) {
 
 }  // namespace
 
-// Memory for chunks, kept for the next round. Buffers may outlive the Reducer in a connection's queue, so they hold
-// the pool, not the other way round. One thread only.
-class Reducer::Pool : public std::enable_shared_from_this<Pool> {
+// Memory for chunks, kept for the next round. Buffers may outlive the ReducerStateMachine in a connection's queue, so
+// they hold the pool, not the other way round. One thread only.
+class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
  public:
-  explicit Pool(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+  explicit Pool(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
 
   std::shared_ptr<std::byte> take(size_t least_bytes) {
     const size_t bytes = std::bit_ceil(std::max(least_bytes, kLeastBytes));
     std::vector<std::shared_ptr<std::byte>>& idle = idle_[bytes];
     std::shared_ptr<std::byte> memory;
     if (idle.empty()) {
-      memory = arena_->allocate(bytes);
+      memory = lent_memory_->allocate(bytes);
     } else {
       memory = std::move(idle.back());
       idle.pop_back();
@@ -49,28 +49,30 @@ class Reducer::Pool : public std::enable_shared_from_this<Pool> {
     idle_bytes_ += bytes;
   }
 
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<LentMemory> lent_memory_;
   std::map<size_t, std::vector<std::shared_ptr<std::byte>>> idle_;  // by their bytes, a power of two
   size_t idle_bytes_ = 0;
 };
 
-Reducer::Reducer(Job job, std::shared_ptr<Arena> arena)
-    : job_(std::move(job)), pool_(std::make_shared<Pool>(std::move(arena))), gone_(job_.worker_hosts.size(), false) {}
+ReducerStateMachine::ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory)
+    : job_(std::move(job)),
+      pool_(std::make_shared<Pool>(std::move(lent_memory))),
+      gone_(job_.worker_hosts.size(), false) {}
 
-Reducer::~Reducer() = default;
+ReducerStateMachine::~ReducerStateMachine() = default;
 
-std::string Reducer::worker_name(uint32_t rank) const {
+std::string ReducerStateMachine::worker_name(uint32_t rank) const {
   const std::string host = rank < job_.worker_hosts.size() ? job_.worker_hosts[rank] : "?";
   return "rank " + std::to_string(rank) + " (host " + host + ")";
 }
 
-std::string Reducer::op_name(uint64_t op_id, const Op& op) const {
+std::string ReducerStateMachine::op_name(uint64_t op_id, const OpState& op) const {
   const std::string& text = *op.descriptions[op.first_rank];
   return text.empty() ? "op " + std::to_string(op_id) : text;
 }
 
 // Whom the first open chunk waits for.
-std::vector<uint32_t> Reducer::missing_workers(const Op& op) const {
+std::vector<uint32_t> ReducerStateMachine::missing_workers(const OpState& op) const {
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < worker_count(); ++rank) {
     if (!op.open.front().pieces[rank].arrived) ranks.push_back(rank);
@@ -78,8 +80,8 @@ std::vector<uint32_t> Reducer::missing_workers(const Op& op) const {
   return ranks;
 }
 
-Status Reducer::describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
-                            std::vector<Outgoing>& outgoing) {
+Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
+                                        std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   const OpSpec& spec = description.spec;
   if (spec.root >= worker_count()) {
@@ -89,7 +91,7 @@ Status Reducer::describe_op(uint32_t rank, const FrameHeader& header, OpDescript
     return {Code::kProtocol, worker_name(rank) + " uses more than " + std::to_string(kMaxOps) + " ops"};
   }
   const auto [found, is_new] = ops_.try_emplace(header.op);
-  Op& op = found->second;
+  OpState& op = found->second;
   if (is_new) {
     op.spec = spec;
     op.first_rank = rank;
@@ -106,8 +108,8 @@ Status Reducer::describe_op(uint32_t rank, const FrameHeader& header, OpDescript
   return fault_;
 }
 
-Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
-                                            std::vector<Outgoing>& outgoing) {
+Result<std::span<std::byte>> ReducerStateMachine::begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                                        std::vector<Outgoing>& outgoing) {
   Result<Piece*> begun = begin_piece(rank, header, now_ms, outgoing);
   if (!begun.ok()) return begun.status();
   if (header.payload_bytes == 0) return std::span<std::byte>{};
@@ -117,8 +119,9 @@ Result<std::span<std::byte>> Reducer::begin(uint32_t rank, const FrameHeader& he
   return std::span(piece.memory.get(), header.payload_bytes);
 }
 
-Result<bool> Reducer::take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
-                                int64_t now_ms, std::vector<Outgoing>& outgoing) {
+Result<bool> ReducerStateMachine::take_lent(uint32_t rank, const FrameHeader& header,
+                                            std::shared_ptr<const std::byte> payload, int64_t now_ms,
+                                            std::vector<Outgoing>& outgoing) {
   const auto found = ops_.find(header.op);
   if (found == ops_.end() || found->second.spec.kind == Kind::kBroadcast) return false;
   Result<Piece*> begun = begin_piece(rank, header, now_ms, outgoing);
@@ -128,14 +131,14 @@ Result<bool> Reducer::take_lent(uint32_t rank, const FrameHeader& header, std::s
   return true;
 }
 
-Result<Reducer::Piece*> Reducer::begin_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms,
-                                             std::vector<Outgoing>& outgoing) {
+Result<ReducerStateMachine::Piece*> ReducerStateMachine::begin_piece(uint32_t rank, const FrameHeader& header,
+                                                                     int64_t now_ms, std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   const auto found = ops_.find(header.op);
   if (found == ops_.end() || !found->second.descriptions[rank].has_value()) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk of an op it never described");
   }
-  Op& op = found->second;
+  OpState& op = found->second;
   if (Status status = check_chunk(op, rank, header); !status.ok()) return status;
   if (!op.running) start_round(op, header, now_ms);
   if (header.round != op.round) {
@@ -150,7 +153,7 @@ Result<Reducer::Piece*> Reducer::begin_piece(uint32_t rank, const FrameHeader& h
 }
 
 // That the chunk lies in its bucket and has the payload that it should have.
-Status Reducer::check_chunk(const Op& op, uint32_t rank, const FrameHeader& header) const {
+Status ReducerStateMachine::check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const {
   const OpSpec& spec = op.spec;
   if (header.offset > spec.total_count || header.count > spec.total_count - header.offset) {
     return {Code::kProtocol, worker_name(rank) + " pushed a chunk that lies outside of " + op_name(header.op, op)};
@@ -162,7 +165,7 @@ Status Reducer::check_chunk(const Op& op, uint32_t rank, const FrameHeader& head
   return {};
 }
 
-void Reducer::start_round(Op& op, const FrameHeader& header, int64_t now_ms) {
+void ReducerStateMachine::start_round(OpState& op, const FrameHeader& header, int64_t now_ms) {
   if (std::exchange(op.fresh, false) && job_.resumed) op.round = header.round;
   op.running = true;
   op.progress_ms = now_ms;
@@ -171,9 +174,10 @@ void Reducer::start_round(Op& op, const FrameHeader& header, int64_t now_ms) {
   op.pushed.assign(worker_count(), {});
 }
 
-Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHeader& header,
-                                            std::vector<Outgoing>& outgoing) {
-  const Pushed& pushed = op.pushed[rank];
+Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op, uint32_t rank,
+                                                                    const FrameHeader& header,
+                                                                    std::vector<Outgoing>& outgoing) {
+  const PushPosition& pushed = op.pushed[rank];
   const uint64_t position = pushed.chunk_count - op.completed_chunk_count;
   const size_t item = item_bytes(op.spec.dtype);
   const size_t chunk_bytes = std::max(op.chunk_count * item, least_chunk_bytes(job_.shape));
@@ -205,9 +209,10 @@ Result<Reducer::Chunk*> Reducer::next_chunk(Op& op, uint32_t rank, const FrameHe
   return &chunk;
 }
 
-Status Reducer::commit(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing) {
+Status ReducerStateMachine::commit(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                   std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
-  Op& op = ops_[header.op];
+  OpState& op = ops_[header.op];
   const uint64_t position = op.pushed[rank].chunk_count - 1 - op.completed_chunk_count;
   Chunk& chunk = op.open[position];
   chunk.pieces[rank].arrived = true;
@@ -219,7 +224,7 @@ Status Reducer::commit(uint32_t rank, const FrameHeader& header, int64_t now_ms,
   return {};
 }
 
-void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outgoing) {
+void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing) {
   Chunk chunk = std::move(op.open.front());
   op.open.pop_front();
   ++op.completed_chunk_count;
@@ -254,16 +259,16 @@ void Reducer::complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outg
   }
 }
 
-Status Reducer::disagreement(const FrameHeader& header, const std::string& how) const {
+Status ReducerStateMachine::disagreement(const FrameHeader& header, const std::string& how) const {
   return {Code::kMismatch, "the workers disagree in op " + std::to_string(header.op) + " round " +
                                std::to_string(header.round) + ": " + how};
 }
 
-std::string Reducer::says(uint32_t rank, const OpSpec& spec, const Op& op) const {
+std::string ReducerStateMachine::says(uint32_t rank, const OpSpec& spec, const OpState& op) const {
   return worker_name(rank) + " sent " + jaxhetero::describe(spec) + " (" + *op.descriptions[rank] + ")";
 }
 
-void Reducer::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing) {
+void ReducerStateMachine::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing) {
   if (gone_[rank]) return;
   gone_[rank] = true;
   if (!why.ok()) {
@@ -281,8 +286,8 @@ void Reducer::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& out
   }
 }
 
-void Reducer::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
-                          const std::vector<bool>& moving) const {
+void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
+                                      const std::vector<bool>& moving) const {
   if (!fault_.ok()) return;
   for (const auto& [op_id, op] : ops_) {
     if (!op.running || op.open.empty() || now_ms - op.progress_ms < patience_ms) continue;
@@ -303,7 +308,7 @@ void Reducer::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgo
   }
 }
 
-void Reducer::fail(const Status& why, std::vector<Outgoing>& outgoing) {
+void ReducerStateMachine::fail(const Status& why, std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return;
   fault_ = why;
   const auto text = std::make_shared<const Bytes>(encode(why));

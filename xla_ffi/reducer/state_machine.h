@@ -32,7 +32,7 @@ struct Outgoing {
   std::span<const std::byte> payload;
 };
 
-class Reducer {
+class ReducerStateMachine {
  public:
   struct Job {
     std::vector<std::string> worker_hosts;  // by rank
@@ -40,11 +40,11 @@ class Reducer {
     bool resumed = false;  // not the first view: ops begin with the round that everybody resumes from
   };
 
-  // Totals lie in `arena`.
-  explicit Reducer(Job job, std::shared_ptr<Arena> arena = std::make_shared<Arena>());
-  ~Reducer();
-  Reducer(const Reducer&) = delete;
-  Reducer& operator=(const Reducer&) = delete;
+  // Totals lie in `lent_memory`.
+  explicit ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>());
+  ~ReducerStateMachine();
+  ReducerStateMachine(const ReducerStateMachine&) = delete;
+  ReducerStateMachine& operator=(const ReducerStateMachine&) = delete;
 
   // What header.op is, as `rank` sees it, of which it will push round header.round first. Workers that disagree are a
   // fault.
@@ -96,12 +96,12 @@ class Reducer {
     uint32_t arrived_count = 0;
     std::vector<Piece> pieces;  // by rank
   };
-  struct Pushed {  // by one worker, of the running round
+  struct PushPosition {  // by one worker, of the running round
     uint64_t chunk_count = 0;
     uint64_t end = 0;   // where the next chunk begins
     bool last = false;  // there is no next one
   };
-  struct Op {
+  struct OpState {
     OpSpec spec;
     uint32_t first_rank = 0;                               // who described it first
     std::vector<std::optional<std::string>> descriptions;  // by rank
@@ -112,22 +112,22 @@ class Reducer {
     uint64_t completed_chunk_count = 0;  // of the running round
     uint32_t chunk_count = 0;            // elements of each of its chunks, but perhaps of the shard's last one
     std::deque<Chunk> open;              // the chunks after those
-    std::vector<Pushed> pushed;          // by rank
+    std::vector<PushPosition> pushed;    // by rank
   };
 
   Result<Piece*> begin_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
-  [[nodiscard]] Status check_chunk(const Op& op, uint32_t rank, const FrameHeader& header) const;
-  void start_round(Op& op, const FrameHeader& header, int64_t now_ms);
-  Result<Chunk*> next_chunk(Op& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
-  void complete_front(uint64_t op_id, Op& op, std::vector<Outgoing>& outgoing);
+  [[nodiscard]] Status check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const;
+  void start_round(OpState& op, const FrameHeader& header, int64_t now_ms);
+  Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
+  void complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing);
   [[nodiscard]] Status disagreement(const FrameHeader& header, const std::string& how) const;
-  [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const Op& op) const;
-  [[nodiscard]] std::string op_name(uint64_t op_id, const Op& op) const;
-  [[nodiscard]] std::vector<uint32_t> missing_workers(const Op& op) const;
+  [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const OpState& op) const;
+  [[nodiscard]] std::string op_name(uint64_t op_id, const OpState& op) const;
+  [[nodiscard]] std::vector<uint32_t> missing_workers(const OpState& op) const;
 
   Job job_;
   std::shared_ptr<Pool> pool_;
-  std::unordered_map<uint64_t, Op> ops_;
+  std::unordered_map<uint64_t, OpState> ops_;
   std::vector<bool> gone_;  // by rank
   Status fault_;
   uint64_t completed_round_count_ = 0;

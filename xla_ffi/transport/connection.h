@@ -23,7 +23,7 @@ namespace jaxhetero {
 
 // A frame on its way out. The payload is either one range of memory or a slice of a bucket's leaves; it is read when
 // the socket takes it, never copied. Whoever queues a frame keeps its memory alive, by `owner` or otherwise, until it
-// is sent, and longer if it may be lent (see arena.h): `owner` until the peer has read it.
+// is sent, and longer if it may be lent (see lent_memory.h): `owner` until the peer has read it.
 struct OutFrame {
   EncodedHeader header;
   size_t payload_bytes = 0;

@@ -21,7 +21,7 @@
 namespace jaxhetero {
 
 // One thread only.
-class Arena : public std::enable_shared_from_this<Arena> {
+class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
   // From here on others may read what is allocated. Until then, and where that fails, it is memory like any other.
   Status share();
@@ -46,16 +46,16 @@ class Arena : public std::enable_shared_from_this<Arena> {
   bool has_ended_ = false;
 };
 
-// Another process's arena, to be read.
-class ArenaView {
+// Another process's lent_memory, to be read.
+class BorrowedMemory {
  public:
-  static Result<std::shared_ptr<const ArenaView>> open(const SharedOffer& offer);
+  static Result<std::shared_ptr<const BorrowedMemory>> open(const SharedOffer& offer);
 
   // Nothing where no payload can be.
   [[nodiscard]] std::optional<std::span<const std::byte>> at(uint32_t place, size_t bytes) const;
 
  private:
-  explicit ArenaView(SharedMemory memory) : memory_(std::move(memory)) {}
+  explicit BorrowedMemory(SharedMemory memory) : memory_(std::move(memory)) {}
 
   SharedMemory memory_;
 };

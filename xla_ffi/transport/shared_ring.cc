@@ -20,7 +20,7 @@ bool lower(std::atomic<uint32_t>& flag) { return flag != 0 && flag.exchange(0) !
 // Positions count bytes from the beginning. All of them, and the flags, are in one order that both sides see alike
 // (std::memory_order_seq_cst): a side that raises its flag and then finds nothing is seen by a side that adds something
 // and then looks for the flag.
-struct SharedChannel::Ring {
+struct SharedRing::Ring {
   alignas(kLineBytes) std::atomic<uint64_t> written_bytes = 0;
   std::atomic<uint32_t> writer_sleeps = 0;
   alignas(kLineBytes) std::atomic<uint64_t> read_bytes = 0;
@@ -33,31 +33,31 @@ struct SharedChannel::Ring {
   [[nodiscard]] std::span<std::byte> from(uint64_t position) { return std::span(bytes).subspan(position % kRingBytes); }
 };
 
-struct SharedChannel::Layout {
+struct SharedRing::Layout {
   Ring from_maker;
   Ring to_maker;
 };
 
-SharedChannel::SharedChannel(SharedMemory memory, Layout& layout, bool is_maker)
+SharedRing::SharedRing(SharedMemory memory, Layout& layout, bool is_maker)
     : memory_(std::move(memory)),
       out_(is_maker ? &layout.from_maker : &layout.to_maker),
       in_(is_maker ? &layout.to_maker : &layout.from_maker) {}
 
-Result<std::unique_ptr<SharedChannel>> SharedChannel::create() {
+Result<std::unique_ptr<SharedRing>> SharedRing::create() {
   Result<SharedMemory> memory = SharedMemory::create(sizeof(Layout), SharedMemory::Use::kBothWrite);
   if (!memory.ok()) return memory.status();
   Layout& layout = *::new (memory->bytes().data()) Layout;
-  return std::unique_ptr<SharedChannel>(new SharedChannel(std::move(*memory), layout, true));
+  return std::unique_ptr<SharedRing>(new SharedRing(std::move(*memory), layout, true));
 }
 
-Result<std::unique_ptr<SharedChannel>> SharedChannel::open(const SharedOffer& offer) {
+Result<std::unique_ptr<SharedRing>> SharedRing::open(const SharedOffer& offer) {
   Result<SharedMemory> memory = SharedMemory::open(offer, sizeof(Layout), SharedMemory::Use::kBothWrite);
   if (!memory.ok()) return memory.status();
   Layout& layout = *reinterpret_cast<Layout*>(memory->bytes().data());
-  return std::unique_ptr<SharedChannel>(new SharedChannel(std::move(*memory), layout, false));
+  return std::unique_ptr<SharedRing>(new SharedRing(std::move(*memory), layout, false));
 }
 
-Result<size_t> SharedChannel::write(std::span<const iovec> pieces) {
+Result<size_t> SharedRing::write(std::span<const iovec> pieces) {
   const uint64_t unread = unread_bytes();
   if (unread > kRingBytes) return Status(Code::kProtocol, "it has read more of the shared memory than there was");
   size_t room = kRingBytes - unread;
@@ -78,7 +78,7 @@ Result<size_t> SharedChannel::write(std::span<const iovec> pieces) {
   return written_bytes_ - begin;
 }
 
-Result<size_t> SharedChannel::read(std::span<const iovec> pieces) {
+Result<size_t> SharedRing::read(std::span<const iovec> pieces) {
   uint64_t left = in_->written_bytes - read_bytes_;
   if (left > kRingBytes) return Status(Code::kProtocol, "it has written more to the shared memory than there is room");
   const uint64_t begin = read_bytes_;
@@ -97,29 +97,29 @@ Result<size_t> SharedChannel::read(std::span<const iovec> pieces) {
   return read_bytes_ - begin;
 }
 
-void SharedChannel::release() { in_->read_bytes = read_bytes_; }
+void SharedRing::release() { in_->read_bytes = read_bytes_; }
 
-bool SharedChannel::reader_slept() { return lower(out_->reader_sleeps); }
+bool SharedRing::reader_slept() { return lower(out_->reader_sleeps); }
 
 // Who waits for room is not woken for a little of it.
-bool SharedChannel::writer_slept() {
+bool SharedRing::writer_slept() {
   return in_->written_bytes - read_bytes_ <= kRingBytes / 2 && lower(in_->writer_sleeps);
 }
 
-bool SharedChannel::sleep_for_bytes() {
+bool SharedRing::sleep_for_bytes() {
   in_->reader_sleeps = 1;
   if (in_->written_bytes == read_bytes_) return true;
   in_->reader_sleeps = 0;
   return false;
 }
 
-bool SharedChannel::sleep_for_room() {
+bool SharedRing::sleep_for_room() {
   out_->writer_sleeps = 1;
   if (unread_bytes() >= kRingBytes) return true;
   out_->writer_sleeps = 0;
   return false;
 }
 
-uint64_t SharedChannel::unread_bytes() const { return written_bytes_ - out_->read_bytes; }
+uint64_t SharedRing::unread_bytes() const { return written_bytes_ - out_->read_bytes; }
 
 }  // namespace jaxhetero

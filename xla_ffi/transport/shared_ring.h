@@ -19,11 +19,11 @@
 
 namespace jaxhetero {
 
-class SharedChannel {
+class SharedRing {
  public:
   // The memory is made by one side, which tells the other where to find it.
-  static Result<std::unique_ptr<SharedChannel>> create();
-  static Result<std::unique_ptr<SharedChannel>> open(const SharedOffer& offer);
+  static Result<std::unique_ptr<SharedRing>> create();
+  static Result<std::unique_ptr<SharedRing>> open(const SharedOffer& offer);
 
   [[nodiscard]] const SharedOffer& offer() const { return memory_.offer(); }
   // The peer has it open: nobody else shall.
@@ -51,7 +51,7 @@ class SharedChannel {
   struct Ring;
   struct Layout;
 
-  SharedChannel(SharedMemory memory, Layout& layout, bool is_maker);
+  SharedRing(SharedMemory memory, Layout& layout, bool is_maker);
 
   SharedMemory memory_;
   Ring* out_;

@@ -28,10 +28,10 @@ bool TcpConnection::is_on_this_host() const {
 
 void TcpConnection::offer_memory() {
   if (phase_ != Phase::kOpen || shared_ || !is_on_this_host()) return;
-  Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::create();
+  Result<std::unique_ptr<SharedRing>> channel = SharedRing::create();
   if (!channel.ok()) return;
   shared_ = std::move(*channel);
-  share_arena();
+  share_lent_memory();
   send(OutFrame::control(FrameType::kShare, encode(shared_->offer())));
 }
 
@@ -39,23 +39,23 @@ Status TcpConnection::take_offer() {
   Result<SharedOffer> offer = decode_shared_offer(offer_bytes_);
   if (!offer.ok()) return offer.status();
   if (shared_) return {Code::kProtocol, "it offered memory that is shared already"};
-  Result<std::unique_ptr<SharedChannel>> channel = SharedChannel::open(*offer);
+  Result<std::unique_ptr<SharedRing>> channel = SharedRing::open(*offer);
   if (!channel.ok()) return {};
   shared_ = std::move(*channel);
-  share_arena();
+  share_lent_memory();
   send_shared();
   return {};
 }
 
 // Where that fails, and where every byte is to have a checksum, payloads go through the channel.
-void TcpConnection::share_arena() {
+void TcpConnection::share_lent_memory() {
   if (context_.checksums) return;
-  [[maybe_unused]] const Status status = context_.arena->share();
+  [[maybe_unused]] const Status status = context_.lent_memory->share();
 }
 
 void TcpConnection::send_shared() {
-  const std::optional<SharedOffer> arena = context_.arena->offer();
-  send(OutFrame::control(FrameType::kShared, arena.has_value() ? encode(*arena) : Bytes()));
+  const std::optional<SharedOffer> offer = context_.lent_memory->offer();
+  send(OutFrame::control(FrameType::kShared, offer.has_value() ? encode(*offer) : Bytes()));
   last_socket_frame_ = queued_frame_count_;
 }
 
@@ -66,15 +66,15 @@ Status TcpConnection::take_shared() {
   if (last_socket_frame_ == 0) send_shared();
   shared_->close_descriptor();
   ++context_.counters->shared_count;
-  return offer_bytes_.empty() ? Status() : take_arena();
+  return offer_bytes_.empty() ? Status() : borrow_memory();
 }
 
-Status TcpConnection::take_arena() {
+Status TcpConnection::borrow_memory() {
   Result<SharedOffer> offer = decode_shared_offer(offer_bytes_);
   if (!offer.ok()) return offer.status();
-  Result<std::shared_ptr<const ArenaView>> arena = ArenaView::open(*offer);
-  if (!arena.ok()) return {};
-  peer_arena_ = std::move(*arena);
+  Result<std::shared_ptr<const BorrowedMemory>> lent_memory = BorrowedMemory::open(*offer);
+  if (!lent_memory.ok()) return {};
+  borrowed_memory_ = std::move(*lent_memory);
   send(OutFrame::control(FrameType::kReads, {}));
   return {};
 }
@@ -152,7 +152,7 @@ void TcpConnection::lend(OutFrame& frame) {
   output_.clear();
   frame.append_payload(output_);
   if (output_.size() != 1) return;
-  const std::optional<uint32_t> place = context_.arena->place_of(bytes_of(output_.front()));
+  const std::optional<uint32_t> place = context_.lent_memory->place_of(bytes_of(output_.front()));
   if (!place.has_value()) return;
   set_place(frame.header, *place);
   frame.lent_bytes = std::exchange(frame.payload_bytes, 0);
@@ -169,11 +169,11 @@ void TcpConnection::drop_returned() {
 
 Status TcpConnection::take_lent() {
   std::optional<std::span<const std::byte>> payload;
-  if (peer_arena_) payload = peer_arena_->at(header_.place, header_.payload_bytes);
+  if (borrowed_memory_) payload = borrowed_memory_->at(header_.place, header_.payload_bytes);
   if (!payload.has_value()) return {Code::kProtocol, "it lends memory that it has not offered"};
   received_bytes_ += payload->size();
   context_.counters->received_bytes += payload->size();
-  Result<bool> is_read = owner_->on_lent(*this, header_, {peer_arena_, payload->data()});
+  Result<bool> is_read = owner_->on_lent(*this, header_, {borrowed_memory_, payload->data()});
   if (!is_read.ok() || *is_read || phase_ != Phase::kOpen) return is_read.status();
   if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
   for (const iovec& piece : into_) {

@@ -23,10 +23,10 @@ namespace jaxhetero {
 struct TcpContext {
   TcpContext(EventLoop& loop, Bytes token, bool checksums = false)
       : loop(loop), token(std::move(token)), checksums(checksums) {}
-  // A copy would end the arena that it has in common with this.
+  // A copy would end the lent_memory that it has in common with this.
   TcpContext(const TcpContext&) = delete;
   TcpContext& operator=(const TcpContext&) = delete;
-  ~TcpContext() { arena->end(); }
+  ~TcpContext() { lent_memory->end(); }
 
   EventLoop& loop;
   Bytes token;
@@ -36,7 +36,7 @@ struct TcpContext {
   std::optional<TcpAddress> source = std::nullopt;
   std::shared_ptr<TransportCounters> counters = std::make_shared<TransportCounters>();
   // What its connections lend lies here.
-  std::shared_ptr<Arena> arena = std::make_shared<Arena>();
+  std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>();
   // What they had lent when they ended, and the peer had not read, for as long as it might.
   std::vector<std::shared_ptr<const void>> unread = {};
 };
@@ -81,10 +81,10 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   // In tcp_shared_memory.cc.
   [[nodiscard]] bool is_on_this_host() const;
   Status take_offer();
-  void share_arena();
+  void share_lent_memory();
   void send_shared();
   Status take_shared();
-  Status take_arena();
+  Status borrow_memory();
   Status take_reads();
   void leave_socket();
   void hear_calls();
@@ -125,7 +125,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   // Shared memory. Each direction moves there for itself, behind the frame that says so; from then on what comes over
   // the socket is only calls to look.
-  std::unique_ptr<SharedChannel> shared_;
+  std::unique_ptr<SharedRing> shared_;
   Bytes offer_bytes_;
   uint64_t last_socket_frame_ = 0;  // the number of that frame of ours; 0 without one
   bool sends_shared_ = false;
@@ -138,9 +138,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
     size_t bytes;
     std::shared_ptr<const void> owner;
   };
-  bool lends_ = false;  // the peer reads our arena
+  bool lends_ = false;  // the peer reads our lent_memory
   std::deque<Lent> lent_;
-  std::shared_ptr<const ArenaView> peer_arena_;
+  std::shared_ptr<const BorrowedMemory> borrowed_memory_;
 
   EncodedHeader header_bytes_{};
   size_t header_received_ = 0;

@@ -257,63 +257,63 @@ Result<Registration> decode_registration(std::span<const std::byte> bytes) {
   return registration;
 }
 
-Bytes encode(const Members& members) {
+Bytes encode(const View& view) {
   Bytes bytes;
   Writer writer(bytes);
-  writer.number(members.job_id);
-  writer.number(members.view);
-  write(writer, members.job);
-  writer.number(members.own_index);
-  writer.number(static_cast<uint32_t>(members.worker_hosts.size()));
-  for (const std::string& host : members.worker_hosts) writer.text(host);
-  writer.number(static_cast<uint32_t>(members.reducers.size()));
-  for (const Members::Reducer& reducer : members.reducers) {
+  writer.number(view.job_id);
+  writer.number(view.number);
+  write(writer, view.job);
+  writer.number(view.own_index);
+  writer.number(static_cast<uint32_t>(view.worker_hosts.size()));
+  for (const std::string& host : view.worker_hosts) writer.text(host);
+  writer.number(static_cast<uint32_t>(view.reducers.size()));
+  for (const View::Reducer& reducer : view.reducers) {
     writer.number(reducer.number);
     writer.text(reducer.address);
     writer.number(reducer.port);
     writer.text(reducer.host_name);
     writer.number(static_cast<uint32_t>(reducer.colocated_rank));
   }
-  writer.number(static_cast<uint32_t>(members.resume.size()));
-  for (const Members::Resume& resume : members.resume) {
+  writer.number(static_cast<uint32_t>(view.resume.size()));
+  for (const View::Resume& resume : view.resume) {
     writer.number(resume.op);
     writer.number(resume.round);
   }
   return bytes;
 }
 
-Result<Members> decode_members(std::span<const std::byte> bytes) {
+Result<View> decode_view(std::span<const std::byte> bytes) {
   Reader reader(bytes);
-  Members members;
-  members.job_id = reader.number<uint64_t>();
-  members.view = reader.number<uint32_t>();
-  members.job = read_job(reader);
-  members.own_index = reader.number<uint32_t>();
+  View view;
+  view.job_id = reader.number<uint64_t>();
+  view.number = reader.number<uint32_t>();
+  view.job = read_job(reader);
+  view.own_index = reader.number<uint32_t>();
   const auto worker_count = reader.number<uint32_t>();
-  if (worker_count == 0 || worker_count > kMaxWorkers || worker_count != members.job.worker_count) {
-    return malformed("list of members");
+  if (worker_count == 0 || worker_count > kMaxWorkers || worker_count != view.job.worker_count) {
+    return malformed("view");
   }
-  for (uint32_t rank = 0; rank < worker_count && reader.ok(); ++rank) members.worker_hosts.push_back(reader.text());
+  for (uint32_t rank = 0; rank < worker_count && reader.ok(); ++rank) view.worker_hosts.push_back(reader.text());
   const auto reducer_count = reader.number<uint32_t>();
-  if (reducer_count > kMaxReducers) return malformed("list of members");
+  if (reducer_count > kMaxReducers) return malformed("view");
   for (uint32_t index = 0; index < reducer_count && reader.ok(); ++index) {
-    Members::Reducer reducer;
+    View::Reducer reducer;
     reducer.number = reader.number<uint32_t>();
     reducer.address = reader.text();
     reducer.port = reader.number<uint16_t>();
     reducer.host_name = reader.text();
     reducer.colocated_rank = static_cast<int32_t>(reader.number<uint32_t>());
-    members.reducers.push_back(std::move(reducer));
+    view.reducers.push_back(std::move(reducer));
   }
   const auto resume_count = reader.number<uint32_t>();
-  if (resume_count > kMaxOps) return malformed("list of members");
+  if (resume_count > kMaxOps) return malformed("view");
   for (uint32_t i = 0; i < resume_count && reader.ok(); ++i) {
     const auto op = reader.number<uint64_t>();
-    members.resume.push_back({op, reader.number<uint64_t>()});
+    view.resume.push_back({op, reader.number<uint64_t>()});
   }
-  const bool sane = members.job.chunk_bytes <= kMaxChunkBytes && members.job.chunk_bytes % 64 == 0;
-  if (!reader.finished() || !sane) return malformed("list of members");
-  return members;
+  const bool sane = view.job.chunk_bytes <= kMaxChunkBytes && view.job.chunk_bytes % 64 == 0;
+  if (!reader.finished() || !sane) return malformed("view");
+  return view;
 }
 
 Bytes encode(const OpDescription& description) {
@@ -430,7 +430,7 @@ Bytes encode(const Progress& progress) {
   Writer writer(bytes);
   writer.number(progress.view);
   writer.number(static_cast<uint32_t>(progress.ops.size()));
-  for (const Progress::Op& op : progress.ops) {
+  for (const Progress::OpProgress& op : progress.ops) {
     writer.number(op.op);
     writer.number(op.completed_count);
   }

@@ -26,7 +26,7 @@ inline constexpr uint32_t kMaxOps = 65536;
 enum class FrameType : uint8_t {
   kRegister = 1,   // worker or reducer -> coordinator: Registration
   kWaiting = 2,    // coordinator -> all: text, who is still missing
-  kMembers = 3,    // coordinator -> all: Members, of the job's start or of a new view
+  kView = 3,       // coordinator -> all: View, of the job's start or of a new view
   kReady = 4,      // reducer -> coordinator: it knows the members and accepts workers
   kJoin = 5,       // worker -> reducer: Join
   kDescribe = 6,   // worker -> reducer: OpDescription, once per op and view, before its first chunk
@@ -91,7 +91,7 @@ struct FrameHeader {
   bool has_checksum = false;
   uint32_t checksum = 0;
   bool is_lent = false;  // the payload does not follow: it is in memory of the sender's that the receiver reads
-  uint32_t place = 0;    // there: see arena.h
+  uint32_t place = 0;    // there: see lent_memory.h
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
@@ -155,7 +155,7 @@ struct Registration {
 //
 // A view is who reduces from now on. The job starts with view 0; every reducer that is lost or comes makes another,
 // with new connections from every worker to every reducer of it, so that nothing of an earlier view can come in late.
-struct Members {
+struct View {
   struct Reducer {
     uint32_t number = 0;  // its name, the same in every view
     std::string address;
@@ -168,7 +168,7 @@ struct Members {
     uint64_t round = 0;
   };
   uint64_t job_id = 0;
-  uint32_t view = 0;
+  uint32_t number = 0;
   JobShape job;
   uint32_t own_index = 0;
   std::vector<std::string> worker_hosts;
@@ -209,18 +209,18 @@ struct Halt {
 
 // How many rounds a worker has completed, of every op that it has begun or of some.
 struct Progress {
-  struct Op {
+  struct OpProgress {
     uint64_t op = 0;
     uint64_t completed_count = 0;
   };
   uint32_t view = 0;
-  std::vector<Op> ops;
+  std::vector<OpProgress> ops;
 };
 
 using Bytes = std::vector<std::byte>;
 
 Bytes encode(const Registration& registration);
-Bytes encode(const Members& members);
+Bytes encode(const View& view);
 Bytes encode(const OpDescription& description);
 Bytes encode(const Join& join);
 Bytes encode(const SharedOffer& offer);
@@ -231,7 +231,7 @@ Bytes encode(const Status& fault);
 Bytes encode(std::string_view text);
 
 Result<Registration> decode_registration(std::span<const std::byte> bytes);
-Result<Members> decode_members(std::span<const std::byte> bytes);
+Result<View> decode_view(std::span<const std::byte> bytes);
 Result<OpDescription> decode_op_description(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);

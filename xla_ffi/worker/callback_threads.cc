@@ -8,7 +8,7 @@ namespace {
 constexpr size_t kMaxThreads = 64;
 }  // namespace
 
-Completer::~Completer() {
+CallbackThreads::~CallbackThreads() {
   std::vector<std::thread> threads;
   {
     const std::lock_guard lock(state_->mutex);
@@ -25,7 +25,7 @@ Completer::~Completer() {
   }
 }
 
-void Completer::run(std::function<void()> task) {
+void CallbackThreads::run(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
@@ -36,7 +36,7 @@ void Completer::run(std::function<void()> task) {
   state_->changed.notify_one();
 }
 
-void Completer::work(const std::shared_ptr<State>& state) {
+void CallbackThreads::work(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
   while (true) {
     ++state->idle_count;

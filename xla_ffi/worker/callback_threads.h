@@ -15,13 +15,13 @@
 
 namespace jaxhetero {
 
-class Completer {
+class CallbackThreads {
  public:
-  Completer() = default;
+  CallbackThreads() = default;
   // Runs what was given to it, then joins; but if one of the tasks has destroyed it, that task's thread ends by itself.
-  ~Completer();
-  Completer(const Completer&) = delete;
-  Completer& operator=(const Completer&) = delete;
+  ~CallbackThreads();
+  CallbackThreads(const CallbackThreads&) = delete;
+  CallbackThreads& operator=(const CallbackThreads&) = delete;
 
   void run(std::function<void()> task);
 

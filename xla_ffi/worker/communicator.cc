@@ -20,14 +20,14 @@ constexpr milliseconds kFeedInterval{20};
 }  // namespace
 
 Communicator::Communicator(CommunicatorConfig config)
-    : config_(std::move(config)), completer_(std::make_unique<Completer>()) {}
+    : config_(std::move(config)), callback_threads_(std::make_unique<CallbackThreads>()) {}
 
 Communicator::~Communicator() {
   if (thread_.joinable()) {
     loop_->post([this] { fail({Code::kNotInitialized, "the communicator was destroyed"}); });
     thread_.join();
   }
-  completer_.reset();
+  callback_threads_.reset();
 }
 
 Status Communicator::start() {
@@ -52,28 +52,28 @@ Status Communicator::start() {
   registration.job = config_.job;
   registration.version = config_.version;
   registration.host_name = config_.host_name;
-  enrolment_ = std::make_unique<Enrolment>(*context_, *address, std::move(registration), log_, config_.timeout);
+  member_ = std::make_unique<Member>(*context_, *address, std::move(registration), log_, config_.timeout);
   loop_->post([this] {
     if (coordinator_) {
       if (const Status status = coordinator_->start(config_.start_timeout, config_.timeout); !status.ok())
         return fail(status);
     }
-    enrolment_->start(config_.start_timeout, {
-                                                 .on_members = [this](const Members& members) { join(members); },
-                                                 .on_halt = [this](const Halt& word) { halt(word); },
-                                                 .on_forget = [this](const Progress& all) { forget(all); },
-                                                 .on_leaving =
-                                                     [this] {
-                                                       asked_whether_idle_ = true;
-                                                       note_idle();
-                                                     },
-                                                 .on_goodbye =
-                                                     [this] {
-                                                       coordinator_has_left_ = true;
-                                                       if (phase_ == Phase::kLeaving) end_in_order();
-                                                     },
-                                                 .on_failure = [this](const Status& why) { fail_as_told(why); },
-                                             });
+    member_->start(config_.start_timeout, {
+                                              .on_view = [this](const View& view) { join(view); },
+                                              .on_halt = [this](const Halt& word) { halt(word); },
+                                              .on_forget = [this](const Progress& all) { forget(all); },
+                                              .on_leaving =
+                                                  [this] {
+                                                    asked_whether_idle_ = true;
+                                                    note_idle();
+                                                  },
+                                              .on_goodbye =
+                                                  [this] {
+                                                    coordinator_has_left_ = true;
+                                                    if (phase_ == Phase::kLeaving) end_in_order();
+                                                  },
+                                              .on_failure = [this](const Status& why) { fail_as_told(why); },
+                                          });
     watch_progress();
     feed_starved();
   });
@@ -97,14 +97,14 @@ void Communicator::set_ready(Status status) {
 }
 
 // The coordinator's word who reduces from now on: at the start, and again after every halt().
-void Communicator::join(const Members& members) {
+void Communicator::join(const View& view) {
   if (has_ended()) return;
-  if (members.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
-  job_id_ = members.job_id;
-  view_ = members.view;
-  resume_ = members.resume;
-  planner_.enter(members);
-  for (const Members::Reducer& reducer : members.reducers) {
+  if (view.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
+  job_id_ = view.job_id;
+  view_number_ = view.number;
+  resume_ = view.resume;
+  planner_.enter(view);
+  for (const View::Reducer& reducer : view.reducers) {
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
     if (!address.ok()) {
       const std::string name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
@@ -112,21 +112,22 @@ void Communicator::join(const Members& members) {
     }
     links_.emplace_back(reducer, *address, config_.job, config_.rank);
   }
-  const milliseconds patience = view_ == 0 ? config_.start_timeout : config_.timeout;
-  for (Link& link : links_) link.connect(*context_, *this, patience);
+  const milliseconds patience = view_number_ == 0 ? config_.start_timeout : config_.timeout;
+  for (ReducerLink& link : links_) link.connect(*context_, *this, patience);
 }
 
 uint32_t Communicator::reducer_of(const Connection& connection) const {
-  const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.has(connection); });
+  const auto link = std::ranges::find_if(links_, [&](const ReducerLink& l) { return l.has(connection); });
   return static_cast<uint32_t>(link - links_.begin());
 }
 
 void Communicator::on_open(Connection& connection) {
-  Link& link = links_[reducer_of(connection)];
+  ReducerLink& link = links_[reducer_of(connection)];
   link.set_open();
   if (config_.shared_memory) link.offer_memory();
-  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_, planner_.digest()})));
-  if (std::ranges::all_of(links_, &Link::is_open)) resume();
+  connection.send(
+      OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_number_, planner_.digest()})));
+  if (std::ranges::all_of(links_, &ReducerLink::is_open)) resume();
 }
 
 // Every reducer of the view is reached: the rounds go on, first those that are over here and not everywhere.
@@ -138,7 +139,7 @@ void Communicator::resume() {
                                      std::to_string(stood.count()) + " ms");
   }
   for (auto& [op_id, op] : ops_) op.enter_view();
-  for (const Members::Resume& again : resume_) replay(again.op, again.round);
+  for (const View::Resume& again : resume_) replay(again.op, again.round);
   start_waiting();
   if (phase_ == Phase::kStarting && !planner_.has_begun_probe()) probe_rates();
   note_idle();
@@ -184,19 +185,19 @@ void Communicator::halt(const Halt& halt) {
   ++view_count_;
   if (!halted_) halted_since_ = EventLoop::Clock::now();
   halted_ = true;
-  view_ = halt.view;
-  for (Link& link : links_) link.close();
+  view_number_ = halt.view;
+  for (ReducerLink& link : links_) link.close();
   links_.clear();
   if (running_round_count_ > 0) note_busy();
   running_round_count_ = 0;
   for (auto& [op_id, op] : ops_) {
     if (op.running() != nullptr && op.stop()) ++waiting_round_count_;
   }
-  enrolment_->send(OutFrame::control(FrameType::kProgress, encode(progress())));
+  member_->send(OutFrame::control(FrameType::kProgress, encode(progress())));
 }
 
 Progress Communicator::progress() const {
-  Progress progress{view_, {}};
+  Progress progress{view_number_, {}};
   for (const auto& [op_id, op] : ops_) progress.ops.push_back({op_id, op.begun_count()});
   return progress;
 }
@@ -205,18 +206,18 @@ Progress Communicator::progress() const {
 // last round again.
 void Communicator::report_still(EventLoop::Clock::time_point now) {
   if (!config_.job.failover || phase_ != Phase::kRunning || halted_) return;
-  Progress still{view_, {}};
+  Progress still{view_number_, {}};
   size_t kept_bytes = 0;
   for (auto& [op_id, op] : ops_) {
     if (op.is_still(now - config_.timeout)) still.ops.push_back({op_id, op.begun_count()});
     kept_bytes += op.kept_bytes();
   }
   kept_bytes_ = kept_bytes;
-  if (!still.ops.empty()) enrolment_->send(OutFrame::control(FrameType::kStill, encode(still)));
+  if (!still.ops.empty()) member_->send(OutFrame::control(FrameType::kStill, encode(still)));
 }
 
 void Communicator::forget(const Progress& completed) {
-  for (const Progress::Op& op : completed.ops) {
+  for (const Progress::OpProgress& op : completed.ops) {
     if (const auto found = ops_.find(op.op); found != ops_.end()) found->second.forget(op.completed_count);
   }
 }
@@ -236,7 +237,7 @@ void Communicator::start_round(RoundRequest request) {
 
 void Communicator::feed() {
   loop_->post([this] {
-    for (Link& link : links_) link.push_chunks();
+    for (ReducerLink& link : links_) link.push_chunks();
   });
 }
 
@@ -271,7 +272,7 @@ void Communicator::refuse_inbox() {
 
 void Communicator::complete(RoundRequest request, const Status& status) {
   if (!request.done) return;  // a replay: nobody waits for it here
-  completer_->run([done = std::move(request.done), status] { done(status); });
+  callback_threads_->run([done = std::move(request.done), status] { done(status); });
 }
 
 void Communicator::enqueue(RoundRequest request) {
@@ -280,7 +281,7 @@ void Communicator::enqueue(RoundRequest request) {
   }
   if (has_ended()) return complete(std::move(request), failure());
   const uint64_t op_id = request.op;
-  Op& op = ops_.try_emplace(op_id, context_->arena).first->second;
+  Op& op = ops_.try_emplace(op_id, context_->lent_memory).first->second;
   if (!op.agrees(request.spec)) {
     const std::string what = describe(request.spec) + " is not what " + request.description + " was before";
     return complete(std::move(request), {Code::kInternal, what});
@@ -326,7 +327,7 @@ void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
 }
 
 void Communicator::feed_starved() {
-  for (Link& link : links_) link.feed_starved(EventLoop::Clock::now());
+  for (ReducerLink& link : links_) link.feed_starved(EventLoop::Clock::now());
   if (!has_ended()) loop_->after(kFeedInterval, [this] { feed_starved(); });
 }
 
@@ -404,7 +405,7 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
   links_[reducer].finish_result(round, segment, header, round.progress);
   if (round.note_slowest()) {
-    for (Link& link : links_) link.push_chunks();
+    for (ReducerLink& link : links_) link.push_chunks();
   }
   if (!segment.done) return;
   if (--round.open_segment_count == 0) finish_round(header.op, op);
@@ -515,15 +516,16 @@ bool Communicator::accuse_silent(Round& round) {
   return true;
 }
 
-void Communicator::report_lost(const Link& link, const std::string& why) {
-  enrolment_->send(OutFrame::control(FrameType::kLost, encode(Lost{view_, link.number(), own_name() + ": " + why})));
+void Communicator::report_lost(const ReducerLink& link, const std::string& why) {
+  member_->send(
+      OutFrame::control(FrameType::kLost, encode(Lost{view_number_, link.number(), own_name() + ": " + why})));
 }
 
 void Communicator::on_close(Connection& connection, const Status& why) {
   if (has_ended()) return;
   const uint32_t reducer = reducer_of(connection);
   if (reducer >= links_.size()) return;
-  Link& link = links_[reducer];
+  ReducerLink& link = links_[reducer];
   const bool refused = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
   // The coordinator halts everybody and makes a new view.
   if (config_.job.failover && !refused) return report_lost(link, why.message());
@@ -567,7 +569,7 @@ Status Communicator::shutdown(milliseconds patience) {
 void Communicator::note_idle() {
   if (!asked_whether_idle_ || !is_idle()) return;
   asked_whether_idle_ = false;
-  enrolment_->send(OutFrame::control(FrameType::kIdle, {}));
+  member_->send(OutFrame::control(FrameType::kIdle, {}));
 }
 
 // Says goodbye once nothing runs any more. The coordinator lets us go when the same holds for everybody: a reducer that
@@ -575,15 +577,15 @@ void Communicator::note_idle() {
 void Communicator::leave() {
   if (!is_idle()) return;
   if (coordinator_has_left_) return end_in_order();
-  for (Link& link : links_) link.send(OutFrame::control(FrameType::kGoodbye, {}));
-  enrolment_->send(OutFrame::control(FrameType::kGoodbye, {}));
+  for (ReducerLink& link : links_) link.send(OutFrame::control(FrameType::kGoodbye, {}));
+  member_->send(OutFrame::control(FrameType::kGoodbye, {}));
 }
 
 void Communicator::end_in_order() {
   if (has_ended()) return;
   phase_ = Phase::kLeft;
-  for (Link& link : links_) link.close();
-  enrolment_->stop();
+  for (ReducerLink& link : links_) link.close();
+  member_->stop();
   if (!coordinator_) return loop_->stop();
   coordinator_->end([this] { loop_->stop(); });
 }
@@ -596,18 +598,18 @@ void Communicator::fail(const Status& why) {
     failure_ = why;
   }
   set_ready(why);
-  context_->arena->end();
+  context_->lent_memory->end();
   // That we end without having failed is nothing to the others but the loss of us.
   const bool ours = why.code() == Code::kNotInitialized;
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
   // First no more bytes move between the network and XLA's buffers, then the rounds let go of those buffers.
-  for (Link& link : links_) {
+  for (ReducerLink& link : links_) {
     link.close_with(word);
   }
   for (auto& [op_id, op] : ops_) {
     for (RoundRequest& request : op.give_up()) complete(std::move(request), why);
   }
-  enrolment_->stop(word);
+  member_->stop(word);
   // Time for that last word, and on rank 0 for the coordinator's.
   loop_->after(kFailureFlush, [this] { loop_->stop(); });
 }

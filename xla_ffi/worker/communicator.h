@@ -105,7 +105,7 @@ class Communicator final : private ConnectionOwner {
   Status on_frame(Connection& connection, const FrameHeader& header) override;
   void on_close(Connection& connection, const Status& why) override;
 
-  void join(const Members& members);
+  void join(const View& view);
   void resume();
   void probe_rates();
   void start_waiting();
@@ -138,7 +138,7 @@ class Communicator final : private ConnectionOwner {
   void watch_progress();
   [[nodiscard]] std::string silent_reducers(const Round& round) const;
   bool accuse_silent(Round& round);
-  void report_lost(const Link& link, const std::string& why);
+  void report_lost(const ReducerLink& link, const std::string& why);
   void fail_as_told(const Status& why);
   [[nodiscard]] std::string circumstances() const;
 
@@ -152,24 +152,24 @@ class Communicator final : private ConnectionOwner {
 
   const CommunicatorConfig config_;
   EventLog log_;
-  std::unique_ptr<Completer> completer_;
+  std::unique_ptr<CallbackThreads> callback_threads_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TcpContext> context_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<Enrolment> enrolment_;
+  std::unique_ptr<Member> member_;
   std::thread thread_;
 
   // The loop's thread only.
   Phase phase_ = Phase::kStarting;
   uint64_t job_id_ = 0;
-  uint32_t view_ = 0;
+  uint32_t view_number_ = 0;
   bool halted_ = true;  // not connected to all reducers of the view
   EventLoop::Clock::time_point halted_since_;
-  std::vector<Members::Resume> resume_;
+  std::vector<View::Resume> resume_;
   Planner planner_{config_.job};
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
-  std::vector<Link> links_;  // by place in the view
+  std::vector<ReducerLink> links_;  // by place in the view
   std::unordered_map<uint64_t, Op> ops_;
   size_t running_round_count_ = 0;
   size_t waiting_round_count_ = 0;

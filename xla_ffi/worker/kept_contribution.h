@@ -22,14 +22,14 @@ namespace jaxhetero {
 //
 // A round's copy begins when its first total comes, which proves that every worker has finished the round before. So
 // the size of the bucket is all the memory it takes. Reducers on this host read it in place.
-class Contribution {
+class KeptContribution {
  public:
-  explicit Contribution(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+  explicit KeptContribution(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
 
   // Forgets what it held. Takes memory when the bucket is larger than ever, so not in a steady round.
   void begin(uint64_t round, size_t bytes) {
     if (bytes > capacity_) {
-      memory_ = arena_->allocate(bytes);
+      memory_ = lent_memory_->allocate(bytes);
       capacity_ = bytes;
     }
     held_ = Leaves();
@@ -64,7 +64,7 @@ class Contribution {
     }
   }
 
-  void clear() { *this = Contribution(arena_); }
+  void clear() { *this = KeptContribution(lent_memory_); }
 
   [[nodiscard]] bool holds(uint64_t round) const { return round_ == round; }
 
@@ -73,7 +73,7 @@ class Contribution {
   [[nodiscard]] size_t bytes() const { return std::max(capacity_, held_.bytes()); }
 
  private:
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<LentMemory> lent_memory_;
   std::shared_ptr<std::byte> memory_;
   size_t capacity_ = 0;
   Leaves held_;

@@ -18,9 +18,10 @@ namespace jaxhetero {
 
 class Op {
  public:
-  // What is kept lies in `arena`.
-  explicit Op(const std::shared_ptr<Arena>& arena = std::make_shared<Arena>())
-      : kept_(std::make_unique<Contribution>(arena)), narrowed_(std::make_unique<Contribution>(arena)) {}
+  // What is kept lies in `lent_memory`.
+  explicit Op(const std::shared_ptr<LentMemory>& lent_memory = std::make_shared<LentMemory>())
+      : kept_(std::make_unique<KeptContribution>(lent_memory)),
+        narrowed_(std::make_unique<KeptContribution>(lent_memory)) {}
 
   void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
   // Whether this is what the reducers were told of the op's rounds.
@@ -67,9 +68,9 @@ class Op {
   EventLoop::Clock::time_point ended_;
   std::vector<bool> described_;  // by reducer
   // Each stays where it is when the two are swapped: frames that are queued point into the running round's.
-  std::unique_ptr<Contribution> kept_;
-  std::unique_ptr<Contribution> narrowed_;  // of the running round
-  RoundRequest replay_;                     // the round that kept_ is of, for those who have not completed it
+  std::unique_ptr<KeptContribution> kept_;
+  std::unique_ptr<KeptContribution> narrowed_;  // of the running round
+  RoundRequest replay_;                         // the round that kept_ is of, for those who have not completed it
 };
 
 }  // namespace jaxhetero

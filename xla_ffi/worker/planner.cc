@@ -4,11 +4,11 @@
 
 namespace jaxhetero {
 
-void Planner::enter(const Members& members) {
-  view_ = members.view;
-  reducers_ = members.reducers;
+void Planner::enter(const View& view) {
+  view_number_ = view.number;
+  reducers_ = view.reducers;
   places_.clear();
-  for (const Members::Reducer& reducer : reducers_) places_.push_back({reducer.colocated_rank >= 0});
+  for (const View::Reducer& reducer : reducers_) places_.push_back({reducer.colocated_rank >= 0});
   make_plans();
 }
 
@@ -22,7 +22,7 @@ void Planner::make_plans() {
   plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, rated), pace);
 }
 
-uint32_t Planner::rate_of(const Members::Reducer& reducer) const {
+uint32_t Planner::rate_of(const View::Reducer& reducer) const {
   const auto rate = rates_.find(reducer.number);
   return rate != rates_.end() ? rate->second : RateProbe::kFullRate;
 }
@@ -44,8 +44,8 @@ std::optional<RoundRequest> Planner::next_probe() {
 
 void Planner::begin_probe() {
   probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes});
-  probe_view_ = view_;
-  for (const Members::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
+  probe_view_ = view_number_;
+  for (const View::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
 }
 
 void Planner::take_rates() {
@@ -57,7 +57,7 @@ void Planner::take_rates() {
 std::string Planner::rates_text() const {
   if (rates_.empty()) return "the rates of the interfaces were not measured: the reducers changed meanwhile";
   std::string text = "measured " + std::to_string(probe_->bytes_per_s() / 1'000'000) + " MB/s";
-  for (const Members::Reducer& reducer : reducers_) {
+  for (const View::Reducer& reducer : reducers_) {
     const uint32_t rate = rate_of(reducer);
     if (rate == RateProbe::kFullRate) continue;
     text += "; " + std::to_string(100 * rate / RateProbe::kFullRate) + " % of that at reducer " +

@@ -23,7 +23,7 @@ class Planner {
   explicit Planner(const JobShape& job) : job_(job) {}
 
   // A view begins, with these reducers. Before all else.
-  void enter(const Members& members);
+  void enter(const View& view);
   // Valid until the next view, or the end of the measurement.
   [[nodiscard]] const ShardPlan& plan_of(const RoundRequest& request) const;
   // Tells the reducers whether the workers' plans are alike; the same before and after the measurement.
@@ -42,13 +42,13 @@ class Planner {
   void begin_probe();
   void take_rates();
   void make_plans();
-  [[nodiscard]] uint32_t rate_of(const Members::Reducer& reducer) const;
+  [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
   // In the view that the measurement began in.
-  [[nodiscard]] bool is_undisturbed() const { return view_ == probe_view_; }
+  [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 
   const JobShape& job_;
-  uint32_t view_ = 0;
-  std::vector<Members::Reducer> reducers_;      // of the view, as the next three
+  uint32_t view_number_ = 0;
+  std::vector<View::Reducer> reducers_;         // of the view, as the next three
   std::vector<ReducerPlace> places_;            // as if all interfaces had one rate
   std::unique_ptr<const ShardPlan> even_plan_;  // from these; of internal rounds
   std::unique_ptr<const ShardPlan> plan_;       // by the rates that were measured

@@ -39,7 +39,7 @@ size_t lead_bytes(const Round& round, const Segment& segment) {
 
 }  // namespace
 
-Link::Link(const Members::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank)
+ReducerLink::ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank)
     : job_(job),
       rank_(rank),
       number_(reducer.number),
@@ -48,25 +48,25 @@ Link::Link(const Members::Reducer& reducer, const TcpAddress& address, const Job
       address_(address),
       window_(0, kMostWindowBytes) {}
 
-void Link::connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience) {
+void ReducerLink::connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience) {
   connection_ = TcpConnection::connect(context, address_, owner, patience);
 }
 
-void Link::close() {
+void ReducerLink::close() {
   if (connection_) connection_->close();
 }
 
-void Link::close_with(const Status& why) {
+void ReducerLink::close_with(const Status& why) {
   if (connection_) connection_->close_with(OutFrame::control(FrameType::kFault, encode(why)));
   unfinished_.clear();
 }
 
-std::vector<iovec> Link::take_control(size_t bytes) {
+std::vector<iovec> ReducerLink::take_control(size_t bytes) {
   control_.resize(bytes);
   return as_pieces(control_);
 }
 
-void Link::begin(Round& round, Segment& segment) {
+void ReducerLink::begin(Round& round, Segment& segment) {
   if (unfinished_.empty()) {
     window_.restart(2 * frame_bytes(round, segment), round.begin);
     last_result_ = round.begin;
@@ -77,7 +77,7 @@ void Link::begin(Round& round, Segment& segment) {
 
 // Fills the window, round by round. A round does not count what is under way for those behind it, so that they, which
 // the others may not have come to yet, cannot hold it up.
-void Link::push_chunks() {
+void ReducerLink::push_chunks() {
   size_t under_way_bytes = 0;
   for (const auto& [turn, entry] : unfinished_) {
     const auto [round, segment] = entry;
@@ -96,7 +96,7 @@ void Link::push_chunks() {
 // Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
 // hold back, for ever. Nobody here knows which round they want, so more and more are tried for as long as nothing
 // comes.
-void Link::feed_starved(EventLoop::Clock::time_point now) {
+void ReducerLink::feed_starved(EventLoop::Clock::time_point now) {
   if (unfinished_.size() < 2 || now - last_result_ < kStandstill) return;
   size_t left = std::exchange(feed_count_, std::min(2 * feed_count_, unfinished_.size()));
   for (const auto& [turn, entry] : unfinished_) {
@@ -108,7 +108,7 @@ void Link::feed_starved(EventLoop::Clock::time_point now) {
   }
 }
 
-size_t Link::window_bytes(const Round& round, const Segment& segment) const {
+size_t ReducerLink::window_bytes(const Round& round, const Segment& segment) const {
   const size_t frame = frame_bytes(round, segment);
   if (job_.window_chunks > 0) return job_.window_chunks * frame;
   return std::clamp(window_.bytes(round.least_window_bytes), 2 * frame,
@@ -116,7 +116,7 @@ size_t Link::window_bytes(const Round& round, const Segment& segment) const {
 }
 
 // Returns the chunk's bytes, header included.
-size_t Link::push_chunk(const Round& round, Segment& segment) {
+size_t ReducerLink::push_chunk(const Round& round, Segment& segment) {
   const RoundRequest& request = round.request;
   const size_t item = item_bytes(request.spec.dtype);
   FrameHeader header;
@@ -137,7 +137,7 @@ size_t Link::push_chunk(const Round& round, Segment& segment) {
   return bytes;
 }
 
-Status Link::check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const {
+Status ReducerLink::check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const {
   const uint64_t expected = std::min(segment.chunk_count, segment.end() - segment.next_result);
   const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != rank_;
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.
@@ -151,9 +151,9 @@ Status Link::check_result(const OpSpec& spec, const Segment& segment, const Fram
   return {Code::kProtocol, "it sent a result out of order"};
 }
 
-void Link::finish_result(const Round& round, Segment& segment, const FrameHeader& header,
-                         EventLoop::Clock::time_point now) {
-  const Pushed pushed = segment.in_flight.front();
+void ReducerLink::finish_result(const Round& round, Segment& segment, const FrameHeader& header,
+                                EventLoop::Clock::time_point now) {
+  const InFlightChunk pushed = segment.in_flight.front();
   segment.in_flight.pop_front();
   segment.in_flight_bytes -= pushed.bytes;
   segment.next_result += header.count;

@@ -19,10 +19,10 @@
 
 namespace jaxhetero {
 
-class Link {
+class ReducerLink {
  public:
   // `job` outlives the link.
-  Link(const Members::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank);
+  ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank);
 
   void connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience);
   void close();

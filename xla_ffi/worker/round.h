@@ -47,7 +47,7 @@ struct RoundRequest {
 };
 
 // A chunk whose total is not back.
-struct Pushed {
+struct InFlightChunk {
   uint64_t frame = 0;  // its number on the connection
   uint32_t bytes = 0;  // header included
   EventLoop::Clock::time_point at;
@@ -59,7 +59,7 @@ struct Segment {
   uint64_t chunk_count = 0;  // elements of every chunk but perhaps the last one
   uint64_t next_push = 0;    // elements, counted in the bucket
   uint64_t next_result = 0;
-  std::deque<Pushed> in_flight;
+  std::deque<InFlightChunk> in_flight;
   size_t in_flight_bytes = 0;
   bool was_starved = false;
   bool all_pushed = false;
@@ -88,9 +88,9 @@ struct Round {
   EventLoop::Clock::time_point others_moved;  // by the reducers' word: whom it waits for is slow, not stuck
   std::string late;                           // whom the reducers wait for, by their last word
   int64_t next_late_report_ms = 0;
-  bool is_replay = false;            // it is over here, but not for others
-  bool is_answered = false;          // a total has begun to come
-  Contribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed, and that is what is sent
+  bool is_replay = false;                // it is over here, but not for others
+  bool is_answered = false;              // a total has begun to come
+  KeptContribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed, and that is what is sent
   bool has_accused = false;
   double slowest_part = 0;  // of the segments' done_part()
 

@@ -1,3 +1,5 @@
+#include "xla_ffi/wire/messages.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,12 +11,11 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
-#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {
 
-constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  FrameType::kMembers, FrameType::kReady,
+constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  FrameType::kView,    FrameType::kReady,
                                    FrameType::kJoin,     FrameType::kDescribe, FrameType::kPush,    FrameType::kResult,
                                    FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
                                    FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle,
@@ -174,16 +175,16 @@ TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
 
 Registration a_registration() { return {Role::kReducer, -1, {4, 2, 65536, 8}, "1.2.3", "host-a", 4242, "10.0.0.1"}; }
 
-Members some_members() {
-  Members members;
-  members.job_id = 0x0102030405060708;
-  members.job = {3, 2, 0, 65536, 8, true, true};
-  members.own_index = 1;
-  members.worker_hosts = {"a", "", "host-c"};
-  members.reducers = {{0, "10.0.0.1", 4000, "a", -1}, {7, "::1", 65535, "b", 2}};
-  members.view = 3;
-  members.resume = {{0x1122334455667788, 9}, {2, 0}};
-  return members;
+View some_view() {
+  View view;
+  view.job_id = 0x0102030405060708;
+  view.job = {3, 2, 0, 65536, 8, true, true};
+  view.own_index = 1;
+  view.worker_hosts = {"a", "", "host-c"};
+  view.reducers = {{0, "10.0.0.1", 4000, "a", -1}, {7, "::1", 65535, "b", 2}};
+  view.number = 3;
+  view.resume = {{0x1122334455667788, 9}, {2, 0}};
+  return view;
 }
 
 // A control message without its type: what it is made of, and what comes back.
@@ -204,7 +205,7 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
-          {"members", encode(some_members()), &again<decode_members>},
+          {"view", encode(some_view()), &again<decode_view>},
           {"op_description", encode(a_description()), &again<decode_op_description>, 30},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
@@ -307,13 +308,13 @@ TEST(Registration, CutsNamesThatAreTooLong) {
   EXPECT_EQ(decode_registration(encode(registration))->host_name, std::string(255, 'h'));
 }
 
-TEST(Members, KeepEveryField) {
-  const Members sent = some_members();
-  Result<Members> got = decode_members(encode(sent));
+TEST(View, KeepsEveryField) {
+  const View sent = some_view();
+  Result<View> got = decode_view(encode(sent));
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->job_id, sent.job_id);
   EXPECT_EQ(got->job, sent.job);
-  EXPECT_EQ(got->view, sent.view);
+  EXPECT_EQ(got->number, sent.number);
   EXPECT_EQ(got->own_index, sent.own_index);
   EXPECT_EQ(got->worker_hosts, sent.worker_hosts);
   ASSERT_EQ(got->reducers.size(), sent.reducers.size());
@@ -331,47 +332,47 @@ TEST(Members, KeepEveryField) {
   }
 }
 
-TEST(Members, OfTheLargestJobFitInAFrame) {
-  Members members = some_members();
-  members.job.worker_count = kMaxWorkers;
-  members.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
-  members.resume.assign(kMaxOps, {1, 2});
-  members.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0});
-  const Bytes bytes = encode(members);
+TEST(View, OfTheLargestJobFitInAFrame) {
+  View view = some_view();
+  view.job.worker_count = kMaxWorkers;
+  view.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
+  view.resume.assign(kMaxOps, {1, 2});
+  view.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0});
+  const Bytes bytes = encode(view);
   EXPECT_LE(bytes.size(), kMaxControlBytes);
-  EXPECT_TRUE(decode_members(bytes).ok());
+  EXPECT_TRUE(decode_view(bytes).ok());
 }
 
 struct SpoiltJob {
   std::string name;
-  std::function<void(Members&)> change;
+  std::function<void(View&)> change;
 };
 
 class RefusedMembers : public testing::TestWithParam<SpoiltJob> {};
 
 TEST_P(RefusedMembers, AreAProtocolError) {
-  Members members = some_members();
-  GetParam().change(members);
-  EXPECT_EQ(decode_members(encode(members)).status().code(), Code::kProtocol);
+  View view = some_view();
+  GetParam().change(view);
+  EXPECT_EQ(decode_view(encode(view)).status().code(), Code::kProtocol);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedMembers,
-    testing::Values(SpoiltJob{"chunk_too_large", [](Members& m) { m.job.chunk_bytes = kMaxChunkBytes + 64; }},
-                    SpoiltJob{"chunk_that_cuts_elements", [](Members& m) { m.job.chunk_bytes = 100; }},
+    testing::Values(SpoiltJob{"chunk_too_large", [](View& m) { m.job.chunk_bytes = kMaxChunkBytes + 64; }},
+                    SpoiltJob{"chunk_that_cuts_elements", [](View& m) { m.job.chunk_bytes = 100; }},
                     SpoiltJob{"no_workers",
-                              [](Members& m) {
+                              [](View& m) {
                                 m.job.worker_count = 0;
                                 m.worker_hosts.clear();
                               }},
-                    SpoiltJob{"more_workers_than_the_job_has", [](Members& m) { m.worker_hosts.emplace_back("d"); }},
+                    SpoiltJob{"more_workers_than_the_job_has", [](View& m) { m.worker_hosts.emplace_back("d"); }},
                     SpoiltJob{"too_many_workers",
-                              [](Members& m) {
+                              [](View& m) {
                                 m.job.worker_count = kMaxWorkers + 1;
                                 m.worker_hosts.resize(kMaxWorkers + 1);
                               }},
-                    SpoiltJob{"too_many_rounds_to_resume", [](Members& m) { m.resume.resize(kMaxOps + 1); }},
-                    SpoiltJob{"too_many_reducers", [](Members& m) { m.reducers.resize(kMaxReducers + 1); }}),
+                    SpoiltJob{"too_many_rounds_to_resume", [](View& m) { m.resume.resize(kMaxOps + 1); }},
+                    SpoiltJob{"too_many_reducers", [](View& m) { m.reducers.resize(kMaxReducers + 1); }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Fault, KeepsEveryCode) {

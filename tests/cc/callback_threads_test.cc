@@ -1,3 +1,5 @@
+#include "xla_ffi/worker/callback_threads.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,35 +9,33 @@
 #include <memory>
 #include <thread>
 
-#include "xla_ffi/worker/callback_threads.h"
-
 namespace jaxhetero {
 namespace {
 
 // Each task waits for all: with fewer threads than tasks this would hang.
-TEST(Completer, LetsNoTaskWaitForAnother) {
+TEST(CallbackThreads, LetsNoTaskWaitForAnother) {
   constexpr int kTasks = 64;
   std::latch everybody(kTasks + 1);
-  Completer completer;
-  for (int i = 0; i < kTasks; ++i) completer.run([&] { everybody.arrive_and_wait(); });
+  CallbackThreads callback_threads;
+  for (int i = 0; i < kTasks; ++i) callback_threads.run([&] { everybody.arrive_and_wait(); });
   everybody.arrive_and_wait();
 }
 
-TEST(Completer, RunsMoreTasksThanThreads) {
+TEST(CallbackThreads, RunsMoreTasksThanThreads) {
   std::atomic<int> count = 0;
   {
-    Completer completer;
-    for (int i = 0; i < 10000; ++i) completer.run([&] { ++count; });
+    CallbackThreads callback_threads;
+    for (int i = 0; i < 10000; ++i) callback_threads.run([&] { ++count; });
   }
   EXPECT_EQ(count, 10000);
 }
 
-TEST(Completer, UsesAnIdleThreadAgain) {
-  Completer completer;
+TEST(CallbackThreads, UsesAnIdleThreadAgain) {
+  CallbackThreads callback_threads;
   const auto thread_of_a_task = [&] {
     std::promise<std::thread::id> id;
     std::future<std::thread::id> known = id.get_future();
-    completer.run([&] { id.set_value(std::this_thread::get_id()); });
+    callback_threads.run([&] { id.set_value(std::this_thread::get_id()); });
     return known.get();
   };
   const std::thread::id first = thread_of_a_task();
@@ -47,29 +47,29 @@ TEST(Completer, UsesAnIdleThreadAgain) {
   EXPECT_GT(same, 0);
 }
 
-TEST(Completer, FinishesWhatItWasGivenBeforeItEnds) {
+TEST(CallbackThreads, FinishesWhatItWasGivenBeforeItEnds) {
   std::atomic<int> count = 0;
   {
-    Completer completer;
+    CallbackThreads callback_threads;
     for (int i = 0; i < 100; ++i) {
-      completer.run([&] {
+      callback_threads.run([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        completer.run([&] { ++count; });  // as a program that starts its next round
+        callback_threads.run([&] { ++count; });  // as a program that starts its next round
       });
     }
   }
   EXPECT_EQ(count, 100);
 }
 
-// A completion may let go of the last reference to whatever owns the completer: the thread cannot join itself.
-TEST(Completer, MayBeDestroyedByOneOfItsTasks) {
+// A completion may let go of the last reference to whatever owns the callback_threads: the thread cannot join itself.
+TEST(CallbackThreads, MayBeDestroyedByOneOfItsTasks) {
   std::latch left_alone(1);
   std::promise<void> destroyed;
   std::atomic<int> count = 0;
-  auto completer = std::make_shared<Completer>();
-  Completer& same = *completer;
+  auto callback_threads = std::make_shared<CallbackThreads>();
+  CallbackThreads& same = *callback_threads;
   for (int i = 0; i < 10; ++i) same.run([&] { ++count; });
-  same.run([&, last = std::move(completer)]() mutable {
+  same.run([&, last = std::move(callback_threads)]() mutable {
     left_alone.wait();
     last.reset();
     destroyed.set_value();

@@ -1,3 +1,5 @@
+#include "xla_ffi/reducer/state_machine.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include <vector>
 
 #include "tests/cc/one_reducer.h"
-#include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

@@ -1,4 +1,6 @@
 // Memory that two processes share: the bytes in it, who is woken, and what nobody takes from a stranger.
+#include "xla_ffi/transport/shared_ring.h"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -18,21 +20,20 @@
 
 #include "tests/cc/two_sides.h"
 #include "xla_ffi/transport/lent_memory.h"
-#include "xla_ffi/transport/shared_ring.h"
 
 namespace jaxhetero {
 namespace {
 
-using Channel = std::unique_ptr<SharedChannel>;
+using Channel = std::unique_ptr<SharedRing>;
 
-Channel create() { return std::move(*SharedChannel::create()); }
-Channel open(const SharedChannel& of) { return std::move(*SharedChannel::open(of.offer())); }
+Channel create() { return std::move(*SharedRing::create()); }
+Channel open(const SharedRing& of) { return std::move(*SharedRing::open(of.offer())); }
 
-size_t write(SharedChannel& channel, std::span<const std::byte> bytes) {
+size_t write(SharedRing& channel, std::span<const std::byte> bytes) {
   const iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
   return *channel.write(std::span(&piece, 1));
 }
-size_t read(SharedChannel& channel, std::span<std::byte> bytes) {
+size_t read(SharedRing& channel, std::span<std::byte> bytes) {
   const iovec piece{bytes.data(), bytes.size()};
   const size_t count = *channel.read(std::span(&piece, 1));
   channel.release();
@@ -40,7 +41,7 @@ size_t read(SharedChannel& channel, std::span<std::byte> bytes) {
 }
 
 // As much as fits.
-size_t fill(SharedChannel& channel) {
+size_t fill(SharedRing& channel) {
   const Bytes bytes(size_t{1} << 24);
   return write(channel, bytes);
 }
@@ -57,7 +58,7 @@ void scribble(const SharedOffer& offer) {
 // --- Bytes.
 
 // In pieces of any size, by two threads that sleep as connections do: nothing is lost, and nobody sleeps for ever.
-void send_all(SharedChannel& channel, std::span<const std::byte> bytes, std::counting_semaphore<>& own_calls,
+void send_all(SharedRing& channel, std::span<const std::byte> bytes, std::counting_semaphore<>& own_calls,
               std::counting_semaphore<>& peer_calls) {
   std::mt19937 random(1);
   while (!bytes.empty()) {
@@ -70,7 +71,7 @@ void send_all(SharedChannel& channel, std::span<const std::byte> bytes, std::cou
   }
 }
 
-void receive_all(SharedChannel& channel, std::span<std::byte> bytes, std::counting_semaphore<>& own_calls,
+void receive_all(SharedRing& channel, std::span<std::byte> bytes, std::counting_semaphore<>& own_calls,
                  std::counting_semaphore<>& peer_calls) {
   std::mt19937 random(2);
   while (!bytes.empty()) {
@@ -88,8 +89,8 @@ class DirectionTest : public testing::TestWithParam<bool> {};
 TEST_P(DirectionTest, CarriesEveryByteInOrder) {
   const Channel maker = create();
   const Channel other = open(*maker);
-  SharedChannel& from = GetParam() ? *maker : *other;
-  SharedChannel& to = GetParam() ? *other : *maker;
+  SharedRing& from = GetParam() ? *maker : *other;
+  SharedRing& to = GetParam() ? *other : *maker;
   const Bytes sent = pattern(size_t{50} << 20);
   Bytes got(sent.size());
   std::counting_semaphore<> sender_calls(0);
@@ -103,7 +104,7 @@ TEST_P(DirectionTest, CarriesEveryByteInOrder) {
 
 INSTANTIATE_TEST_SUITE_P(FromMaker, DirectionTest, testing::Bool());
 
-TEST(SharedChannel, TellsWhenAReaderIsToBeWoken) {
+TEST(SharedRing, TellsWhenAReaderIsToBeWoken) {
   const Channel writer = create();
   const Channel reader = open(*writer);
   const Bytes bytes = pattern(100);
@@ -119,7 +120,7 @@ TEST(SharedChannel, TellsWhenAReaderIsToBeWoken) {
   EXPECT_FALSE(writer->reader_slept()) << "once is enough";
 }
 
-TEST(SharedChannel, TellsWhenAWriterIsToBeWoken) {
+TEST(SharedRing, TellsWhenAWriterIsToBeWoken) {
   const Channel writer = create();
   const Channel reader = open(*writer);
   EXPECT_FALSE(writer->sleep_for_room()) << "there is some";
@@ -136,7 +137,7 @@ TEST(SharedChannel, TellsWhenAWriterIsToBeWoken) {
 }
 
 // What was read may stand for something that has to last until the reader is done.
-TEST(SharedChannel, IsAsFullAsBeforeUntilWhatWasReadIsReleased) {
+TEST(SharedRing, IsAsFullAsBeforeUntilWhatWasReadIsReleased) {
   const Channel maker = create();
   const Channel other = open(*maker);
   const size_t size = fill(*maker);
@@ -150,7 +151,7 @@ TEST(SharedChannel, IsAsFullAsBeforeUntilWhatWasReadIsReleased) {
   EXPECT_EQ(fill(*maker), size);
 }
 
-TEST(SharedChannel, BelievesNoPositionsOfThePeer) {
+TEST(SharedRing, BelievesNoPositionsOfThePeer) {
   const Channel channel = create();
   scribble(channel->offer());
   std::byte byte{};
@@ -172,8 +173,8 @@ TEST_P(BadOfferTest, IsRefused) {
   const Channel channel = create();
   SharedOffer offer = channel->offer();
   const Fd kept = GetParam().change(offer);
-  EXPECT_FALSE(SharedChannel::open(offer).ok());
-  EXPECT_TRUE(SharedChannel::open(channel->offer()).ok());
+  EXPECT_FALSE(SharedRing::open(offer).ok());
+  EXPECT_TRUE(SharedRing::open(channel->offer()).ok());
 }
 
 size_t size_of(const SharedOffer& offer) {
@@ -271,15 +272,17 @@ class GuestTest : public TransportTest {
     ASSERT_TRUE(server_.wait_open());
   }
   void offer(const Bytes& offer) { guest_.send(frame_bytes(header_of(FrameType::kShare), offer)); }
-  void say_shared(const Bytes& arena = {}) { guest_.send(frame_bytes(header_of(FrameType::kShared), arena)); }
+  void say_shared(const Bytes& lent_memory = {}) {
+    guest_.send(frame_bytes(header_of(FrameType::kShared), lent_memory));
+  }
   // Through both steps.
-  void move(const Bytes& arena = {}) {
+  void move(const Bytes& lent_memory = {}) {
     offer(encode(channel_->offer()));
     const Bytes answer = guest_.read(kHeaderBytes + encode(SharedOffer()).size());
     const auto lends = std::span(answer).subspan(kHeaderBytes);
     ASSERT_EQ(answer, frame_bytes(header_of(FrameType::kShared), lends));
-    ASSERT_TRUE(ArenaView::open(*decode_shared_offer(lends)).ok());
-    say_shared(arena);
+    ASSERT_TRUE(BorrowedMemory::open(*decode_shared_offer(lends)).ok());
+    say_shared(lent_memory);
     ASSERT_TRUE(server_.wait([&] { return server_.context().counters->shared_count == 1; }));
   }
   void call() { guest_.send(Bytes(1)); }
