@@ -20,7 +20,7 @@ import tyro
 # Of either side, before any frame; see xla_ffi/wire/handshake.h.
 HANDSHAKE_BYTES = 8 + 4 + 32 + 32
 HEADER_BYTES = 40
-# The payload's length lies behind the magic number, the type and the flags; see encode() in xla_ffi/wire/messages.cc.
+# The payload's length lies behind the magic number, the type and the flags; see encode() in xla_ffi/wire/frame.cc.
 PAYLOAD_BYTES = struct.Struct("<4xI")
 PORT = 999
 # Marks our own connections, which go where they should.

@@ -20,13 +20,8 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).parent.parent
 CORE = [
-    "transport/lent_memory",
-    "wire/auth",
-    "wire/checksum",
-    "sum/reduce",
-    "reducer/state_machine",
-    "transport/shared_memory",
-    "wire/messages",
+    *("wire/auth", "wire/checksum", "wire/codec", "wire/frame", "wire/job_shape", "wire/messages", "wire/op_spec"),
+    *("reducer/state_machine", "sum/reduce", "transport/lent_memory", "transport/shared_memory"),
 ]
 SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in CORE)]
 OPS = 2

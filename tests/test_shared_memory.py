@@ -17,7 +17,7 @@ from tests.cluster import Cluster
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "shared_memory.py"
-LARGEST_CHUNK_BYTES = 1 << 18  # kMostAutoChunkBytes in xla_ffi/wire/messages.h
+LARGEST_CHUNK_BYTES = 1 << 18  # kMostAutoChunkBytes in xla_ffi/wire/job_shape.h
 needs_namespaces = pytest.mark.skipif(
     missing() is not None and os.environ.get("CI") != "true", reason=f"no network namespaces: {missing()}"
 )

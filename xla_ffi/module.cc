@@ -14,9 +14,11 @@
 #include <string>
 #include <utility>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
 #include "xla_ffi/reducer/server.h"
+#include "xla_ffi/wire/codec.h"
 #include "xla_ffi/worker/communicator.h"
 
 namespace nb = nanobind;

@@ -30,7 +30,7 @@ from jaxhetero.errors import ConfigError
 
 
 class Kind(enum.IntEnum):
-    """What a round does; the numbers are those of xla_ffi/wire/messages.h."""
+    """What a round does; the numbers are those of xla_ffi/wire/op_spec.h."""
 
     SUM = 1
     BROADCAST = 2

@@ -15,6 +15,7 @@
 
 #include "tests/cc/half_format.h"
 #include "tests/cc/strange_rounding.h"
+#include "xla_ffi/sum/reduce.h"
 
 namespace jaxhetero {
 namespace {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/cc/job.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/tcp_listener.h"
 
 namespace jaxhetero {
@@ -147,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(All, IntruderTest,
                                                   Code::kVersionMismatch,
                                                   {": window_chunks is 8, not 3; "}},
                                          Intruder{"checksum",
-                                                  [](CommunicatorConfig& c) { c.job.checksums = true; },
+                                                  [](CommunicatorConfig& c) { c.job.checksum = true; },
                                                   Code::kVersionMismatch,
                                                   {": checksum is 1, not 0; "}}),
                          [](const auto& info) { return info.param.name; });

@@ -9,9 +9,13 @@
 
 #include "tests/cc/job.h"
 #include "tests/fake_cuda/fake_cuda.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/lane.h"
 #include "xla_ffi/cuda/pinned_pool.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/op_spec.h"
 
 namespace jaxhetero {
 namespace {

@@ -18,6 +18,7 @@
 
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
+#include "xla_ffi/base/status.h"
 
 namespace jaxhetero {
 namespace {

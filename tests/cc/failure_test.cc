@@ -17,6 +17,10 @@
 
 #include "tests/cc/fake_peers.h"
 #include "tests/cc/job.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {

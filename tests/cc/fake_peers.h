@@ -17,8 +17,12 @@
 
 #include "tests/cc/job.h"
 #include "tests/cc/loop_thread.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/member.h"
 #include "xla_ffi/transport/tcp_listener.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {

@@ -1,4 +1,6 @@
 // Frames of every size, whole, in pieces, and damaged.
+#include "xla_ffi/wire/frame.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +14,9 @@
 #include <vector>
 
 #include "tests/cc/two_sides.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/wire/checksum.h"
+#include "xla_ffi/wire/codec.h"
 
 namespace jaxhetero {
 namespace {

@@ -18,10 +18,13 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {

@@ -13,7 +13,10 @@
 
 #include "tests/cc/two_sides.h"
 #include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 namespace {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/cc/fake_peers.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 namespace {

@@ -16,6 +16,9 @@
 #include <vector>
 
 #include "tests/cc/job.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
 
 namespace jaxhetero {
 namespace {

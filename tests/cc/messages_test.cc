@@ -11,6 +11,12 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/job_shape.h"
+#include "xla_ffi/wire/op_spec.h"
 
 namespace jaxhetero {
 namespace {

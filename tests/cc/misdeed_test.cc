@@ -10,6 +10,10 @@
 
 #include "tests/cc/fake_peers.h"
 #include "tests/cc/job.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

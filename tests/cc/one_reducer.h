@@ -14,9 +14,12 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/op_spec.h"
 
 namespace jaxhetero {
 

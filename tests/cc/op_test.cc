@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/codec.h"
 #include "xla_ffi/worker/round.h"
 
 namespace jaxhetero {

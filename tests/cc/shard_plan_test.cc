@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 namespace {

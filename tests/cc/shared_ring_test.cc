@@ -19,7 +19,11 @@
 #include <vector>
 
 #include "tests/cc/two_sides.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

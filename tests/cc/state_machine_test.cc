@@ -14,7 +14,10 @@
 #include <vector>
 
 #include "tests/cc/one_reducer.h"
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/op_spec.h"
 
 namespace jaxhetero {
 namespace {

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include "tests/cc/two_sides.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 namespace {

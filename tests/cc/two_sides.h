@@ -23,9 +23,12 @@
 
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
 #include "xla_ffi/wire/auth.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 

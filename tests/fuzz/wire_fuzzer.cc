@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <span>
 
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

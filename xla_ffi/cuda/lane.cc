@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "xla_ffi/wire/op_spec.h"
+
 namespace jaxhetero {
 namespace {
 

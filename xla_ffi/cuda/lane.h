@@ -25,6 +25,7 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/pinned_pool.h"
+#include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {

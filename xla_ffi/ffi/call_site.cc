@@ -4,6 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
+
 namespace jaxhetero {
 
 namespace ffi = xla::ffi;

@@ -11,6 +11,9 @@
 #include <unordered_map>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {

@@ -14,6 +14,7 @@
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/lane.h"
 #include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/sum/reduce.h"
 
 namespace jaxhetero {
 namespace {

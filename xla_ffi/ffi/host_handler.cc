@@ -10,6 +10,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
 
 namespace jaxhetero {

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "xla_ffi/base/status.h"
+
 namespace jaxhetero {
 namespace {
 

@@ -25,10 +25,14 @@
 
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {

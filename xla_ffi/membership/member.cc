@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "xla_ffi/base/status.h"
+
 namespace jaxhetero {
 namespace {
 

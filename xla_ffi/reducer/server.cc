@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
+
 namespace jaxhetero {
 namespace {
 
@@ -61,7 +64,7 @@ void ReducerServer::begin_job(const View& view) {
   view_ = view;
   reducer_ = std::make_unique<ReducerStateMachine>(
       ReducerStateMachine::Job{view_.worker_hosts, view_.job, view_.number > 0}, context_->lent_memory);
-  context_->checksums = view.job.checksums;
+  context_->checksums = view.job.checksum;
   by_rank_.assign(view.worker_hosts.size(), nullptr);
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
     auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));

@@ -18,6 +18,9 @@
 #include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 

@@ -5,6 +5,9 @@
 #include <map>
 #include <utility>
 
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+
 namespace jaxhetero {
 namespace {
 

@@ -20,7 +20,10 @@
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/op_spec.h"
 
 namespace jaxhetero {
 

@@ -17,7 +17,8 @@
 
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 

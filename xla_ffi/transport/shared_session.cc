@@ -8,7 +8,11 @@
 #include <cstring>
 #include <utility>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {

@@ -12,7 +12,10 @@
 #include <cstring>
 #include <string_view>
 
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/wire/checksum.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 namespace {

@@ -11,10 +11,13 @@
 #include <vector>
 
 #include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/transport/shared_ring.h"
 #include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/handshake.h"
 
 namespace jaxhetero {

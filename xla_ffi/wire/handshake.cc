@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "xla_ffi/wire/frame.h"
+
 namespace jaxhetero {
 namespace {
 

@@ -11,7 +11,7 @@
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/wire/auth.h"
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/codec.h"
 
 namespace jaxhetero {
 

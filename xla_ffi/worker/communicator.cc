@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
@@ -36,7 +38,7 @@ Status Communicator::start() {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
-  context_ = std::make_unique<TcpContext>(*loop_, config_.token, config_.job.checksums);
+  context_ = std::make_unique<TcpContext>(*loop_, config_.token, config_.job.checksum);
   if (!config_.source.empty()) {
     Result<TcpAddress> source = resolve(config_.source, 0);
     if (!source.ok()) return source.status();

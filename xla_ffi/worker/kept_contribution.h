@@ -12,6 +12,7 @@
 
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/sum/convert.h"
+#include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/transport/lent_memory.h"
 
 namespace jaxhetero {

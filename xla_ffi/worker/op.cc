@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
+
 namespace jaxhetero {
 
 bool Op::agrees(const OpSpec& spec) {

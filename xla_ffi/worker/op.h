@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
 #include "xla_ffi/worker/round.h"
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/rate_probe.h"
 #include "xla_ffi/worker/round.h"

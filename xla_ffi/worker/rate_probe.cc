@@ -4,6 +4,9 @@
 #include <limits>
 #include <utility>
 
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
+
 namespace jaxhetero {
 namespace {
 

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cmath>
 
+#include "xla_ffi/sum/reduce.h"
+
 namespace jaxhetero {
 namespace {
 

@@ -13,7 +13,11 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/window.h"
 

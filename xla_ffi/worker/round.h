@@ -17,7 +17,7 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/convert.h"
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
 #include "xla_ffi/worker/shard_plan.h"
 

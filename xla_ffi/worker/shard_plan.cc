@@ -6,7 +6,9 @@
 #include <numeric>
 #include <utility>
 
-#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/job_shape.h"
 
 namespace jaxhetero {
 namespace {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "xla_ffi/sum/reduce.h"
+
 namespace jaxhetero {
 
 // The part of a bucket that one reducer owns, in elements.

@@ -1,0 +1,55 @@
+// What an op is, as all workers must see it: the kind of reduction, and the bucket that it reduces.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+
+namespace jaxhetero {
+
+// What a round does with the contributions.
+enum class Kind : uint8_t {
+  kSum = 1,
+  kBroadcast = 2,  // the root's contribution, unchanged; the others push headers without payload
+  kMax = 3,
+  kMin = 4,
+};
+std::string_view kind_name(Kind kind);
+
+// What every worker must agree on in an op, compared by the reducer. It is the same in all of the op's rounds.
+struct OpSpec {
+  Kind kind = Kind::kSum;
+  DType dtype = DType::kF32;
+  uint32_t root = 0;         // of a broadcast, else 0
+  uint32_t leaf_count = 0;   // leaves in the bucket
+  uint64_t total_count = 0;  // elements in the bucket
+  uint32_t signature = 0;    // hash of the leaves' shapes
+  uint64_t call_bytes = 0;   // on the wire, of all buckets of the collective that this is one of; else 0
+
+  bool operator==(const OpSpec&) const = default;
+};
+
+// Whether this rank has bytes in such a round. All push their chunks in any case, which tells that they have come to
+// it.
+inline bool contributes(const OpSpec& spec, uint32_t rank) {
+  return spec.kind != Kind::kBroadcast || spec.root == rank;
+}
+
+// Whether a peer may send such a spec; else a protocol error.
+Status check(const OpSpec& spec);
+
+// For people: "sum of float32[1024] in 2 leaves".
+std::string describe(const OpSpec& spec);
+
+template <typename Codec, typename Spec>
+void fields(Codec& codec, Spec& spec)
+  requires IsA<Spec, OpSpec>
+{
+  codec(spec.kind, spec.dtype, spec.root, spec.leaf_count, spec.total_count, spec.signature, spec.call_bytes);
+}
+
+}  // namespace jaxhetero
