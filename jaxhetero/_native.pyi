@@ -4,6 +4,10 @@ from typing import Any
 
 version: str
 
+# What the core declares by name: "worker settings", "reducer settings", "call attributes", "metrics". A test holds the
+# declarations of the Python side against it.
+declared_names: dict[str, list[str]]
+
 # (name, message): name is "ok" or a class of jaxhetero.errors; see jaxhetero.errors.from_status.
 Status = tuple[str, str]
 
@@ -13,17 +17,8 @@ Event = tuple[int, str]
 class ReducerServer:
     """A reducer on its own native thread: listens, meets the others at the coordinator, sums until all workers left."""
 
-    def __init__(
-        self,
-        *,
-        coordinator: str,
-        token: bytes,
-        host: str,
-        port: int,
-        colocated_rank: int = -1,
-        start_timeout_ms: int,
-        timeout_ms: int,
-    ) -> None: ...
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Take what ``declared_names["reducer settings"]`` lists from ``settings``, and leave the rest."""
     def start(self) -> Status:
         """Bind the listening socket and start the thread; returns at once."""
     def wait(self, timeout_ms: int) -> bool:
@@ -38,25 +33,8 @@ class ReducerServer:
 class Communicator:
     """The worker's side, on its own native thread. Rank 0 also runs the coordinator on it."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        worker_count: int,
-        reducer_count: int,
-        coordinator: str,
-        source: str = "",
-        token: bytes,
-        start_timeout_ms: int,
-        timeout_ms: int,
-        colocated_count: int,
-        chunk_bytes: int,
-        window_chunks: int,
-        checksum: bool,
-        failover: bool,
-        measure_rates: bool,
-        shared_memory: bool,
-    ) -> None: ...
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Take what ``declared_names["worker settings"]`` lists from ``settings``, and leave the rest."""
     def start(self) -> Status: ...
     def wait_ready(self, timeout_ms: int) -> Status | None:
         """The outcome of the start, or None when ``timeout_ms`` passed first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -65,14 +66,7 @@ def _make_server(config: ReducerConfig) -> ReducerServer:
         from jaxhetero import _native
     except ImportError as error:
         raise InternalError(f"the native module of jaxhetero cannot be loaded; install it again: {error}") from None
-    return _native.ReducerServer(
-        coordinator=config.coordinator,
-        token=config.token.encode(),
-        host=config.host,
-        port=config.port,
-        start_timeout_ms=config.start_timeout_ms,
-        timeout_ms=config.timeout_ms,
-    )
+    return _native.ReducerServer(asdict(config) | {"colocated_rank": -1})
 
 
 def _check(status: Status) -> None:

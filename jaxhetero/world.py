@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxhetero._native_log import EventPump, logger
@@ -196,7 +196,7 @@ def metrics() -> Metrics:
         for name, count in world._reducer.metrics().items():
             if name in _SUMMED:
                 counts[name] += count
-    return Metrics(**counts)
+    return Metrics(**{field.name: counts[field.name] for field in fields(Metrics)})
 
 
 def timeline() -> list[RoundTimes]:
@@ -271,34 +271,11 @@ def _start(config: Config) -> World:
         pinned_bytes=config.pinned_bytes,
         timeout_ms=config.timeout_ms,
     )
-    communicator = _native.Communicator(
-        rank=config.rank,
-        worker_count=config.worker_count,
-        reducer_count=config.reducer_count,
-        colocated_count=config.colocated_count,
-        coordinator=config.coordinator,
-        source=config.host if config.interface else "",
-        token=config.token.encode(),
-        start_timeout_ms=config.start_timeout_ms,
-        timeout_ms=config.timeout_ms,
-        chunk_bytes=config.chunk_bytes,
-        window_chunks=config.window_chunks,
-        checksum=config.checksum,
-        failover=config.failover,
-        measure_rates=config.measure_rates,
-        shared_memory=config.shared_memory,
-    )
+    settings = asdict(config)
+    communicator = _native.Communicator(settings | {"source": config.host if config.interface else ""})
     reducer = None
     if config.rank < config.colocated_count:
-        reducer = _native.ReducerServer(
-            coordinator=config.coordinator,
-            token=config.token.encode(),
-            host=config.host,
-            port=0,
-            colocated_rank=config.rank,
-            start_timeout_ms=config.start_timeout_ms,
-            timeout_ms=config.timeout_ms,
-        )
+        reducer = _native.ReducerServer(settings | {"port": 0, "colocated_rank": config.rank})
     sources = [source for source in (communicator, reducer) if source is not None]
     world = World(config, communicator, reducer, tuple(EventPump(source) for source in sources))
     for pump in world._pumps:

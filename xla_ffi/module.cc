@@ -11,10 +11,12 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
 #include "xla_ffi/reducer/server.h"
@@ -44,11 +46,6 @@ std::optional<NativeEvent> to_python(const std::optional<Event>& event) {
   return NativeEvent{static_cast<int>(event->severity), event->text};
 }
 
-Bytes to_bytes(const nb::bytes& bytes) {
-  const auto* begin = reinterpret_cast<const std::byte*>(bytes.c_str());
-  return {begin, begin + bytes.size()};
-}
-
 // What jax.ffi.register_ffi_target() and register_ffi_type() take.
 nb::dict to_python(const FfiTarget& target) {
   nb::dict stages;
@@ -69,25 +66,76 @@ std::string host_name() {
   return name.data();
 }
 
-template <typename Metrics>
-void add_refusals(nb::dict& result, const Metrics& metrics) {
-  result["refused_count"] = metrics.refused_count;
-  result["bad_frame_count"] = metrics.bad_frame_count;
-  result["checksum_mismatch_count"] = metrics.checksum_mismatch_count;
+// Settings come as one mapping; each is taken by the name under which its config struct declares it.
+class Settings {
+ public:
+  explicit Settings(const nb::dict& values) : values_(values) {}
+
+  template <typename T>
+  void take(const char* name, T& into) const {
+    into = nb::cast<T>(values_[name]);
+  }
+  void take(const char* name, milliseconds& into) const { into = milliseconds(nb::cast<int64_t>(values_[name])); }
+  void take(const char* name, Bytes& into) const {
+    const auto text = nb::cast<std::string>(values_[name]);
+    const auto bytes = std::as_bytes(std::span(text));
+    into.assign(bytes.begin(), bytes.end());
+  }
+
+ private:
+  const nb::dict& values_;
+};
+
+CommunicatorConfig communicator_config(const nb::dict& values) {
+  const Settings settings(values);
+  CommunicatorConfig config;
+  for_each_setting([&](const char* name, auto member) { settings.take(name, config.job.*member); });
+  for_each_worker_setting([&](const char* name, auto member) { settings.take(name, config.*member); });
+  config.host_name = host_name();
+  config.version = JAXHETERO_VERSION;
+  return config;
+}
+
+ReducerServerConfig reducer_config(const nb::dict& values) {
+  const Settings settings(values);
+  ReducerServerConfig config;
+  for_each_reducer_setting([&](const char* name, auto member) { settings.take(name, config.*member); });
+  config.host_name = host_name();
+  config.version = JAXHETERO_VERSION;
+  return config;
+}
+
+// What Python has to give, by name, for the test that holds its own declarations against these.
+nb::dict declared_names() {
+  nb::list worker;
+  nb::list reducer;
+  nb::list call;
+  nb::list metrics;
+  for_each_setting([&](const char* name, auto) { worker.append(name); });
+  for_each_worker_setting([&](const char* name, auto) { worker.append(name); });
+  for_each_reducer_setting([&](const char* name, auto) { reducer.append(name); });
+  for_each_attribute([&](const char* name, auto) { call.append(name); });
+  for_each_counter([&](const char* name, auto, auto) { metrics.append(name); });
+  nb::dict names;
+  names["worker settings"] = worker;
+  names["reducer settings"] = reducer;
+  names["call attributes"] = call;
+  names["metrics"] = metrics;
+  return names;
+}
+
+nb::dict to_python(const Metrics& metrics) {
+  nb::dict counts;
+  for_each_counter([&](const char* name, auto, auto metric) { counts[name] = metrics.*metric; });
+  return counts;
 }
 
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
           "__init__",
-          [](ReducerServer* self, std::string coordinator, const nb::bytes& token, std::string host, uint16_t port,
-             int32_t colocated_rank, int64_t start_timeout_ms, int64_t timeout_ms) {
-            new (self) ReducerServer({std::move(coordinator), to_bytes(token), std::move(host), port, colocated_rank,
-                                      host_name(), JAXHETERO_VERSION, milliseconds(start_timeout_ms),
-                                      milliseconds(timeout_ms)});
-          },
-          nb::kw_only(), "coordinator"_a, "token"_a, "host"_a, "port"_a, "colocated_rank"_a = -1, "start_timeout_ms"_a,
-          "timeout_ms"_a)
+          [](ReducerServer* self, const nb::dict& settings) { new (self) ReducerServer(reducer_config(settings)); },
+          "settings"_a)
       .def(
           "start", [](ReducerServer& self) { return to_python(self.start()); }, Unlocked())
       .def(
@@ -100,40 +148,14 @@ void bind_reducer_server(nb::module_& module) {
       .def(
           "next_event", [](ReducerServer& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
-      .def("metrics", [](const ReducerServer& self) {
-        const ReducerMetrics metrics = self.metrics();
-        nb::dict result;
-        result["sent_bytes"] = metrics.sent_bytes;
-        result["received_bytes"] = metrics.received_bytes;
-        result["round_count"] = metrics.round_count;
-        add_refusals(result, metrics);
-        return result;
-      });
+      .def("metrics", [](const ReducerServer& self) { return to_python(self.metrics()); });
 }
 
 void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
-      .def(nb::new_([](uint32_t rank, uint32_t worker_count, uint32_t reducer_count, uint32_t colocated_count,
-                       std::string coordinator, std::string source, const nb::bytes& token, int64_t start_timeout_ms,
-                       int64_t timeout_ms, uint32_t chunk_bytes, uint32_t window_chunks, bool checksum, bool failover,
-                       bool measure_rates, bool shared_memory) {
-             CommunicatorConfig config;
-             config.rank = rank;
-             config.job = {worker_count,  reducer_count, colocated_count, chunk_bytes,
-                           window_chunks, checksum,      failover,        measure_rates};
-             config.coordinator = std::move(coordinator);
-             config.source = std::move(source);
-             config.token = to_bytes(token);
-             config.host_name = host_name();
-             config.version = JAXHETERO_VERSION;
-             config.start_timeout = milliseconds(start_timeout_ms);
-             config.timeout = milliseconds(timeout_ms);
-             config.shared_memory = shared_memory;
-             return std::make_shared<Communicator>(std::move(config));
-           }),
-           nb::kw_only(), "rank"_a, "worker_count"_a, "reducer_count"_a, "colocated_count"_a, "coordinator"_a,
-           "source"_a = "", "token"_a, "start_timeout_ms"_a, "timeout_ms"_a, "chunk_bytes"_a, "window_chunks"_a,
-           "checksum"_a, "failover"_a, "measure_rates"_a, "shared_memory"_a)
+      .def(nb::new_(
+               [](const nb::dict& settings) { return std::make_shared<Communicator>(communicator_config(settings)); }),
+           "settings"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
       .def(
@@ -146,21 +168,7 @@ void bind_communicator(nb::module_& module) {
           "next_event", [](Communicator& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
       .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
-      .def("metrics",
-           [](const Communicator& self) {
-             const CommunicatorMetrics metrics = self.metrics();
-             nb::dict result;
-             result["sent_bytes"] = metrics.sent_bytes;
-             result["received_bytes"] = metrics.received_bytes;
-             result["round_count"] = metrics.round_count;
-             result["busy_us"] = metrics.busy_us;
-             result["view_count"] = metrics.view_count;
-             result["kept_bytes"] = metrics.kept_bytes;
-             result["shared_connection_count"] = metrics.shared_connection_count;
-             result["lent_bytes"] = metrics.lent_bytes;
-             add_refusals(result, metrics);
-             return result;
-           })
+      .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
       .def("timeline",
            [](const Communicator& self) {
              const auto seconds = [](RoundRecord::Time time) {
@@ -183,6 +191,7 @@ void bind_communicator(nb::module_& module) {
 NB_MODULE(_native, module) {
   using namespace jaxhetero;
   module.attr("version") = JAXHETERO_VERSION;
+  module.attr("declared_names") = declared_names();
   bind_reducer_server(module);
   bind_communicator(module);
   module.def(

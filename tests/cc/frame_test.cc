@@ -43,7 +43,7 @@ TEST_P(PayloadTest, ComesFromLeavesAndGoesIntoLeaves) {
     return Status();
   };
   open(way);
-  const uint64_t sent_before = client_.count_of(&TransportCounters::sent_bytes);
+  const uint64_t sent_before = client_.count_of(&Counters::sent_bytes);
   const uint64_t frames_before = client_.call([&] { return client_.connections_[0]->written_frame_count(); });
   // As frames of all sizes, the empty one included.
   size_t frame_count = 0;
@@ -61,11 +61,11 @@ TEST_P(PayloadTest, ComesFromLeavesAndGoesIntoLeaves) {
   const auto frames_now = client_.call([&] { return client_.connections_[0]->written_frame_count(); });
   EXPECT_EQ(frames_now - frames_before, frame_count);
   EXPECT_EQ(client_.call([&] { return client_.connections_[0]->queued_frame_count(); }), frames_now);
-  EXPECT_EQ(client_.count_of(&TransportCounters::sent_bytes) - sent_before, frame_count * kHeaderBytes + total);
-  EXPECT_EQ(server_.count_of(&TransportCounters::received_bytes), client_.count_of(&TransportCounters::sent_bytes));
+  EXPECT_EQ(client_.count_of(&Counters::sent_bytes) - sent_before, frame_count * kHeaderBytes + total);
+  EXPECT_EQ(server_.count_of(&Counters::received_bytes), client_.count_of(&Counters::sent_bytes));
   if (way == Way::kSocket) {
     EXPECT_EQ(sent_before, 44u + 32u);
-    EXPECT_EQ(client_.count_of(&TransportCounters::received_bytes), 76u);
+    EXPECT_EQ(client_.count_of(&Counters::received_bytes), 76u);
   }
 }
 
@@ -156,8 +156,8 @@ TEST_F(FrameTest, WaitsForAPeerThatDoesNotRead) {
       server_.connections_[0]->send(OutFrame::of(push_of(i, kBytes), *payload, payload));
   });
   uint64_t sent = 0;
-  while (sent != server_.count_of(&TransportCounters::sent_bytes)) {  // until no more fits
-    sent = server_.count_of(&TransportCounters::sent_bytes);
+  while (sent != server_.count_of(&Counters::sent_bytes)) {  // until no more fits
+    sent = server_.count_of(&Counters::sent_bytes);
     std::this_thread::sleep_for(milliseconds(20));
   }
   EXPECT_LT(sent, kFrames * kBytes) << "the socket buffers took everything: nothing was tested";
@@ -191,7 +191,7 @@ TEST_P(BadFrameTest, ClosesThisConnectionOnly) {
   bad.send(frame);
   EXPECT_EQ(server_.wait_closed().code(), Code::kProtocol);
   EXPECT_TRUE(bad.is_closed_within(kPatience));
-  EXPECT_EQ(server_.count_of(&TransportCounters::bad_frame_count), 1u);
+  EXPECT_EQ(server_.count_of(&Counters::bad_frame_count), 1u);
   expect_works(client_);
 }
 
@@ -231,7 +231,7 @@ TEST_F(ChecksumTest, LetFramesOfAllSizesThrough) {
       EXPECT_TRUE(std::equal(server_.frames_[i].payload.begin(), server_.frames_[i].payload.end(), memory.begin() + 1));
     }
   });
-  EXPECT_EQ(server_.count_of(&TransportCounters::checksum_mismatch_count), 0u);
+  EXPECT_EQ(server_.count_of(&Counters::checksum_mismatch_count), 0u);
 }
 
 // A frame with its checksum, as it crosses the wire.
@@ -257,8 +257,8 @@ TEST_F(ChecksumTest, FindEveryDamagedBit) {
     bad[at] ^= std::byte{1};
     peer.send(bad);
     EXPECT_TRUE(peer.is_closed_within(kPatience)) << at;
-    EXPECT_EQ(server_.count_of(&TransportCounters::checksum_mismatch_count), ++mismatch_count) << at;
-    EXPECT_EQ(server_.count_of(&TransportCounters::bad_frame_count), mismatch_count) << at;
+    EXPECT_EQ(server_.count_of(&Counters::checksum_mismatch_count), ++mismatch_count) << at;
+    EXPECT_EQ(server_.count_of(&Counters::bad_frame_count), mismatch_count) << at;
     EXPECT_EQ(server_.call([&] { return server_.frames_.size(); }), mismatch_count) << "only the good ones";
     EXPECT_NE(server_.call([&] { return server_.closed_.back().message(); }).find("came damaged"), std::string::npos);
   }

@@ -79,7 +79,7 @@ TEST_F(HandshakeTest, RefusesAReplayedHandshake) {
   EXPECT_TRUE(server_.wait([&] { return server_.closed_.size() == 2; }));
   EXPECT_EQ(server_.call([&] { return server_.closed_.back().code(); }), Code::kUnauthenticated);
   EXPECT_EQ(server_.call([&] { return server_.open_count_; }), 1u);
-  EXPECT_EQ(server_.count_of(&TransportCounters::refused_count), 1u);
+  EXPECT_EQ(server_.count_of(&Counters::refused_count), 1u);
 }
 
 TEST_F(HandshakeTest, TellsAClientOfAnotherVersionItsOwn) {
@@ -164,7 +164,7 @@ TEST_P(StrangerTest, DoesNotDisturb) {
   }
   EXPECT_FALSE(server_.wait_closed().ok());
   EXPECT_EQ(server_.call([&] { return server_.open_count_; }), 1u);
-  EXPECT_EQ(server_.count_of(&TransportCounters::refused_count), 1u);
+  EXPECT_EQ(server_.count_of(&Counters::refused_count), 1u);
   expect_works(client_);
 }
 

@@ -67,17 +67,17 @@ TEST_F(LendingTest, ArrivesLikeAnyOther) {
   ASSERT_NO_FATAL_FAILURE(open_both());
   for (Side* side : {&client_, &server_}) {
     Side& other = side == &client_ ? server_ : client_;
-    const uint64_t lent_before = side->count_of(&TransportCounters::lent_bytes);
-    const uint64_t sent_before = side->count_of(&TransportCounters::sent_bytes);
-    const uint64_t received_before = other.count_of(&TransportCounters::received_bytes);
+    const uint64_t lent_before = side->count_of(&Counters::lent_bytes);
+    const uint64_t sent_before = side->count_of(&Counters::sent_bytes);
+    const uint64_t received_before = other.count_of(&Counters::received_bytes);
     const Bytes payload = pattern(kBytes, 7);
     lend(*side, payload);
     ASSERT_TRUE(other.wait_frames(1));
     EXPECT_EQ(other.call([&] { return other.frames_[0].payload; }), payload);
     EXPECT_EQ(other.call([&] { return other.frames_[0].header.count; }), kBytes);
-    EXPECT_EQ(side->count_of(&TransportCounters::lent_bytes) - lent_before, kBytes);
-    EXPECT_EQ(side->count_of(&TransportCounters::sent_bytes) - sent_before, kBytes + kHeaderBytes);
-    EXPECT_EQ(other.count_of(&TransportCounters::received_bytes) - received_before, kBytes + kHeaderBytes);
+    EXPECT_EQ(side->count_of(&Counters::lent_bytes) - lent_before, kBytes);
+    EXPECT_EQ(side->count_of(&Counters::sent_bytes) - sent_before, kBytes + kHeaderBytes);
+    EXPECT_EQ(other.count_of(&Counters::received_bytes) - received_before, kBytes + kHeaderBytes);
   }
 }
 
@@ -187,12 +187,12 @@ class CopiedTest : public LendingTest, public testing::WithParamInterface<Copied
 
 TEST_P(CopiedTest, Arrives) {
   ASSERT_NO_FATAL_FAILURE(open_both());
-  const uint64_t before = client_.count_of(&TransportCounters::lent_bytes);
+  const uint64_t before = client_.count_of(&Counters::lent_bytes);
   client_.call([this] { client_.connections_[0]->send(GetParam().frame(client_)); });
   ASSERT_TRUE(server_.wait_frames(1));
   EXPECT_EQ(server_.call([this] { return server_.frames_[0].payload.size(); }),
             server_.call([this] { return server_.frames_[0].header.payload_bytes; }));
-  EXPECT_EQ(client_.count_of(&TransportCounters::lent_bytes), before);
+  EXPECT_EQ(client_.count_of(&Counters::lent_bytes), before);
 }
 
 OutFrame of_few_bytes(Side& side) {
@@ -229,13 +229,13 @@ TEST(LendingWithChecksums, IsNotDone) {
   client.connect(server.listen());
   ASSERT_TRUE(client.wait_open());
   client.call([&] { client.connections_[0]->offer_memory(); });
-  ASSERT_TRUE(client.wait([&] { return client.context().counters->shared_count == 1; }));
+  ASSERT_TRUE(client.wait([&] { return client.context().counters->shared_connection_count == 1; }));
   EXPECT_FALSE(client.call([&] { return client.context().lent_memory->offer().has_value(); }));
   for (uint64_t offset = 0; offset < 10; ++offset) {
     client.call([&] { client.connections_[0]->send(frame_of(lendable(client), offset)); });
   }
   ASSERT_TRUE(server.wait_frames(10));
-  EXPECT_EQ(client.count_of(&TransportCounters::lent_bytes), 0u);
+  EXPECT_EQ(client.count_of(&Counters::lent_bytes), 0u);
 }
 
 // --- What no peer of ours sends.

@@ -175,7 +175,7 @@ TEST(Loopback, MovesEveryByteOnceEachWay) {
   const TestRound round{.leaf_counts = {1 << 20}};
   job.expect_works(round);
   for (const auto& worker : job.workers) {
-    const CommunicatorMetrics metrics = worker->metrics();
+    const Metrics metrics = worker->metrics();
     EXPECT_GE(metrics.sent_bytes, round.bytes());
     EXPECT_LE(metrics.sent_bytes, round.bytes() + round.bytes() / 100);
     EXPECT_GE(metrics.received_bytes, round.bytes());
@@ -184,7 +184,7 @@ TEST(Loopback, MovesEveryByteOnceEachWay) {
     EXPECT_GT(metrics.busy_us, 0u);
   }
   for (const auto& reducer : job.reducers) {
-    const ReducerMetrics metrics = reducer->metrics();
+    const Metrics metrics = reducer->metrics();
     EXPECT_NEAR(static_cast<double>(metrics.received_bytes), 2.0 * static_cast<double>(round.bytes()), 1e5);
     EXPECT_NEAR(static_cast<double>(metrics.sent_bytes), 2.0 * static_cast<double>(round.bytes()), 1e5);
     EXPECT_EQ(metrics.round_count, 1u);

@@ -248,8 +248,8 @@ TEST_F(MoveTest, KeepsTheOrderOfFrames) {
   });
   ASSERT_TRUE(server_.wait_frames(2 * kFrames));
   ASSERT_TRUE(client_.wait_frames(kFrames));
-  EXPECT_EQ(server_.count_of(&TransportCounters::shared_count), 1u);
-  EXPECT_EQ(client_.count_of(&TransportCounters::shared_count), 1u);
+  EXPECT_EQ(server_.count_of(&Counters::shared_connection_count), 1u);
+  EXPECT_EQ(client_.count_of(&Counters::shared_connection_count), 1u);
   for (Side* side : {&server_, &client_}) {
     side->call([&] {
       for (size_t i = 0; i < side->frames_.size(); ++i) {
@@ -265,7 +265,7 @@ TEST_F(MoveTest, StaysOnTheSocketBetweenTwoAddresses) {
   ASSERT_TRUE(client_.wait_open() && server_.wait_open());
   client_.call([&] { client_.connections_[0]->offer_memory(); });
   expect_works(client_);
-  EXPECT_EQ(client_.count_of(&TransportCounters::sent_bytes), 44u + 32 + kHeaderBytes + 10) << "it offered something";
+  EXPECT_EQ(client_.count_of(&Counters::sent_bytes), 44u + 32 + kHeaderBytes + 10) << "it offered something";
 }
 
 // A peer of our own making that has proved itself.
@@ -287,12 +287,12 @@ class GuestTest : public TransportTest {
     ASSERT_EQ(answer, frame_bytes(header_of(FrameType::kShared), lends));
     ASSERT_TRUE(BorrowedMemory::open(*decode_shared_offer(lends)).ok());
     say_shared(lent_memory);
-    ASSERT_TRUE(server_.wait([&] { return server_.context().counters->shared_count == 1; }));
+    ASSERT_TRUE(server_.wait([&] { return server_.context().counters->shared_connection_count == 1; }));
   }
   void call() { guest_.send(Bytes(1)); }
   void expect_shown_out() {
     EXPECT_EQ(server_.wait_closed().code(), Code::kProtocol) << server_.wait_closed().message();
-    EXPECT_EQ(server_.count_of(&TransportCounters::bad_frame_count), 1u);
+    EXPECT_EQ(server_.count_of(&Counters::bad_frame_count), 1u);
   }
 
   RawPeer guest_{server_.listen()};
@@ -305,18 +305,18 @@ TEST_F(GuestTest, IsHeardOnTheSocketWhenItsOfferLeadsNowhere) {
   offer(encode(elsewhere));
   guest_.send(frame_bytes(header_of(FrameType::kDescribe), bytes_of("still here")));
   ASSERT_TRUE(server_.wait_frames(1));
-  EXPECT_EQ(server_.count_of(&TransportCounters::sent_bytes), 76u) << "there is nothing to answer";
+  EXPECT_EQ(server_.count_of(&Counters::sent_bytes), 76u) << "there is nothing to answer";
 }
 
 TEST_F(GuestTest, IsHeardInTheChannelWhenItsArenaLeadsNowhere) {
   SharedOffer nowhere;
   nowhere.process = 0x7fffffff;
   move(encode(nowhere));
-  const uint64_t sent_before = server_.count_of(&TransportCounters::sent_bytes);
+  const uint64_t sent_before = server_.count_of(&Counters::sent_bytes);
   write(*channel_, frame_bytes(header_of(FrameType::kDescribe), bytes_of("still here")));
   call();
   ASSERT_TRUE(server_.wait_frames(1));
-  EXPECT_EQ(server_.count_of(&TransportCounters::sent_bytes), sent_before) << "there is nothing that it reads";
+  EXPECT_EQ(server_.count_of(&Counters::sent_bytes), sent_before) << "there is nothing that it reads";
 }
 
 TEST_F(GuestTest, MayNotLendRubbish) {

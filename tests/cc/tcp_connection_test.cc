@@ -174,8 +174,8 @@ TEST_F(TransportTest, SaysItsLastWordBehindAHalfSentFrame) {
     for (uint64_t i = 0; i < 3; ++i) server_.connections_[0]->send(OutFrame::gather(push_of(i, kBytes), leaves, 0));
   });
   uint64_t sent = 0;
-  while (sent != server_.count_of(&TransportCounters::sent_bytes) || sent < 1000) {  // until no more fits
-    sent = server_.count_of(&TransportCounters::sent_bytes);
+  while (sent != server_.count_of(&Counters::sent_bytes) || sent < 1000) {  // until no more fits
+    sent = server_.count_of(&Counters::sent_bytes);
     std::this_thread::sleep_for(milliseconds(20));
   }
   ASSERT_LT(sent, kBytes);

@@ -124,7 +124,7 @@ class Side : public ConnectionOwner {
   [[nodiscard]] TcpContext& context() { return context_; }
 
   // Asked of the loop's thread: it counts a frame after writing it, when the other side may have it already.
-  [[nodiscard]] uint64_t count_of(std::atomic<uint64_t> TransportCounters::* counter) {
+  [[nodiscard]] uint64_t count_of(std::atomic<uint64_t> Counters::* counter) {
     return call([&] { return (context_.counters.get()->*counter).load(); });
   }
 
@@ -266,7 +266,7 @@ class TransportTest : public testing::Test {
     if (way == Way::kSocket) return;
     client_.call([&] { client_.connections_[0]->offer_memory(); });
     for (Side* side : {&client_, &server_}) {
-      ASSERT_TRUE(side->wait([&] { return side->context().counters->shared_count == 1; }));
+      ASSERT_TRUE(side->wait([&] { return side->context().counters->shared_connection_count == 1; }));
     }
   }
 

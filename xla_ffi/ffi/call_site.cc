@@ -150,6 +150,21 @@ ffi::Future failed(const Status& status) {
   return future;
 }
 
+ffi::ErrorOr<CallSiteAttributes> read_attributes(const ffi::Dictionary& dictionary) {
+  CallSiteAttributes attributes;
+  std::string unreadable;
+  for_each_attribute([&]<typename T>(const char* name, T CallSiteAttributes::* member) {
+    const ffi::ErrorOr<T> value = dictionary.get<T>(name);
+    if (value.has_value()) {
+      attributes.*member = *value;
+    } else {
+      unreadable += (unreadable.empty() ? "" : ", ") + std::string(name);
+    }
+  });
+  if (unreadable.empty()) return attributes;
+  return ffi::Unexpected(to_error({Code::kInternal, "the custom call lacks its attribute " + unreadable}));
+}
+
 // The number of an op must be the same on every worker. A program is compiled from the same text everywhere, so the
 // label together with "the how-manyth instruction of this label that this process instantiates" is.
 void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {

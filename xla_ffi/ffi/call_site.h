@@ -36,42 +36,47 @@ struct CallSite {
   std::optional<int64_t> last_run;  // guarded by mutex
 };
 
-// The attributes of the instruction.
+// The attributes of the instruction, as jaxhetero/_collectives/primitive.py writes them.
 struct CallSiteAttributes {
   std::string_view label;
-  int64_t kind;
-  int64_t root;
+  int64_t kind = 0;
+  int64_t root = 0;
   std::string_view wire_dtype;  // "bfloat16", "float16", or "" for that of the operands
-  int64_t call_bytes;
-  int64_t worker_count;
+  int64_t call_bytes = 0;
+  int64_t worker_count = 0;
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;
 };
 
+// The declaration of the attributes by name; calls `visit(name, member)` for each.
+template <typename Visit>
+void for_each_attribute(Visit&& visit) {
+  visit("label", &CallSiteAttributes::label);
+  visit("kind", &CallSiteAttributes::kind);
+  visit("root", &CallSiteAttributes::root);
+  visit("wire_dtype", &CallSiteAttributes::wire_dtype);
+  visit("call_bytes", &CallSiteAttributes::call_bytes);
+  visit("worker_count", &CallSiteAttributes::worker_count);
+  visit("device_ids", &CallSiteAttributes::device_ids);
+  visit("device_lanes", &CallSiteAttributes::device_lanes);
+}
+
+// An error names the attribute that is missing, or of another type.
+xla::ffi::ErrorOr<CallSiteAttributes> read_attributes(const xla::ffi::Dictionary& dictionary);
+
 void describe_call_site(CallSite& site, const CallSiteAttributes& attributes);
 
-// The type of handler that makes call sites of a type.
+// The handler that makes call sites of a platform's type.
 template <typename Site>
-xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(std::string_view label, int64_t kind, int64_t root,
-                                                     std::string_view wire_dtype, int64_t call_bytes,
-                                                     int64_t worker_count, xla::ffi::Span<const int64_t> device_ids,
-                                                     xla::ffi::Span<const int64_t> device_lanes) {
+xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(xla::ffi::Dictionary dictionary) {
+  const xla::ffi::ErrorOr<CallSiteAttributes> attributes = read_attributes(dictionary);
+  if (!attributes.has_value()) return xla::ffi::Unexpected(attributes.error());
   auto site = std::make_unique<Site>();
-  describe_call_site(*site, {label, kind, root, wire_dtype, call_bytes, worker_count, device_ids, device_lanes});
+  describe_call_site(*site, *attributes);
   return site;
 }
 
-inline auto bind_instantiate() {
-  return xla::ffi::Ffi::BindInstantiate()
-      .Attr<std::string_view>("label")
-      .Attr<int64_t>("kind")
-      .Attr<int64_t>("root")
-      .Attr<std::string_view>("wire_dtype")
-      .Attr<int64_t>("call_bytes")
-      .Attr<int64_t>("worker_count")
-      .Attr<xla::ffi::Span<const int64_t>>("device_ids")
-      .Attr<xla::ffi::Span<const int64_t>>("device_lanes");
-}
+inline auto bind_instantiate() { return xla::ffi::Ffi::BindInstantiate().Attrs(); }
 
 // The communicator, if this run of the call may use it.
 Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run);

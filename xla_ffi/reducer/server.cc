@@ -30,6 +30,7 @@ Status ReducerServer::start() {
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token);
+  context_->counters = counters_;
   Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(*loop_, *address, "this reducer");
   if (!listener.ok()) return listener.status();
   listener_ = std::move(*listener);
@@ -80,7 +81,7 @@ void ReducerServer::begin_job(const View& view) {
 }
 
 void ReducerServer::check_everybody_joined() {
-  if (joined_count_ == by_rank_.size() || view_.number > 0 || closing_) return;
+  if (counters_->joined_count == by_rank_.size() || view_.number > 0 || closing_) return;
   std::string missing;
   for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
     if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
@@ -140,7 +141,9 @@ Result<bool> ReducerServer::on_lent(Connection& connection, const FrameHeader& h
   return taken;
 }
 
-void ReducerServer::count_rounds() { round_count_ = earlier_round_count_ + reducer_->completed_round_count(); }
+void ReducerServer::count_rounds() {
+  counters_->round_count = earlier_round_count_ + reducer_->completed_round_count();
+}
 
 Status ReducerServer::describe_op(const Peer& peer, const FrameHeader& header) {
   Result<OpDescription> description = decode_op_description(peer.control);
@@ -182,7 +185,7 @@ Status ReducerServer::join(Peer& peer) {
   peer.rank = join->rank;
   by_rank_[join->rank] = peer.connection.get();
   plan_ = join->plan;
-  ++joined_count_;
+  ++counters_->joined_count;
   if (!reducer_->fault().ok()) {
     peer.connection->send(OutFrame::control(FrameType::kFault, encode(reducer_->fault())));
     peer.connection->close_after_flush();
@@ -199,7 +202,7 @@ void ReducerServer::enter_view(uint32_t number) {
     connection->close();
     peers_.erase(std::exchange(connection, nullptr));
   }
-  joined_count_ = 0;
+  counters_->joined_count = 0;
   context_->unread.clear();  // everybody has left that view before anybody heard of this one
   reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
                                                    context_->lent_memory);
@@ -252,7 +255,7 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
 
 void ReducerServer::end_if_done() {
   // Who is still on his way here shall hear what went wrong.
-  if (!end_.ok() && joined_count_ < by_rank_.size()) return;
+  if (!end_.ok() && counters_->joined_count < by_rank_.size()) return;
   const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
   if (std::ranges::none_of(peers_, has_joined)) finish(end_);
 }
@@ -303,20 +306,6 @@ std::optional<Status> ReducerServer::wait(milliseconds patience) {
 
 void ReducerServer::stop() {
   if (loop_) loop_->post([this] { finish({}); });
-}
-
-ReducerMetrics ReducerServer::metrics() const {
-  ReducerMetrics metrics;
-  if (context_) {
-    metrics.sent_bytes = context_->counters->sent_bytes;
-    metrics.received_bytes = context_->counters->received_bytes;
-    metrics.refused_count = context_->counters->refused_count;
-    metrics.bad_frame_count = context_->counters->bad_frame_count;
-    metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;
-  }
-  metrics.round_count = round_count_;
-  metrics.joined_count = joined_count_;
-  return metrics;
 }
 
 }  // namespace jaxhetero

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
@@ -36,15 +37,17 @@ struct ReducerServerConfig {
   std::chrono::milliseconds timeout{0};
 };
 
-struct ReducerMetrics {
-  uint64_t sent_bytes = 0;
-  uint64_t received_bytes = 0;
-  uint64_t round_count = 0;
-  uint64_t refused_count = 0;  // these three as in TransportCounters
-  uint64_t bad_frame_count = 0;
-  uint64_t checksum_mismatch_count = 0;
-  uint32_t joined_count = 0;  // workers of the view that it knows
-};
+// These settings by name: the names are those of jaxhetero.config.ReducerConfig, and colocated_rank.
+template <typename Visit>
+void for_each_reducer_setting(Visit&& visit) {
+  visit("coordinator", &ReducerServerConfig::coordinator);
+  visit("token", &ReducerServerConfig::token);
+  visit("host", &ReducerServerConfig::host);
+  visit("port", &ReducerServerConfig::port);
+  visit("colocated_rank", &ReducerServerConfig::colocated_rank);
+  visit("start_timeout_ms", &ReducerServerConfig::start_timeout);
+  visit("timeout_ms", &ReducerServerConfig::timeout);
+}
 
 class ReducerServer final : private ConnectionOwner {
  public:
@@ -59,7 +62,7 @@ class ReducerServer final : private ConnectionOwner {
   void stop();
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
-  [[nodiscard]] ReducerMetrics metrics() const;
+  [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
 
  private:
   struct Peer {
@@ -94,6 +97,7 @@ class ReducerServer final : private ConnectionOwner {
 
   const ReducerServerConfig config_;
   EventLog log_;
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TcpContext> context_;
   std::unique_ptr<TcpListener> listener_;
@@ -106,14 +110,11 @@ class ReducerServer final : private ConnectionOwner {
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;
   uint64_t plan_ = 0;  // of those who have joined
-  std::atomic<uint32_t> joined_count_ = 0;
   std::vector<Outgoing> outgoing_;
   RefusalLog refusals_;
   bool closing_ = false;
   Status end_;                        // how, once it closes down
   uint64_t earlier_round_count_ = 0;  // of earlier views
-
-  std::atomic<uint64_t> round_count_ = 0;
 
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -6,7 +6,6 @@
 
 #include <sys/uio.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -60,17 +59,6 @@ struct OutFrame {
       pieces.push_back({const_cast<std::byte*>(payload.data()), payload_bytes});
     }
   }
-};
-
-// Read from any thread.
-struct TransportCounters {
-  std::atomic<uint64_t> sent_bytes = 0;  // over sockets and through shared memory, headers and handshakes included
-  std::atomic<uint64_t> received_bytes = 0;
-  std::atomic<uint64_t> lent_bytes = 0;               // of those sent, what the peer reads where it is
-  std::atomic<uint64_t> shared_count = 0;             // connections that went on in shared memory
-  std::atomic<uint64_t> refused_count = 0;            // who connected to us and did not prove the job token
-  std::atomic<uint64_t> bad_frame_count = 0;          // connections that ended because the peer broke the protocol
-  std::atomic<uint64_t> checksum_mismatch_count = 0;  // those of them whose last frame came damaged
 };
 
 class Connection;

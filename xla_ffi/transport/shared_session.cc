@@ -69,7 +69,7 @@ Status TcpConnection::take_shared() {
   receives_shared_ = true;
   if (last_socket_frame_ == 0) send_shared();
   shared_->close_descriptor();
-  ++context_.counters->shared_count;
+  ++context_.counters->shared_connection_count;
   return offer_bytes_.empty() ? Status() : borrow_memory();
 }
 

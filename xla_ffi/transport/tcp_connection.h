@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/connection.h"
@@ -37,7 +38,7 @@ struct TcpContext {
   bool checksums;
   // Where connections that we make come from: the address of one interface. Otherwise the routes decide.
   std::optional<TcpAddress> source = std::nullopt;
-  std::shared_ptr<TransportCounters> counters = std::make_shared<TransportCounters>();
+  std::shared_ptr<Counters> counters = std::make_shared<Counters>();
   // What its connections lend lies here.
   std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>();
   // What they had lent when they ended, and the peer had not read, for as long as it might.

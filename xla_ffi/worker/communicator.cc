@@ -39,6 +39,7 @@ Status Communicator::start() {
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token, config_.job.checksum);
+  context_->counters = counters_;
   if (!config_.source.empty()) {
     Result<TcpAddress> source = resolve(config_.source, 0);
     if (!source.ok()) return source.status();
@@ -184,7 +185,7 @@ void Communicator::replay(uint64_t op_id, uint64_t number) {
 void Communicator::halt(const Halt& halt) {
   if (has_ended()) return;
   log_.add(Severity::kWarning, halt.why);
-  ++view_count_;
+  ++counters_->view_count;
   if (!halted_) halted_since_ = EventLoop::Clock::now();
   halted_ = true;
   view_number_ = halt.view;
@@ -214,7 +215,7 @@ void Communicator::report_still(EventLoop::Clock::time_point now) {
     if (op.is_still(now - config_.timeout)) still.ops.push_back({op_id, op.begun_count()});
     kept_bytes += op.kept_bytes();
   }
-  kept_bytes_ = kept_bytes;
+  counters_->kept_bytes = kept_bytes;
   if (!still.ops.empty()) member_->send(OutFrame::control(FrameType::kStill, encode(still)));
 }
 
@@ -423,7 +424,7 @@ void Communicator::finish_round(uint64_t op_id, Op& op) {
     }
   } else if (!round->is_replay) {
     last_completed_ = round->name();
-    ++round_count_;
+    ++counters_->round_count;
     record(*round);
     complete(std::move(round->request), {});
   }
@@ -433,7 +434,8 @@ void Communicator::finish_round(uint64_t op_id, Op& op) {
 }
 
 void Communicator::note_busy() {
-  busy_us_ += static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
+  counters_->busy_us +=
+      static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
 }
 
 void Communicator::record(const Round& round) {
@@ -614,24 +616,6 @@ void Communicator::fail(const Status& why) {
   member_->stop(word);
   // Time for that last word, and on rank 0 for the coordinator's.
   loop_->after(kFailureFlush, [this] { loop_->stop(); });
-}
-
-CommunicatorMetrics Communicator::metrics() const {
-  CommunicatorMetrics metrics;
-  if (context_) {
-    metrics.sent_bytes = context_->counters->sent_bytes;
-    metrics.received_bytes = context_->counters->received_bytes;
-    metrics.shared_connection_count = context_->counters->shared_count;
-    metrics.lent_bytes = context_->counters->lent_bytes;
-    metrics.refused_count = context_->counters->refused_count;
-    metrics.bad_frame_count = context_->counters->bad_frame_count;
-    metrics.checksum_mismatch_count = context_->counters->checksum_mismatch_count;
-  }
-  metrics.round_count = round_count_;
-  metrics.busy_us = busy_us_;
-  metrics.view_count = view_count_;
-  metrics.kept_bytes = kept_bytes_;
-  return metrics;
 }
 
 }  // namespace jaxhetero

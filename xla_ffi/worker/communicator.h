@@ -2,7 +2,6 @@
 // other for each op, and takes them through every change of the view.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -14,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
@@ -45,19 +45,17 @@ struct CommunicatorConfig {
   bool shared_memory = true;             // with reducers on this host
 };
 
-struct CommunicatorMetrics {
-  uint64_t sent_bytes = 0;
-  uint64_t received_bytes = 0;
-  uint64_t round_count = 0;
-  uint64_t busy_us = 0;        // time during which at least one round was in flight
-  uint64_t refused_count = 0;  // these three as in TransportCounters
-  uint64_t bad_frame_count = 0;
-  uint64_t checksum_mismatch_count = 0;
-  uint64_t shared_connection_count = 0;
-  uint64_t lent_bytes = 0;  // of those sent, what was read where it is
-  uint64_t view_count = 0;  // after the first: how often a reducer was lost or came
-  uint64_t kept_bytes = 0;  // in case a reducer is lost; a moment ago
-};
+// These settings by name, beside those of `job`: the names are those of jaxhetero.config.Config.
+template <typename Visit>
+void for_each_worker_setting(Visit&& visit) {
+  visit("rank", &CommunicatorConfig::rank);
+  visit("coordinator", &CommunicatorConfig::coordinator);
+  visit("source", &CommunicatorConfig::source);
+  visit("token", &CommunicatorConfig::token);
+  visit("start_timeout_ms", &CommunicatorConfig::start_timeout);
+  visit("timeout_ms", &CommunicatorConfig::timeout);
+  visit("shared_memory", &CommunicatorConfig::shared_memory);
+}
 
 // When a round that is over went through its stages.
 struct RoundRecord {
@@ -95,7 +93,7 @@ class Communicator final : private ConnectionOwner {
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
   // Why rounds cannot run any more, once something has failed.
   [[nodiscard]] Status failure() const;
-  [[nodiscard]] CommunicatorMetrics metrics() const;
+  [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
   // The latest rounds, oldest first; a bounded number.
   [[nodiscard]] std::vector<RoundRecord> timeline() const;
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
@@ -155,6 +153,7 @@ class Communicator final : private ConnectionOwner {
 
   const CommunicatorConfig config_;
   EventLog log_;
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
   std::unique_ptr<CallbackThreads> callback_threads_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TcpContext> context_;
@@ -180,11 +179,6 @@ class Communicator final : private ConnectionOwner {
   std::string last_completed_ = "none";
   std::chrono::milliseconds leave_patience_{0};
   std::vector<iovec> pieces_;
-
-  std::atomic<uint64_t> round_count_ = 0;
-  std::atomic<uint64_t> view_count_ = 0;
-  std::atomic<uint64_t> kept_bytes_ = 0;
-  std::atomic<uint64_t> busy_us_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,0 +1,26 @@
+"""What Python and the C++ core both declare by name has the same names on both sides."""
+
+from dataclasses import fields
+
+from jaxhetero import _native
+from jaxhetero.config import Config, ReducerConfig
+from jaxhetero.world import Metrics
+
+
+def names(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def test_every_setting_of_a_worker_is_one_of_config() -> None:
+    # Made from host and interface where the communicator starts.
+    assert set(_native.declared_names["worker settings"]) <= names(Config) | {"source"}
+
+
+def test_every_setting_of_a_reducer_is_one_of_its_config() -> None:
+    # No user sets the rank of the worker that a reducer lives in.
+    assert set(_native.declared_names["reducer settings"]) <= names(ReducerConfig) | {"colocated_rank"}
+
+
+def test_metrics_are_what_the_core_counts() -> None:
+    # A reducer counts its workers; its log shows the number.
+    assert names(Metrics) == set(_native.declared_names["metrics"]) - {"joined_count"}

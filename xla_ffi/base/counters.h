@@ -1,0 +1,52 @@
+// What a process counts, declared once: metrics() of a worker and of a reducer, and their Python dictionaries, follow.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace jaxhetero {
+
+// `Number` is std::atomic<uint64_t> while counting, uint64_t in a snapshot.
+template <typename Number>
+struct CountersOf {
+  Number sent_bytes{0};  // over sockets and through shared memory, headers and handshakes included
+  Number received_bytes{0};
+  Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads where they are
+  Number shared_connection_count{0};  // connections that moved to shared memory
+  Number refused_count{0};            // peers that connected to us and did not prove the job token
+  Number bad_frame_count{0};          // connections that ended because the peer broke the protocol
+  Number checksum_mismatch_count{0};  // part of bad_frame_count: the last frame came damaged
+  Number round_count{0};              // completed rounds
+  Number busy_us{0};                  // time during which at least one round ran (worker)
+  Number view_count{0};               // views after the first: how often a reducer was lost or joined (worker)
+  Number kept_bytes{0};               // kept in case a reducer is lost; updated every few hundred milliseconds (worker)
+  Number joined_count{0};             // workers of the view that have joined (reducer)
+};
+// Written on the event loop's thread, read on any.
+using Counters = CountersOf<std::atomic<uint64_t>>;
+using Metrics = CountersOf<uint64_t>;
+
+// Calls `visit(name, counter, metric)` for every counter, the last two as pointers to members.
+template <typename Visit>
+void for_each_counter(Visit&& visit) {
+  visit("sent_bytes", &Counters::sent_bytes, &Metrics::sent_bytes);
+  visit("received_bytes", &Counters::received_bytes, &Metrics::received_bytes);
+  visit("lent_bytes", &Counters::lent_bytes, &Metrics::lent_bytes);
+  visit("shared_connection_count", &Counters::shared_connection_count, &Metrics::shared_connection_count);
+  visit("refused_count", &Counters::refused_count, &Metrics::refused_count);
+  visit("bad_frame_count", &Counters::bad_frame_count, &Metrics::bad_frame_count);
+  visit("checksum_mismatch_count", &Counters::checksum_mismatch_count, &Metrics::checksum_mismatch_count);
+  visit("round_count", &Counters::round_count, &Metrics::round_count);
+  visit("busy_us", &Counters::busy_us, &Metrics::busy_us);
+  visit("view_count", &Counters::view_count, &Metrics::view_count);
+  visit("kept_bytes", &Counters::kept_bytes, &Metrics::kept_bytes);
+  visit("joined_count", &Counters::joined_count, &Metrics::joined_count);
+}
+
+inline Metrics snapshot(const Counters& counters) {
+  Metrics metrics;
+  for_each_counter([&](const char* /*name*/, auto counter, auto metric) { metrics.*metric = counters.*counter; });
+  return metrics;
+}
+
+}  // namespace jaxhetero
