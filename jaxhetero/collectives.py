@@ -27,7 +27,7 @@ from jaxhetero._collectives.reduce_tree import make_buckets as make_buckets
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero.errors import ConfigError, from_message
 
-# Smaller ones go out earlier in the backward pass, and cost more calls. Measured; see docs/performance.md.
+# Smaller ones go out earlier in the backward pass, and cost more calls. Measured; see docs/notebook/train_steps.md.
 DEFAULT_BUCKET_BYTES = 8 * 2**20
 
 Tree = TypeVar("Tree")

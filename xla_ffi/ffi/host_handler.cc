@@ -28,7 +28,7 @@ ffi::TypeId HostCallSite::id = {};
 constexpr size_t kLargeBytes = size_t{4} << 20;
 
 // With pages of 4 KiB, page faults were a third of all that a job took of the processors at 1 Gbit/s
-// (docs/performance.md). NumPy does this as well.
+// (docs/notebook/memory.md). NumPy does this as well.
 void prefer_huge_pages(const Leaves& results) {
   if (results.bytes() < kLargeBytes) return;
   std::vector<iovec> leaves;

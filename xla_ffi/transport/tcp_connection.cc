@@ -76,7 +76,7 @@ void set_option(int fd, int level, int name) {
 
 // What is under way is bounded by our own window, and flows pause whenever others are behind. Congestion control that
 // paces by what a flow sent lately, as bbr does, takes the pauses for the path and slows down: six times, see
-// docs/performance.md. Where cubic is not to be had the system's choice stays.
+// docs/notebook/connections.md. Where cubic is not to be had the system's choice stays.
 void set_congestion_control(int fd) {
   constexpr std::string_view kName = "cubic";
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kName.data(), kName.size());

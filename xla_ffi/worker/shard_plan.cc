@@ -16,7 +16,7 @@ namespace {
 // Shards begin on whole cache lines of the first leaf.
 constexpr uint64_t kAlignBytes = 64;
 // A bucket of less than this for every reducer goes to fewer of them: a message has its price. Measured; see
-// docs/performance.md.
+// docs/notebook/small_buckets.md.
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
@@ -88,7 +88,8 @@ uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) co
 }
 
 // Two chunks of every worker are under way at a reducer, whatever the network takes for them: more than its queues hold
-// would be dropped. Below that, larger ones cost less in system calls and packets. Measured; see docs/performance.md.
+// would be dropped. Below that, larger ones cost less in system calls and packets. Measured; see
+// docs/notebook/chunks.md.
 uint64_t ShardPlan::largest_chunk_bytes() const {
   const uint64_t usual = std::clamp<uint64_t>(2 * pace_.window_bytes, kSlowPathChunkBytes, kUsualChunkBytes);
   return std::clamp<uint64_t>(pace_.window_bytes / kChunksPerWindow, usual, kMostAutoChunkBytes);
@@ -102,7 +103,7 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls. While one
 // bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
 // part of all of them, up to half of the largest; and what a bucket alone would lose again by waiting longer, filled
-// packets, counts then. Measured; see docs/performance.md.
+// packets, counts then. Measured; see docs/notebook/chunks.md.
 uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
@@ -115,7 +116,7 @@ uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t ca
 
 // What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page
 // of a large result. It also lets workers get out of step, which a round makes up for at its end: so no more of it than
-// two chunks' part of a shard. Measured; see docs/performance.md.
+// two chunks' part of a shard. Measured; see docs/notebook/windows.md.
 size_t ShardPlan::least_window_bytes(uint64_t count, uint64_t item_bytes) const {
   return std::min<size_t>(2 * chunk_bytes_by_shard(count, item_bytes), pace_.window_bytes);
 }
