@@ -48,8 +48,8 @@ def test_gradients_are_never_summed_twice(kind: str, devices: int) -> None:
 
 
 def test_the_cases_of_the_tests_of_jax() -> None:
-    """docs/jax_parity.md lists every one of them: those that are here must hold, or be refused by name."""
-    document = (ROOT / "docs" / "jax_parity.md").read_text()
+    """docs/parity_cases.md lists every one of them: those that are here must hold, or be refused by name."""
+    document = (ROOT / "docs" / "parity_cases.md").read_text()
     for result in run("jax_cases.py", f"127.0.0.1:{free_port()}", workers=2, reducers=1):
         assert result["failed"] == []
         assert [name for name in result["holds"] + result["refused"] if f"`{name}`" not in document] == []
