@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
+_GLANCE_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,12 @@ def initialize(**settings: int | str) -> None:
 
 
 def shutdown() -> None:
-    """Finish the running rounds, take leave of the reducers, and free everything. Does nothing if not initialized.
+    """Finish all rounds, disconnect from the reducers, and free everything. Does nothing if not initialized.
 
-    Blocks until nobody has a round running, and for at most ``timeout_ms`` without progress in one; a worker with a
-    co-located reducer, which the others need until they leave as well, waits for them for up to ``start_timeout_ms``.
-    Runs by itself when the process ends.
+    Blocks until the programs that this thread has launched have run. Then blocks until no worker has a round running.
+    Fails a round that makes no progress for ``timeout_ms``. A worker with a co-located reducer then waits until the
+    other workers, who need that reducer, have left: for up to ``start_timeout_ms``. Runs by itself when the process
+    ends.
 
     Raises:
       JaxheteroError: the job had failed, or a round could not be finished.
@@ -299,6 +301,8 @@ def _stop(world: World) -> None:
 
     assert world._communicator is not None
     try:
+        if world._communicator.failure()[0] == "ok":
+            _finish_programs()
         # What a GPU has yet to begin can only end while the communicator runs.
         _native.drain_cuda_lanes(world.config.timeout_ms)
         _check(world._communicator.shutdown(world.config.timeout_ms))
@@ -307,6 +311,22 @@ def _stop(world: World) -> None:
     finally:
         _native.clear_current()
         _abandon(world)
+
+
+def _finish_programs() -> None:
+    """Wait for the programs that JAX has launched and XLA has not run yet: their rounds have not begun.
+
+    Results that nobody holds are no live arrays. But XLA runs the programs of one thread in order, so a program that is
+    launched now ends after them. It is large enough that XLA does not run it at once, in this thread.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    last = [jax.jit(jnp.matmul)(*[jax.device_put(jnp.ones((64, 64)), device)] * 2) for device in jax.local_devices()]
+    # A look now and then, instead of block_until_ready(): Ctrl-C ends this, and errors stay with the results.
+    for array in [*jax.live_arrays(), *last]:
+        while not array.is_deleted() and not array.is_ready():
+            time.sleep(_GLANCE_S)
 
 
 def _wait_for_last_worker(reducer: ReducerServer, timeout_ms: int) -> None:

@@ -46,7 +46,7 @@ for step in range(STEPS):
     if rank == 0 and (step % 20 == 0 or step == STEPS - 1):
         print(f"step {step}: loss {loss:.4f}")
 
-jax.block_until_ready(params)  # the last steps may not have run yet
+jax.block_until_ready(params)  # so that the rounds of the last steps are counted
 if rank == 0:
     print(f"{jaxhetero.metrics().round_count} rounds")
 jaxhetero.shutdown()
