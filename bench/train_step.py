@@ -53,7 +53,7 @@ from bench.harness.limit import ring_factor
 from bench.harness.report import format_columns, number, write_json
 from bench.harness.team import Team, start_teams
 from bench.netlab import Lab
-from jaxhetero.collectives import DEFAULT_BUCKET_BYTES
+from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
 
 _PROGRAMS = ("compute", "communicate", "step")
 _RING_BUCKET_BYTES = 25 * 2**20  # as large as those of PyTorch's DistributedDataParallel

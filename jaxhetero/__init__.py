@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from jaxhetero.buckets import make_buckets as make_buckets
     from jaxhetero.collectives import all_gather as all_gather
     from jaxhetero.collectives import barrier as barrier
     from jaxhetero.collectives import broadcast as broadcast
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 # Imported when first used, so that starting a reducer or the launcher never imports jax.
 _HOMES = {
+    "make_buckets": "buckets",
     "all_gather": "collectives",
     "barrier": "collectives",
     "broadcast": "collectives",

@@ -15,20 +15,17 @@ from jaxhetero import world
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.reduce_tree import (
-    describe_leaf,
     gather_arrays,
     make_varying,
     prepare_leaves,
     reduce_tree,
     scatter_arrays,
-    wire_bytes,
 )
-from jaxhetero._collectives.reduce_tree import make_buckets as make_buckets
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
+from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
+from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
+from jaxhetero.buckets import make_buckets as make_buckets
 from jaxhetero.errors import ConfigError, from_message
-
-# Smaller ones go out earlier in the backward pass, and cost more calls. Measured; see docs/notebook/train_steps.md.
-DEFAULT_BUCKET_BYTES = 8 * 2**20
 
 Tree = TypeVar("Tree")
 

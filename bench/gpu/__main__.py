@@ -21,7 +21,6 @@ are marked as such.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -34,6 +33,7 @@ from typing import Any
 
 import tyro
 
+import jaxhetero
 from bench.engines.specs import parse_size
 from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
@@ -117,10 +117,12 @@ def find_gpu() -> str:
 
 def _build() -> None:
     sys.path_importer_cache.clear()
-    if importlib.util.find_spec("jaxhetero._native") is None:
+    try:
+        print(f"# jaxhetero {jaxhetero.__version__}", flush=True)  # which only the native module knows
+    except ImportError:
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", str(ROOT)]
         if subprocess.run(command).returncode:
-            raise BenchError("the native module cannot be built; pip's output is above")
+            raise BenchError("the native module cannot be built; pip's output is above") from None
 
 
 def _settings(options: Options, folder: Path) -> dict[str, str]:

@@ -12,11 +12,17 @@ from jaxhetero import world
 from jaxhetero._collectives import gather_primitives, primitive
 from jaxhetero._collectives.mesh_axes import ReducedAxes
 from jaxhetero._collectives.primitive import Kind
+from jaxhetero._collectives.wire_dtypes import (
+    bucket_dtype,
+    check_dtype,
+    check_wire_dtype,
+    describe_leaf,
+    primitive_wire_dtype,
+    wire_bytes,
+)
 from jaxhetero._compat import partly_reduced_axes, varying_axes
+from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
-
-# Bits of exponent and of mantissa.
-WIRE_DTYPES = {"bfloat16": (8, 7), "float16": (5, 10)}
 
 
 def reduce_tree(
@@ -41,7 +47,7 @@ def reduce_tree(
         return jax.tree.unflatten(structure, [_reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves])
     shared = axes.local_count > 1
     parts = [_own_part(leaf, axes, kind) if shared else _reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
-    on_wire = [part.astype(wire_dtype) if part.dtype == jnp.float64 and wire_dtype else part for part in parts]
+    on_wire = [part.astype(bucket_dtype(part.dtype, wire_dtype)) for part in parts]
 
     def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return primitive.all_reduce(
@@ -51,7 +57,7 @@ def reduce_tree(
             root=root,
             worker_count=world.size(),
             axis_name=axes.worker_axis,
-            wire_dtype=_converted_to(bucket[0], wire_dtype),
+            wire_dtype=primitive_wire_dtype(bucket[0].dtype, wire_dtype),
             call_bytes=call_bytes,
         )
 
@@ -107,7 +113,7 @@ def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Arra
         raise ConfigError(f"{label}: bucket_bytes is {bucket_bytes}; it must be at least 1")
     leaves, structure = jax.tree.flatten(x)
     for leaf in leaves:
-        _check_dtype(leaf, label)
+        check_dtype(leaf, label)
         if axes := partly_reduced_axes(jax.typeof(leaf)):
             raise ConfigError(
                 f"{label}: a leaf is {describe_leaf(leaf)} of type unreduced or reduced over {', '.join(sorted(axes))}"
@@ -132,28 +138,6 @@ def map_buckets(
         outputs = function([arrays[index] for index in bucket], f"{label} bucket {number}")
         results.update(zip(bucket, outputs, strict=True))
     return [results[index] for index in range(len(arrays))]
-
-
-def make_buckets(arrays: Sequence[Any], bucket_bytes: int, wire_dtype: Any = None) -> list[list[int]]:
-    """The indices of ``arrays`` in buckets of one dtype and at most ``bucket_bytes``, or of one larger array.
-
-    Bytes are those on the wire.
-
-    From the last array to the first, because the backward pass computes the gradients of the last layers first. The
-    buckets are in the order of their first members.
-    """
-    buckets: list[list[int]] = []
-    open_buckets: dict[Any, tuple[list[int], int]] = {}
-    for index in reversed(range(len(arrays))):
-        array = arrays[index]
-        array_bytes = primitive.wire_bytes([array], _converted_to(array, wire_dtype))
-        bucket, filled_bytes = open_buckets.get(array.dtype, ([], 0))
-        if not bucket or filled_bytes + array_bytes > bucket_bytes:
-            bucket, filled_bytes = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        open_buckets[array.dtype] = (bucket, filled_bytes + array_bytes)
-    return buckets
 
 
 # --- Inside a worker.
@@ -234,56 +218,3 @@ def _varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 def make_varying(leaf: Any, axes: ReducedAxes) -> jax.Array:
     """``leaf`` as a value of its own on every device that ``axes`` name."""
     return _varying(jnp.asarray(leaf), axes.local_axes + ((axes.worker_axis,) if axes.worker_axis else ()))
-
-
-# --- dtypes.
-
-_SUPPORTED = frozenset(
-    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
-
-
-def _check_dtype(leaf: Any, label: str) -> None:
-    dtype = jnp.result_type(leaf)
-    if str(dtype) not in _SUPPORTED:
-        raise ConfigError(
-            f"{label}: a leaf is {describe_leaf(leaf)}, a dtype that reducers cannot sum; "
-            f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
-        )
-
-
-def describe_leaf(leaf: Any) -> str:
-    """``float32[2,3]``."""
-    return f"{jnp.result_type(leaf)}[{','.join(map(str, jnp.shape(leaf)))}]"
-
-
-def check_wire_dtype(wire_dtype: Any, label: str) -> None:
-    """``ConfigError`` for anything but None and the 16-bit floats."""
-    if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in WIRE_DTYPES:
-        raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(WIRE_DTYPES)}")
-
-
-def round_for_wire(array: jax.Array, wire_dtype: Any) -> jax.Array:
-    """``array`` as it comes out of the wire, in its own dtype. XLA may drop a cast there and back, but not this."""
-    if not _is_wide_float(array):
-        return array
-    rounded: jax.Array = jax.lax.reduce_precision(array, *WIRE_DTYPES[str(jnp.dtype(wire_dtype))])
-    return rounded
-
-
-def _converted_to(array: Any, wire_dtype: Any) -> str:
-    """What the primitive itself converts to; "" for nothing. No other work waits for that, as for XLA's conversions."""
-    return str(jnp.dtype(wire_dtype)) if wire_dtype and array.dtype == jnp.float32 else ""
-
-
-def wire_bytes(leaves: Sequence[Any], wire_dtype: Any) -> int:
-    """What leaves of any dtypes take when they are sent."""
-    return sum(
-        primitive.wire_bytes([leaf], str(jnp.dtype(wire_dtype)) if wire_dtype and _is_wide_float(leaf) else "")
-        for leaf in leaves
-    )
-
-
-def _is_wide_float(array: jax.Array) -> bool:
-    return array.dtype in (jnp.float32, jnp.float64)

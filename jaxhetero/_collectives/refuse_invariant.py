@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero._collectives.mesh_axes import AxisName, axis_names
-from jaxhetero._collectives.reduce_tree import describe_leaf
+from jaxhetero._collectives.wire_dtypes import describe_leaf
 from jaxhetero._compat import partly_reduced_axes, varying_axes
 from jaxhetero.errors import ConfigError
 

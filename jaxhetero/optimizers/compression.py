@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxhetero._collectives.reduce_tree import check_wire_dtype, round_for_wire
+from jaxhetero._collectives.wire_dtypes import check_wire_dtype, round_for_wire
 
 
 class ErrorFeedbackState(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from jaxhetero.collectives import DEFAULT_BUCKET_BYTES, make_buckets
+import jaxhetero
 from models.common.batches import BatchPlan
 
 
@@ -42,7 +42,7 @@ class RunPlan:
         leaves = jax.tree.leaves(self.params)
         sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves]
         gradient_bytes = sum(sizes)
-        buckets = make_buckets(leaves, DEFAULT_BUCKET_BYTES)
+        buckets = jaxhetero.make_buckets(leaves)
         workers = self.batches.worker_count
         seconds = best_all_reduce_s(gradient_bytes, workers, self.reducer_count, self.network_gbps)
         table = Table(title=title)

@@ -1,0 +1,69 @@
+"""Dtypes: which ones reducers can sum, and in which ones arrays are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero.errors import ConfigError
+
+# Bits of exponent and of mantissa.
+_WIRE_DTYPES = {"bfloat16": (8, 7), "float16": (5, 10)}
+_SUPPORTED = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+def check_dtype(leaf: Any, label: str) -> None:
+    """Raise ``ConfigError`` for a leaf that reducers cannot sum."""
+    if str(jnp.result_type(leaf)) not in _SUPPORTED:
+        raise ConfigError(
+            f"{label}: a leaf is {describe_leaf(leaf)}, a dtype that reducers cannot sum; "
+            f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
+        )
+
+
+def check_wire_dtype(wire_dtype: Any, label: str) -> None:
+    """Raise ``ConfigError`` for anything but None and the 16-bit floats."""
+    if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in _WIRE_DTYPES:
+        raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(_WIRE_DTYPES)}")
+
+
+def describe_leaf(leaf: Any) -> str:
+    """``float32[2,3]``."""
+    return f"{jnp.result_type(leaf)}[{','.join(map(str, jnp.shape(leaf)))}]"
+
+
+def round_for_wire(array: jax.Array, wire_dtype: Any) -> jax.Array:
+    """``array`` rounded as on the wire, in its own dtype. XLA may drop a cast there and back, but not this."""
+    if not _is_narrowed(array.dtype):
+        return array
+    rounded: jax.Array = jax.lax.reduce_precision(array, *_WIRE_DTYPES[str(jnp.dtype(wire_dtype))])
+    return rounded
+
+
+def bucket_dtype(dtype: Any, wire_dtype: Any) -> Any:
+    """The dtype in which an array enters its bucket: XLA casts float64, the primitive itself casts float32."""
+    return jnp.dtype(wire_dtype) if wire_dtype and dtype == jnp.float64 else dtype
+
+
+def primitive_wire_dtype(dtype: Any, wire_dtype: Any) -> str:
+    """The dtype to which the primitive itself casts a bucket; "" for none.
+
+    A cast of the primitive runs beside the program. A cast by XLA would be one more step of the program.
+    """
+    return str(jnp.dtype(wire_dtype)) if wire_dtype and dtype == jnp.float32 else ""
+
+
+def wire_bytes(arrays: Sequence[Any], wire_dtype: Any) -> int:
+    """How many bytes arrays, or their avals, take on the wire."""
+    dtypes = (wire_dtype if wire_dtype and _is_narrowed(array.dtype) else array.dtype for array in arrays)
+    return sum(array.size * jnp.dtype(dtype).itemsize for array, dtype in zip(arrays, dtypes, strict=True))
+
+
+def _is_narrowed(dtype: Any) -> bool:
+    return dtype in (jnp.float32, jnp.float64)
