@@ -7,15 +7,16 @@ Where the user wants that axis is a matter of ``collectives``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
-from jaxhetero._collectives.primitive import Kind, all_reduce, map_nonzero, own_index, varies, zero_tangents
+from jaxhetero._collectives import rules
+from jaxhetero._collectives.primitive import Kind, all_reduce
 from jaxhetero._compat import without_varying_axis
 
 _all_gather_p = Primitive("jaxhetero_all_gather")
@@ -78,7 +79,7 @@ def _sum_and_slice(*bucket: jax.Array, label: str, worker_count: int, axis_name:
 
 
 def _row(array: jax.Array, axis_name: str | None) -> jax.Array:
-    row: jax.Array = jax.lax.dynamic_index_in_dim(array, own_index(axis_name), keepdims=False)
+    row: jax.Array = jax.lax.dynamic_index_in_dim(array, rules.own_index(axis_name), keepdims=False)
     return row
 
 
@@ -103,48 +104,24 @@ def _scatter_batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) ->
 
 
 def _gather_transpose(cotangents: Sequence[Any], *bucket: Any, invariant: bool, **params: Any) -> list[Any]:
-    zeros = [ad.Zero(operand.aval) for operand in bucket]
-    own_rows = functools.partial(_own_rows, typed=any(varies(operand.aval, params["axis_name"]) for operand in bucket))
-    transpose = own_rows if invariant else psum_scatter
-    return map_nonzero(transpose, cotangents, zeros, {**params, "what": "cotangents"})
+    typed = any(rules.varies(operand.aval, params["axis_name"]) for operand in bucket)
+    transpose = functools.partial(_own_rows, typed=typed) if invariant else psum_scatter
+    return rules.map_nonzero(transpose, cotangents, rules.zero_cotangents(bucket), params, "cotangents")
 
 
 def _own_rows(arrays: Sequence[jax.Array], *, typed: bool, axis_name: str | None, **_: Any) -> list[jax.Array]:
-    """The cotangent of what is the same on every worker is so too: no sum."""
+    """The transpose without a sum: the cotangent of a result that all workers share is itself shared."""
     return [_row(jax.lax.pcast(array, axis_name, to="varying") if typed else array, axis_name) for array in arrays]
 
 
 def _scatter_transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
-    zeros = [ad.Zero(operand.aval) for operand in bucket]
-    return map_nonzero(all_gather, cotangents, zeros, {**params, "invariant": False, "what": "cotangents"})
+    gather = functools.partial(all_gather, invariant=False)
+    return rules.map_nonzero(gather, cotangents, rules.zero_cotangents(bucket), params, "cotangents")
 
 
-def _define(
-    primitive: Primitive,
-    bind: Callable[..., list[jax.Array]],
-    compute: Callable[..., list[jax.Array]],
-    abstract_eval: Callable[..., list[Any]],
-    batch: Callable[..., tuple[list[jax.Array], list[Any]]],
-    transpose: Callable[..., list[Any]],
-) -> None:
-    """Tell JAX what a primitive does: ``compute`` says it in terms of those in ``primitive``."""
-
-    @functools.partial(jax.jit, static_argnames=("label", "worker_count", "axis_name", "invariant"))
-    def run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
-        return bind(bucket, **params)
-
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
-        outputs = bind(primals, **params)
-        return outputs, map_nonzero(bind, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
-
-    primitive.multiple_results = True
-    primitive.def_impl(run_eagerly)
-    primitive.def_abstract_eval(abstract_eval)
-    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
-    batching.primitive_batchers[primitive] = batch
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
-
-
-_define(_all_gather_p, all_gather, _gather_by_broadcasts, _gather_abstract_eval, _gather_batch, _gather_transpose)
-_define(_psum_scatter_p, psum_scatter, _sum_and_slice, _scatter_abstract_eval, _scatter_batch, _scatter_transpose)
+rules.define(_all_gather_p, _gather_abstract_eval, _gather_batch)
+rules.define(_psum_scatter_p, _scatter_abstract_eval, _scatter_batch)
+rules.define_linear(_all_gather_p, all_gather, _gather_transpose)
+rules.define_linear(_psum_scatter_p, psum_scatter, _scatter_transpose)
+mlir.register_lowering(_all_gather_p, mlir.lower_fun(_gather_by_broadcasts, multiple_results=True))
+mlir.register_lowering(_psum_scatter_p, mlir.lower_fun(_sum_and_slice, multiple_results=True))

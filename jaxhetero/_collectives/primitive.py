@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,17 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compute_on import compute_on
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxhetero import _ffi, world
+from jaxhetero._collectives import rules
 from jaxhetero._collectives.mesh_axes import make_lanes
+from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
     is_computed,
     operation_name,
     program_device_count,
     program_mesh,
     register_lowering,
-    varying_axes,
     without_varying_axis,
 )
 from jaxhetero.errors import ConfigError
@@ -84,21 +84,9 @@ def all_reduce(
         )
 
 
-def wire_bytes(bucket: Sequence[Any], wire_dtype: str) -> int:
-    """What arrays, or their avals, take when they are sent."""
-    return sum(array.size * jnp.dtype(wire_dtype or array.dtype).itemsize for array in bucket)
-
-
 def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
     outputs: list[jax.Array] = _PRIMITIVES[kind].bind(*bucket, kind=kind, **params)
     return outputs
-
-
-@functools.partial(
-    jax.jit, static_argnames=("label", "kind", "root", "worker_count", "axis_name", "wire_dtype", "call_bytes")
-)
-def _run_eagerly(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
-    return _bind(*bucket, **params)
 
 
 def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[Any]:
@@ -207,12 +195,6 @@ def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[l
     return _bind(*bucket, **params), dims
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[jax.Array], list[Any]]:
-    """The reduction is linear: tangents are reduced like values. Leaves that do not vary take no part."""
-    outputs = _bind(*primals, **params)
-    return outputs, map_nonzero(all_reduce, tangents, zero_tangents(outputs), {**params, "what": "tangents"})
-
-
 def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
     """What reaches this worker's operands of the cotangents of all workers' results.
 
@@ -221,48 +203,14 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
     the operands of a sum get the sum of those: the rule that ``jax.lax.psum`` has there.
     """
     axis_name, kind, root = params["axis_name"], params["kind"], params["root"]
-    if any(varies(operand.aval, axis_name) for operand in bucket):
+    if any(rules.varies(operand.aval, axis_name) for operand in bucket):
         results = [ct if isinstance(ct, ad.Zero) else jax.lax.pcast(ct, axis_name, to="varying") for ct in cotangents]
     else:
-        zeros = [ad.Zero(operand.aval) for operand in bucket]
-        as_sum = {**params, "kind": Kind.SUM, "root": 0, "what": "cotangents"}
-        results = map_nonzero(all_reduce, cotangents, zeros, as_sum)
+        as_sum = {**params, "kind": Kind.SUM, "root": 0}
+        results = rules.map_nonzero(all_reduce, cotangents, rules.zero_cotangents(bucket), as_sum, "cotangents")
     if kind is Kind.BROADCAST:
-        is_root = own_index(axis_name) == root
+        is_root = rules.own_index(axis_name) == root
         results = [ct if isinstance(ct, ad.Zero) else jnp.where(is_root, ct, jnp.zeros_like(ct)) for ct in results]
-    return results
-
-
-def varies(aval: Any, axis_name: str | None) -> bool:
-    """Whether types say that a value differs along the workers' axis."""
-    return axis_name is not None and axis_name in varying_axes(aval)
-
-
-def own_index(axis_name: str | None) -> Any:
-    """This worker's place along the workers' axis, which is its rank."""
-    return world.rank() if axis_name is None else jax.lax.axis_index(axis_name)
-
-
-def zero_tangents(outputs: Sequence[jax.Array]) -> list[ad.Zero]:
-    """Symbolic zeros for the tangents of ``outputs``."""
-    return [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
-
-
-def map_nonzero(
-    function: Callable[..., list[jax.Array]], values: Sequence[Any], zeros: Sequence[Any], params: dict[str, Any]
-) -> list[Any]:
-    """``function`` of those of ``values`` that are not symbolic zeros; the others become ``zeros``.
-
-    ``params`` go to ``function``, but "what", which says in the label what the values are.
-    """
-    chosen = [index for index, value in enumerate(values) if not isinstance(value, ad.Zero)]
-    results = list(zeros)
-    if chosen:
-        label = f"{params['label']} {params['what']}"
-        others = {key: value for key, value in params.items() if key not in ("label", "what")}
-        outputs = function([values[index] for index in chosen], label=label, **others)
-        for index, output in zip(chosen, outputs, strict=True):
-            results[index] = output
     return results
 
 
@@ -271,13 +219,9 @@ _on_stream.def_abstract_eval(_abstract_eval)
 register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
 
 for _kind, _primitive in _PRIMITIVES.items():
-    _primitive.multiple_results = True
-    _primitive.def_impl(_run_eagerly)
-    _primitive.def_abstract_eval(_abstract_eval)
+    rules.define(_primitive, _abstract_eval, _batch)
     register_lowering(_primitive, _lowering)
     register_lowering(_primitive, mlir.lower_fun(_run_on_stream, multiple_results=True), platform="cuda")
-    batching.primitive_batchers[_primitive] = _batch
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):
-        ad.primitive_jvps[_primitive] = _jvp
-        ad.primitive_transposes[_primitive] = _transpose
+        rules.define_linear(_primitive, all_reduce, _transpose)

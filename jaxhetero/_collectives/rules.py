@@ -1,0 +1,97 @@
+"""What JAX must know of every primitive here: how it runs outside ``jax.jit``, under ``jax.vmap``, and differentiated.
+
+The primitives take a bucket, a sequence of arrays, and give one. They are linear, but for maximum and minimum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from jaxhetero import world
+from jaxhetero._compat import varying_axes
+
+# Every parameter of any of the primitives.
+_PARAMETERS = ("label", "kind", "root", "worker_count", "axis_name", "wire_dtype", "call_bytes", "invariant")
+
+Bucket = list[jax.Array]
+
+
+def define(
+    primitive: Primitive,
+    abstract_eval: Callable[..., list[Any]],
+    batch: Callable[..., tuple[Bucket, Sequence[Any]]],
+) -> None:
+    """Tell JAX what types the results have and how to batch; outside ``jax.jit`` a primitive is a program of its own.
+
+    How to compile it is up to the caller: see ``register_lowering``.
+    """
+
+    @functools.partial(jax.jit, static_argnames=_PARAMETERS)
+    def run_eagerly(*bucket: jax.Array, **params: Any) -> Bucket:
+        outputs: Bucket = primitive.bind(*bucket, **params)
+        return outputs
+
+    primitive.multiple_results = True
+    primitive.def_impl(run_eagerly)
+    primitive.def_abstract_eval(abstract_eval)
+    batching.primitive_batchers[primitive] = batch
+
+
+def define_linear(primitive: Primitive, apply: Callable[..., Bucket], transpose: Callable[..., list[Any]]) -> None:
+    """Tell JAX how to differentiate: tangents go the way of the values. Leaves that do not vary take no part.
+
+    Args:
+      primitive: one that ``define`` has defined.
+      apply: binds the primitive to a bucket.
+      transpose: as JAX wants it, from the cotangents of the results to those of the operands.
+    """
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Bucket, list[Any]]:
+        outputs: Bucket = primitive.bind(*primals, **params)
+        zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+        return outputs, map_nonzero(apply, tangents, zeros, params, "tangents")
+
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+
+
+def map_nonzero(
+    function: Callable[..., Bucket],
+    values: Sequence[Any],
+    zeros: Sequence[Any],
+    params: dict[str, Any],
+    values_name: str,
+) -> list[Any]:
+    """``function`` of those ``values`` that are not symbolic zeros; the others become ``zeros``.
+
+    ``params`` go to ``function``, with ``values_name`` added to the label.
+    """
+    chosen = [index for index, value in enumerate(values) if not isinstance(value, ad.Zero)]
+    results = list(zeros)
+    if chosen:
+        label = f"{params['label']} {values_name}"
+        outputs = function([values[index] for index in chosen], **{**params, "label": label})
+        for index, output in zip(chosen, outputs, strict=True):
+            results[index] = output
+    return results
+
+
+def zero_cotangents(bucket: Sequence[Any]) -> list[ad.Zero]:
+    """Symbolic zeros for the operands of a transpose."""
+    return [ad.Zero(operand.aval) for operand in bucket]
+
+
+def varies(aval: Any, axis_name: str | None) -> bool:
+    """Whether types say that a value differs along the workers' axis."""
+    return axis_name is not None and axis_name in varying_axes(aval)
+
+
+def own_index(axis_name: str | None) -> Any:
+    """This worker's place along the workers' axis, which is its rank."""
+    return world.rank() if axis_name is None else jax.lax.axis_index(axis_name)
