@@ -1,4 +1,4 @@
-"""What `jaxhetero doctor` makes of what it has found: problems in words, and tables for people. No network here."""
+"""The report of ``jaxhetero doctor``: problems in words, and tables for people. No network here."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-# Less of what the others have than this counts as slow; packets and other traffic take some from everybody.
+# A host is slow below this share of the typical goodput. Headers and other traffic take a part on every host.
 _SLOW = 0.6
 _CLOCK_S = 1.0
 
 
 @dataclass(frozen=True)
 class Patient:
-    """One process that came, as it describes itself."""
+    """One process of the examination, as it describes itself."""
 
     host: str
     address: str
     versions: dict[str, str]
-    """By name: of jaxhetero, of jax, of Python."""
+    """The versions of jaxhetero, jax and python, by these names."""
     interface: str = ""
     speeds_mbit: dict[str, int] = field(default_factory=dict)
-    """Of every piece of hardware among the interfaces of its host that is up and knows its speed."""
+    """The speed of every interface of its host that is hardware, is up, and knows its speed."""
     mtu: int = 0
     clock_s: float = 0.0
     """How far its clock is ahead of the coordinator's."""
 
     @property
     def name(self) -> str:
-        """How messages call it: "w1 (10.0.0.3)"."""
+        """The name in messages: "w1 (10.0.0.3)"."""
         return f"{self.host} ({self.address})"
 
 
@@ -41,19 +41,19 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about all of them together. Pairs are (from, to), by the order of ``patients``."""
+    """The results of an examination. Pairs are (from, to), by the order of ``patients``."""
 
     wanted_count: int
     patients: list[Patient]
     goodput: dict[Pair, float] = field(default_factory=dict)
-    """Bytes per second that arrived, while the other direction was as busy."""
+    """Bytes per second that arrived, while the other direction was busy too."""
     failures: dict[Pair, str] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
-    """Who was there but could not be let in, and why."""
+    """For each process that was refused, the reason."""
 
 
 def problems(findings: Findings) -> list[str]:
-    """All that should be mended before a long job, and how."""
+    """Every problem to mend before a long job, and how to mend it."""
     return [*findings.refusals, *_missing(findings), *_differences(findings), *_networks(findings), *_slow(findings)]
 
 
@@ -106,7 +106,7 @@ def _networks(findings: Findings) -> Iterator[str]:
 
 
 def _slow(findings: Findings) -> Iterator[str]:
-    """Hosts that are slow with everybody, and then pairs whose two hosts are both fast with others."""
+    """Hosts that are slow with all others, then pairs that are slow although both hosts are fast with others."""
     for direction, end in (("sends", 0), ("receives", 1)):
         best = _best(findings, end)
         typical = statistics.median(best.values()) if best else 0.0
