@@ -1,8 +1,7 @@
-"""The processes of a job, from their start to their end: what `jaxhetero launch` does, again after a failure.
+"""One attempt at a job: its processes, from their start to their end. A restart is another attempt.
 
-One thread runs everything: a selector over the children's pipes and over a socket that signals write to. The only
-work done inside signal handlers is what must not wait for a slow terminal: noting when a child ended, and passing
-signals on.
+One thread runs everything: a selector over the children's pipes and over a socket that signals write to. Two things
+must not wait for a slow terminal, so signal handlers do them: noting when a child ended, and passing signals on.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from jaxhetero.launch.culprit import find_culprit, find_lasting, is_known
 from jaxhetero.launch.process import Guard, Process, any_runs, signal_name
 from jaxhetero.launch.terminal import Display, LineSplitter, Sink, show_count
 
-# Failures this close to the first one are looked at together: one process's end makes others fail within milliseconds.
+# Failures this close to the first one are judged together: one process's end makes others fail within milliseconds.
 _SETTLE_S = 0.3
 _REDUCERS_END_S = 5.0
 _STRAGGLERS_END_S = 1.0
@@ -35,7 +34,7 @@ _TICK_S = 0.05
 _READ_BYTES = 1 << 16
 # More than a pipe can hold (1 MiB unless privileged).
 _DRAIN_BLOCKS = 32
-# Whose progress bar a terminal shows in place.
+# The process whose progress bar stays in place on a terminal.
 _LIVE = "worker 0"
 
 
@@ -60,13 +59,13 @@ class End:
 
     code: int
     failure: str = ""
-    """What failed; empty after success, and after a signal to the launcher."""
+    """Which process failed and how; empty after success, and after a signal to the launcher."""
     lasting: str = ""
-    """Why it is of no use to try again; empty if it may be."""
+    """The reason why another attempt would fail as well; empty if there is none."""
 
 
 class Attempt:
-    """The processes of a job that is started once. A context manager: none of them outlives it."""
+    """The processes of one start of a job. A context manager: no process outlives it."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Attempt:
         stop_s: float,
         display: Display,
     ) -> None:
-        """``commands`` are by name, "worker 0" or "reducer 1"; ``settings`` are what they have in common."""
+        """``commands`` are by name, "worker 0" or "reducer 1"; all of them share ``settings``."""
         self._commands = commands
         self._settings = settings
         self._log_dir = log_dir
@@ -88,7 +87,7 @@ class Attempt:
         self._pipes: list[_Pipe] = []
         self._exit_stack = contextlib.ExitStack()
         self.signals: list[int] = []
-        """What the launcher was told, up to the end of the context."""
+        """The signals that the launcher has received, up to the end of the context."""
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -131,12 +130,12 @@ class Attempt:
         if kind == "worker":
             settings["rank"] = int(number)
         environment = write_environment(settings)
-        # Python holds output back when it goes to a pipe; a job's progress should be seen as it happens.
+        # Python buffers output to a pipe; a job's progress should be seen as it happens.
         environment.setdefault("PYTHONUNBUFFERED", "1")
         # A process that crashes in native code says where.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         if name == _LIVE and self._display.err.is_terminal:
-            # Lets rich, and what follows its convention, draw a progress bar though it writes to a pipe.
+            # With this, rich and other libraries of its convention draw a progress bar although they write to a pipe.
             environment.setdefault("TTY_COMPATIBLE", "1")
             environment["COLUMNS"] = str(self._display.columns_for(name))
         try:
@@ -167,7 +166,7 @@ class Attempt:
             popen.communicate()
             raise ConfigError(f"cannot write the log {error.filename}: {error.strerror}") from None
         self._processes.append(process)
-        # It may have ended, or a signal may have come, before it was on the list.
+        # Before the process was on the list, it may have ended, or a signal may have been received.
         process.reap()
         for number in self.signals:
             process.send(number)
@@ -182,7 +181,7 @@ class Attempt:
             ours.setblocking(False)
             theirs.setblocking(False)
             self._selector.register(ours, selectors.EVENT_READ, ours)
-            # A signal that was ignored when we started stays so: that is how nohup keeps a job alive.
+            # A signal that was ignored when we started stays ignored: nohup keeps a job alive that way.
             previous = {
                 number: signal.signal(number, self._pass_on)
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -198,7 +197,7 @@ class Attempt:
                     signal.signal(number, handler)
 
     def _note_ends(self, _number: int, _frame: FrameType | None) -> None:
-        # Here, not in the loop: the order of ends must be right even while output waits for a slow terminal.
+        # Not in the loop: the order of ends must be right even while output waits for a slow terminal.
         for process in self._processes:
             process.reap()
 
@@ -209,20 +208,20 @@ class Attempt:
             if again:
                 process.send(signal.SIGKILL)
             elif process.is_worker or self._workers_ended():
-                # Not to reducers: a worker that takes its leave in order, or saves its work first, still needs them.
+                # Reducers get no signal yet: a worker that shuts down in order, or saves its work first, needs them.
                 process.send(number)
 
     # The loop
 
     def _run_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
-        """Pass output on until ``condition`` holds or the time is up; tells whether it holds."""
+        """Pass output on until ``condition`` holds or the time is up; return whether it holds."""
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            # Without a deadline every condition changes by an event. With one it may be about processes that are not
-            # our children, whose end nobody tells us.
+            # Without a deadline an event comes with every change of a condition. With a deadline the condition may be
+            # about grandchildren, and no event tells of their end: hence the tick.
             for key, _ in self._selector.select(None if seconds == math.inf else min(left, _TICK_S)):
                 if isinstance(key.data, _Pipe):
                     self._read(key.data)
@@ -232,7 +231,7 @@ class Attempt:
         return True
 
     def _read(self, pipe: _Pipe) -> bool:
-        """Pass on what a pipe holds now, up to one block; tells whether it may hold more."""
+        """Pass on the bytes in a pipe, up to one block; return whether it may hold more."""
         try:
             data = os.read(pipe.fd, _READ_BYTES)
         except BlockingIOError:
@@ -254,9 +253,9 @@ class Attempt:
         return bool(data)
 
     def _drain(self, process: Process) -> None:
-        """Pass on what a process that has ended left in its pipes.
+        """Pass on the bytes that an ended process left in its pipes.
 
-        Does not wait for their end, which may never come when something it started holds them open.
+        Does not wait for end of file: a grandchild may hold a pipe open for ever.
         """
         for pipe in [pipe for pipe in self._pipes if pipe.process is process]:
             for _ in range(_DRAIN_BLOCKS):
@@ -264,14 +263,17 @@ class Attempt:
                     break
 
     def _can_be_lost(self, process: Process) -> bool:
-        """Whether it is a reducer that was killed, which ends no job. What a reducer says by its exit code does."""
+        """Whether the process is a reducer that was killed: workers can go on without it.
+
+        A reducer that exits with an error code by itself does end the job.
+        """
         return self._failover and not process.is_worker and process.ended_ns is not None and process.code > 128
 
     def _failures(self) -> list[Process]:
         return [process for process in self._processes if process.failed() and not self._can_be_lost(process)]
 
     def _dead(self) -> list[Process]:
-        """Those that have failed, with their last words read."""
+        """The processes that have failed, after the last of their output was read."""
         failures = self._failures()
         for process in failures:
             self._drain(process)
@@ -298,7 +300,7 @@ class Attempt:
 
     def _end_after_failure(self) -> End:
         self._run_until(self._children_ended, _SETTLE_S)
-        # When every failure so far only tells of another process's end, that one may still be about to end.
+        # If every failure so far names another process's end as its cause, that process may be about to end.
         self._run_until(lambda: bool(self.signals) or self._children_ended() or is_known(self._dead()), self._stop_s)
         failures = self._dead()
         culprit, lasting = find_culprit(failures, self._lost_reducers), find_lasting(failures)
@@ -336,13 +338,13 @@ class Attempt:
             process.send(signal.SIGCONT)
 
     def _await_end(self, deadline: float) -> None:
-        """Give processes that were told to end their time. What is left then is killed on leaving the context."""
+        """Wait for processes after a signal to end. Those that are left are killed when the context ends."""
         if not self._run_until(self._children_ended, deadline - time.monotonic()):
             late = [process.name for process in self._processes if process.ended_ns is None]
             self._display.message(f"{', '.join(late)} did not end within {self._stop_s:g} s; killing")
 
     def _end_everything(self) -> None:
-        """Leave nothing behind: not a child, not a grandchild, not a byte of output."""
+        """End every child and grandchild, and pass on the last of their output."""
         for process in self._processes:
             process.send(signal.SIGKILL if process.ended_ns is None else signal.SIGTERM)
         groups = {process.popen.pid for process in self._processes if not process.group_gone}

@@ -1,4 +1,4 @@
-"""Why a job failed: which of its processes was the first to fail by itself, and whether it would do so again."""
+"""Why a job failed: which process was the first to fail by itself, and whether it would fail again."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Sequence
 from jaxhetero.errors import ConfigError, ReducerLost, WorkerLost
 from jaxhetero.launch.process import Process
 
-# What a process says when it fails because another one did, and the pattern that tells which.
+# The errors of a process that fails because another one did: the kind of the other process, and where its number is.
 _LOSSES = {WorkerLost.__name__: ("worker", r"rank (\d+)"), ReducerLost.__name__: ("reducer", r"reducer (\d+)")}
-# For a wrong command line: of Python, click, argparse and our own commands; of a shell that cannot run a command.
+# Exit codes for a wrong command line: 2 of Python, click, argparse and our own commands; 126 and 127 of a shell that
+# cannot run a command.
 _USAGE_CODES = (2, 126, 127)
 _CONFIG_ERROR = re.compile(rf"(\w+\.)*{ConfigError.__name__}: ")
 
 
 def is_known(failures: Sequence[Process]) -> bool:
-    """Whether any of them failed for another reason than somebody else's end."""
+    """Whether any process failed for another reason than the end of another process."""
     return not all(map(_accused, failures))
 
 
 def find_culprit(failures: Sequence[Process], lost_reducers: Sequence[Process]) -> Process:
-    """The process whose end made the others fail, as far as their ends and last words tell.
+    """The process whose end made the others fail, as far as exit codes and logs tell.
 
-    The job went on without ``lost_reducers``. They are the cause only where nobody names anything else than reducers.
+    The job went on without ``lost_reducers``. They are the cause only if no failed process names a worker.
     """
     accused = set().union(*map(_accused, failures))
     if not is_known(failures) and not any(name.startswith("worker") for name in accused):
@@ -38,7 +39,7 @@ def find_culprit(failures: Sequence[Process], lost_reducers: Sequence[Process]) 
 
 
 def find_lasting(failures: Sequence[Process]) -> str:
-    """What one of them failed for that a restart would meet again; empty if there is no such thing."""
+    """The reason of a failure that would come again after a restart; empty if there is none."""
     for process in failures:
         if process.code in _USAGE_CODES:
             return f"{process.name} exited with code {process.code}, which stands for a wrong command line or setting"
@@ -48,7 +49,7 @@ def find_lasting(failures: Sequence[Process]) -> str:
 
 
 def _accused(process: Process) -> set[str]:
-    """The other processes that it failed for, by its own last words; "?" for one that they do not name."""
+    """The processes that ``process`` blames for its failure at the end of its log; "?" for one without a number."""
     accused = set()
     for line in process.tail():
         for word, (kind, pattern) in _LOSSES.items():
@@ -56,5 +57,5 @@ def _accused(process: Process) -> set[str]:
             if found:
                 number = re.search(pattern, rest)
                 accused.add(f"{kind} {number[1]}" if number else "?")
-    # The survivors' words for an end may reach the one that ended before it is gone.
+    # A process that is about to end may still receive the others' report of its own loss.
     return accused - {process.name}

@@ -1,9 +1,9 @@
-"""Ends the processes of a launcher that was killed before it could.
+"""The guard: kills the processes of a launcher that was killed itself.
 
-`jaxhetero launch` starts this file as a process of its own and keeps the other end of its standard input, where it
-writes ``+PGID`` for every process group it starts and ``-PGID`` for every one that is gone. Input ends when the
-launcher does, even by SIGKILL; whatever is left is then killed. PR_SET_PDEATHSIG would reach the children only, not
-what they started.
+``jaxhetero launch`` starts this file as a process of its own, and holds the other end of its standard input. There it
+writes ``+PGID`` for every process group that it starts, and ``-PGID`` for every group that is gone. Input ends when the
+launcher ends, even by SIGKILL; the guard then kills the groups that are left. PR_SET_PDEATHSIG would reach children,
+but not grandchildren.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 
 
 def main() -> None:
-    """Kill what the launcher has left running when its end of our standard input closes."""
+    """Wait for the end of standard input, then kill the process groups that the launcher left running."""
     # A signal meant for the launcher (say, from `pkill jaxhetero`) must not end its guard first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

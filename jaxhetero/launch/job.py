@@ -1,4 +1,4 @@
-"""`jaxhetero launch`: one job's workers and reducers on this machine, started, and after a failure started anew."""
+"""``jaxhetero launch``: starts one job's workers and reducers on this machine, and restarts them after a failure."""
 
 from __future__ import annotations
 
@@ -25,20 +25,36 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Job:
-    """What to start. Settings that are None stay as the environment or their default has them."""
+    """A command to run in several workers, and the reducers beside them.
+
+    Fields that are None keep the value that the environment sets, or the default of ``jaxhetero.config.Config``.
+
+    Raises:
+      ConfigError: there is no such command, or a setting is out of its range.
+
+    Example:
+      >>> from jaxhetero.launch import Job
+      >>> job = Job(command=["python3", "train.py"], worker_count=2, reducer_count=1)
+      >>> list(job.commands())
+      ['reducer 0', 'worker 0', 'worker 1']
+    """
 
     command: Sequence[str]
+    """The program of every worker and its arguments."""
     worker_count: int
     reducer_count: int = 0
+    """How many reducers are processes of their own. 0: each worker runs one itself."""
     colocated_count: int | None = None
     coordinator_port: int = 0
+    """The port of rank 0. 0: any free one."""
     log_dir: Path | None = None
+    """The folder for the logs. Default: a new one in ``jaxhetero-logs``, named after the time."""
     start_timeout_ms: int | None = None
     timeout_ms: int | None = None
     stop_timeout_ms: int = 10_000
-    """How long processes may take to end after they were told to, before they are killed."""
+    """How long processes may take to end after a signal to end, before they are killed."""
     max_restarts: int = 0
-    """How often all processes are started anew after a failure that might not happen again."""
+    """How often all processes are started anew after a failure that may be temporary."""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -55,7 +71,7 @@ class Job:
             raise ConfigError(f"max_restarts is {self.max_restarts}; it must be 0 or more")
 
     def commands(self) -> dict[str, Sequence[str]]:
-        """What each process runs, by its name."""
+        """The command of each process, by the name of the process: "worker 0", "reducer 1"."""
         reducer = (sys.executable, "-m", "jaxhetero", "reducer")
         return {
             **{f"reducer {number}": reducer for number in range(self.reducer_count)},
@@ -63,7 +79,7 @@ class Job:
         }
 
     def settings(self, coordinator: str, token: str, restart_count: int) -> dict[str, str | int]:
-        """What every process of the job has in common, by the names of ``Config``."""
+        """The settings that all processes of the job share, by the names of ``Config``."""
         settings: dict[str, str | int] = {
             "worker_count": self.worker_count,
             "reducer_count": self.reducer_count,
@@ -78,14 +94,35 @@ class Job:
             settings["start_timeout_ms"] = self.start_timeout_ms
         if self.timeout_ms is not None:
             settings["timeout_ms"] = self.timeout_ms
-        # Finds a bad setting, also one from the environment, once and before any process meets it.
+        # Find a bad setting here, also one of the environment, and not once more in each process.
         config: dict[str, Any] = dict(read_environment(write_environment(settings | {"rank": 0})))
         Config(**config)
         return settings
 
 
 def launch(job: Job) -> int:
-    """Run the job to its end, with the restarts that it may have; the exit code for this process."""
+    """Run a job to its end, with its restarts.
+
+    Blocks until every process has ended. The output of all processes is shown with their names in front, and kept in
+    ``log_dir``. Signals (SIGINT, SIGTERM, SIGHUP) are passed on to the workers. Must run on the main thread, because it
+    handles signals, and before anything starts another thread, because it forks.
+
+    Returns:
+      The exit code: 0 after success, the code of the process that failed first, or 128 + N after signal N.
+
+    Raises:
+      ConfigError: a process or its log cannot be started, or a setting is wrong.
+      AddressInUse: ``coordinator_port`` belongs to another process.
+
+    Example:
+      >>> import pathlib
+      >>> from jaxhetero.launch import Job, launch
+      >>> hello = ["sh", "-c", "echo rank $JAXHETERO_RANK of $JAXHETERO_WORKER_COUNT"]
+      >>> launch(Job(hello, worker_count=2, log_dir=pathlib.Path("logs")))
+      0
+      >>> print(pathlib.Path("logs/worker-1.log").read_text(), end="")
+      rank 1 of 2
+    """
     display = Display(list(job.commands()))
     log_dir, why = job.log_dir, ""
     for restart_count in itertools.count():
@@ -110,7 +147,7 @@ def launch(job: Job) -> int:
 
 
 def _refuse_restart(job: Job, end: End, signals: Sequence[int], restart_count: int) -> str:
-    """Why a job that failed is not started anew; empty if it is."""
+    """The reason why a job that failed is not started anew; empty if it is."""
     if signals:
         return f"got {signal_name(signals[0])}"
     if restart_count == job.max_restarts:
@@ -121,13 +158,13 @@ def _refuse_restart(job: Job, end: End, signals: Sequence[int], restart_count: i
 def reserve_port(port: int) -> socket.socket:
     """Hold a loopback port, or any free one for 0, until rank 0 listens on it.
 
-    The socket is bound but never listens, and has SO_REUSEADDR, so a listener that has it as well can bind beside it;
-    meanwhile the kernel gives the port to no outgoing connection and to no other launcher.
+    The socket is bound, has SO_REUSEADDR, and never listens. So rank 0, whose listener has SO_REUSEADDR too, can bind
+    the same port. The kernel gives the port to no outgoing connection and to no other launcher.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # For a given port SO_REUSEADDR must come first, to ignore what an earlier job left in TIME_WAIT. For any port
-        # it must come second: the kernel may choose one that another launcher holds when both have it.
+        # For a given port SO_REUSEADDR must come before bind, to ignore connections of an earlier job in TIME_WAIT. For
+        # any port it must come after: with it, the kernel may choose a port that another launcher holds.
         if port:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((_LOOPBACK, port))
@@ -139,7 +176,7 @@ def reserve_port(port: int) -> socket.socket:
 
 
 def make_log_dir(chosen: Path | None) -> Path:
-    """The folder for the logs; by default a fresh one, named after the time, in ``jaxhetero-logs``."""
+    """Make the folder for the logs; by default a new one in ``jaxhetero-logs``, named after the time."""
     try:
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)

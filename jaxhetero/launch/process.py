@@ -19,7 +19,7 @@ _TAIL_BYTES = 1 << 16
 
 
 class Guard:
-    """The process that ends the job's processes should this one be killed; see guard.py."""
+    """The process that kills the job's processes if the launcher is killed; see guard.py."""
 
     def __init__(self) -> None:
         script = Path(__file__).with_name("guard.py")
@@ -35,15 +35,15 @@ class Guard:
             raise InternalError(f"cannot start {sys.executable}: {error.strerror}") from None
 
     def watch_this_process(self) -> None:
-        """Called in a new child, before it can start anything: from here on the guard ends it if we cannot."""
+        """Put this process's group under guard. A new child calls it before it can start other processes."""
         self._tell(b"+%d\n" % os.getpid())
 
     def forget(self, group: int) -> None:
-        """The group is gone; its number may be given to strangers."""
+        """Take a group that is gone from the guard: the system may give its number to strangers."""
         self._tell(b"-%d\n" % group)
 
     def close(self) -> None:
-        """End the guard, which ends whatever is left."""
+        """End the guard, which kills the groups that are left."""
         with self._popen:
             pass
 
@@ -54,7 +54,7 @@ class Guard:
 
 
 class Process:
-    """A child, the leader of a session and process group of its own."""
+    """A child of the launcher, the leader of a session and process group of its own."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], log_path: Path, guard: Guard) -> None:
         self.name = name
@@ -83,12 +83,12 @@ class Process:
             self.send(0)
 
     def failed(self) -> bool:
-        """Whether it has ended with another exit code than 0."""
+        """Whether the process has ended with another exit code than 0."""
         return self.ended_ns is not None and self.popen.returncode != 0
 
     def send(self, number: int) -> None:
-        """Send a signal to the child and to whatever it has started; 0 only finds out whether any of them is left."""
-        # Once the group is gone its number may be given to strangers.
+        """Send a signal to the child and to its descendants in the group; 0 only tests whether any of them is left."""
+        # Once the group is gone, the system may give its number to strangers.
         if not self.group_gone:
             try:
                 os.killpg(self.popen.pid, number)
@@ -96,10 +96,10 @@ class Process:
                 self.group_gone = True
                 self._guard.forget(self.popen.pid)
             except PermissionError:
-                pass  # It became another user; there is nothing we may do.
+                pass  # The child runs as another user now, whom we may send no signals.
 
     def log(self, data: bytes) -> str | None:
-        """Append to the log file; says why when that is no longer possible."""
+        """Append to the log file; return the error if that fails, and drop later output."""
         if self._log is None:
             return None
         try:
@@ -112,27 +112,27 @@ class Process:
         return None
 
     def close_log(self) -> None:
-        """Write no more to its log."""
+        """Close the log; later output is dropped."""
         if self._log is not None:
             self._log.close()
             self._log = None
 
     def tail(self) -> list[str]:
-        """The last lines of the log; none when somebody took the file away."""
+        """The last lines of the log; none if the file was removed."""
         with contextlib.suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return last_lines(log.read(), _TAIL_LINES)
         return []
 
     def describe_end(self) -> str:
-        """For people: `worker 3 was killed by SIGKILL`."""
+        """For people: ``worker 3 (pid 71) was killed by SIGKILL``."""
         code = self.popen.returncode
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
         return f"{self.name} (pid {self.popen.pid}) {how}"
 
 
 def signal_name(number: int) -> str:
-    """`SIGTERM`, or the number in words where the system has no name for it."""
+    """``SIGTERM``, or ``signal 99`` where the system has no name for the number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -142,7 +142,7 @@ def signal_name(number: int) -> str:
 def any_runs(groups: set[int]) -> bool:
     """Whether any process of these groups still runs.
 
-    Asking with signal 0 would count zombies, and some containers' first process never reaps the orphans it is given.
+    Signal 0 would count zombies too, and the first process of some containers never reaps orphans.
     """
     if not groups:
         return False

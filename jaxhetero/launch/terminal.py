@@ -17,9 +17,9 @@ from jaxhetero.config import colour_wanted
 
 _STDOUT, _STDERR = 1, 2
 _UPDATE_INTERVAL_S = 10.0
-# A line without an end must not take memory without one; what is longer is shown in pieces.
+# The limit of a line's memory. A longer line is shown in pieces.
 _LINE_BYTES_MAX = 8 << 20
-# Escape sequences that move the cursor or erase: they would destroy other processes' lines. Colours may stay.
+# Escape sequences that move the cursor or erase: they would destroy other processes' lines. Colours are allowed.
 _CURSOR_MOVES = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _ERASE_LINE = b"\r\x1b[K"
@@ -29,7 +29,7 @@ _COLOURS = (36, 32, 33, 35, 34)
 
 
 class LineSplitter:
-    """Cuts the bytes of one pipe into lines, and sees progress bars among them."""
+    """Cuts the bytes of one pipe into lines, and recognises progress bars among them."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -49,11 +49,11 @@ class LineSplitter:
         return lines
 
     def update(self) -> bytes | None:
-        """The newest version of an unfinished line that is being rewritten, else None."""
+        """The newest version of a progress bar on the unfinished line, else None."""
         return _last_version(bytes(self._rest)) if self._rest.startswith(b"\r") else None
 
     def close(self) -> list[bytes]:
-        """The last line, when it had no end."""
+        """The last line, if it had no newline."""
         lines = [_last_version(bytes(self._rest))] if self._rest.strip() else []
         self._rest.clear()
         return lines
@@ -80,7 +80,7 @@ class Sink:
         self.has_colour = self.is_terminal and colour_wanted()
 
     def write(self, data: bytes) -> None:
-        """Write all of it. Once nobody reads any more, drop it: a job outlives the `head` it was piped into."""
+        """Write all of ``data``. Drop it once the reader is gone: a job outlives the ``head`` it was piped into."""
         view = memoryview(data)
         while view and self._open:
             try:
@@ -99,7 +99,7 @@ class Sink:
 
 
 class Display:
-    """Puts lines of processes, progress and the launcher's own messages where they belong."""
+    """Writes the lines of processes, progress bars and the launcher's own messages to the two sinks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.out, self.err = Sink(_STDOUT), Sink(_STDERR)
@@ -128,17 +128,17 @@ class Display:
             self.lines(sink, name, [text])
 
     def columns_for(self, name: str) -> int:
-        """How much of the terminal's width a process's line can have."""
+        """The terminal's width, less the label in front of a process's line."""
         return max(1, self.err.columns() - len(self._labels[name]) - 2)
 
     def end_update(self, sink: Sink) -> None:
-        """Take the progress bar away: its line is finished, or another process's lines follow for good."""
+        """Erase the progress bar: its line is finished."""
         if self._status and sink.is_terminal:
             self._status = b""
             sink.write(_ERASE_LINE)
 
     def message(self, text: str) -> None:
-        """Say something in the launcher's own name."""
+        """Show a message of the launcher itself."""
         self._write(self.err, f"jaxhetero launch: {text}\n".encode(errors="replace"))
 
     def _labelled(self, sink: Sink, name: str, line: bytes) -> bytes:
