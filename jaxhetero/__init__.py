@@ -1,13 +1,23 @@
 """Heterogeneous all-reduce for JAX: workers push gradient shards to CPU reducers and get the totals back.
 
-import jaxhetero
+The program of a worker, which ``jaxhetero launch`` starts once for each::
 
-jaxhetero.initialize()                      # finds its settings in the environment of `jaxhetero launch`
-params = jaxhetero.broadcast(params)        # everybody starts from rank 0's
-...
-grads = jaxhetero.pmean(grads)              # inside the jitted train step
-...
-jaxhetero.shutdown()
+    import jaxhetero
+
+    jaxhetero.initialize()                      # finds its settings in the environment of ``jaxhetero launch``
+    params = jaxhetero.broadcast(params)        # every worker starts from rank 0's parameters
+    ...
+    grads = jaxhetero.pmean(grads)              # inside the jitted train step
+    ...
+    jaxhetero.shutdown()
+
+Examples:
+  The examples in docstrings follow these lines, in a world of one worker, where a sum is the worker's own value:
+
+  >>> import jax
+  >>> import jax.numpy as jnp
+  >>> import jaxhetero
+  >>> jaxhetero.initialize(rank=0, worker_count=1)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The collectives: pytrees in, pytrees out, inside ``jax.jit`` or not."""
+"""The collectives: pytrees in, pytrees out, inside ``jax.jit`` or outside."""
 
 from __future__ import annotations
 
@@ -44,27 +44,28 @@ def psum(
     """Sum every leaf of ``x`` over all workers: the two-hop counterpart of ``jax.lax.psum``.
 
     The sum is taken in rank order, ``((x_0 + x_1) + x_2) + ...``, so it has the same bits in every run, with any number
-    of reducers and any bucket size. float16 and bfloat16 are summed in float32 and rounded once; integers wrap.
+    of reducers and any bucket size. float16 and bfloat16 are summed in float32 and rounded once. Integers wrap.
 
-    Unlike ``jax.lax.psum``, it refuses floats and complex numbers that are the same along ``axis_name`` by their type,
-    in ``jax.shard_map(check_vma=True)``: JAX has summed the gradients of replicated parameters, and a second sum would
-    multiply them. Integers, bools and constants are counted once for each device, as in ``jax.lax``.
+    Under ``jax.shard_map(check_vma=True)`` it refuses floats and complex numbers whose type does not vary over
+    ``axis_name``, which ``jax.lax.psum`` takes. Such a leaf is mostly the gradient of a replicated parameter: JAX has
+    summed it already, and a second sum would multiply it. Integers, bools and constants are counted once for each
+    device, as in ``jax.lax``.
 
     Args:
       x: a pytree of arrays or numbers: float16/32/64, bfloat16, int8-64, uint8-64, complex64/128, or bool, which is
         summed as int32. All workers must call with the same structure, shapes and dtypes.
       axis_name: ``None`` in a program that runs on one device (plain ``jax.jit``). Under ``jax.shard_map``, the mesh
-        axis or axes to sum over, which the result no longer varies over. In a mesh over all workers
-        (``jax.distributed``), one of them is made of the workers; in a mesh of this process's own devices, the sum goes
-        over those and over all workers. The devices of a worker are summed first, by XLA, and each device sends its
-        equal part.
+        axis or axes to sum over; the result no longer varies over them. In a mesh over all workers
+        (``jax.distributed``), one of the axes is made of the workers. In a mesh of this process's own devices, the sum
+        goes over those and over all workers. XLA sums the devices of a worker first, and each device sends its equal
+        part.
       axis_index_groups: only ``None``; it is here because ``jax.lax.psum`` has it.
-      wire_dtype: ``jnp.bfloat16`` or ``jnp.float16`` sends leaves of float32 and float64 in half the bytes, or a
-        quarter: rounded once before they are sent, summed in float32, and the total rounded once more. The result has
-        the dtype of ``x``. A number above 65504 is infinity in float16. Other leaves are sent as they are.
-      bucket_bytes: leaves are grouped in buckets of about this size, last leaf first; each bucket is one custom call
-        and starts as soon as its leaves are computed. Must be the same on all workers.
-      name: what error messages and traces call this op. Default: the file and function of the caller.
+      wire_dtype: ``jnp.bfloat16`` or ``jnp.float16`` sends leaves of float32 in half the bytes, and of float64 in a
+        quarter. A number is rounded once before it is sent, summed in float32, and the total is rounded once more. The
+        result has the dtype of ``x``. A number above 65504 is infinity in float16. Other leaves are sent as they are.
+      bucket_bytes: how many bytes of leaves one custom call carries, about, from the last leaf to the first; see
+        ``jaxhetero.make_buckets``. A call starts as soon as its leaves are computed. Must be the same on all workers.
+      name: the name of this op in error messages and traces. Default: the file and function of the caller.
 
     Returns:
       A pytree like ``x``, of the same shapes and dtypes. With ``axis_name``, a tree of constants gives constants:
@@ -77,6 +78,18 @@ def psum(
       ConfigError: for a dtype or mesh that is not supported; for a float that does not vary over ``axis_name``; or,
         when the program is compiled, for an array that is sharded over several devices outside ``shard_map``.
       jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
+
+    Example:
+      A data-parallel train step. Each worker has its own batch; all of them take the same step:
+
+      >>> def loss_fn(params, batch):
+      ...     return jnp.mean((batch @ params["w"]) ** 2)
+      >>> @jax.jit
+      ... def train_step(params, batch):
+      ...     grads = jaxhetero.psum(jax.grad(loss_fn)(params, batch))
+      ...     return jax.tree.map(lambda p, g: p - 0.1 * g / jaxhetero.size(), params, grads)
+      >>> train_step({"w": jnp.ones(2)}, jnp.array([[1.0, 0.0], [0.0, 2.0]]))
+      {'w': Array([0.9, 0.6], dtype=float32)}
     """
     label = _label("psum", name, axis_index_groups)
     axes = classify(axis_name, label)
@@ -93,9 +106,15 @@ def pmean(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
-    """The mean of every leaf over all workers, as ``jax.lax.pmean``: ``psum`` divided by their number.
+    """The mean of every leaf over all workers, as ``jax.lax.pmean``: ``psum`` divided by the number of workers.
 
     Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does.
+
+    Example:
+      The loss and the number of correct answers of a batch, as means over all workers:
+
+      >>> jaxhetero.pmean({"loss": jnp.float32(2.5), "correct": jnp.int32(12)})
+      {'correct': Array(12., dtype=float32), 'loss': Array(2.5, dtype=float32)}
     """
     label = _label("pmean", name, axis_index_groups)
     axes = classify(axis_name, label)
@@ -111,10 +130,20 @@ def pmax(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
-    """The largest value of every element over all workers, as ``jax.lax.pmax``: a pytree like ``x``.
+    """The largest value of every element over all workers, as ``jax.lax.pmax``.
 
-    NaN where any worker has NaN; +0 is larger than -0. It has no derivative, as in ``jax.lax``. Arguments, dtypes,
-    blocking and errors are those of ``psum``, but complex numbers are refused and bool stays bool.
+    A NaN of any worker gives NaN, and +0 is larger than -0. There is no derivative, as in ``jax.lax``. Arguments,
+    shapes, dtypes, blocking and errors are those of ``psum``, with two differences: complex numbers are refused, and
+    bools stay bools.
+
+    Returns:
+      A pytree like ``x``, of the same shapes and dtypes.
+
+    Example:
+      Whether any worker has met an infinite gradient:
+
+      >>> jaxhetero.pmax(jnp.isinf(jnp.array([1.0, jnp.inf])).any())
+      Array(True, dtype=bool)
     """
     return _extreme(x, axis_name, Kind.MAX, _label("pmax", name, axis_index_groups), bucket_bytes)
 
@@ -127,7 +156,19 @@ def pmin(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
-    """The smallest value of every element over all workers, as ``jax.lax.pmin``; see ``pmax``."""
+    """The smallest value of every element over all workers, as ``jax.lax.pmin``.
+
+    A NaN of any worker gives NaN, and -0 is smaller than +0. All else is as in ``pmax``.
+
+    Returns:
+      A pytree like ``x``, of the same shapes and dtypes.
+
+    Example:
+      How many steps every worker has data for:
+
+      >>> jaxhetero.pmin(jnp.int32(120))
+      Array(120, dtype=int32)
+    """
     return _extreme(x, axis_name, Kind.MIN, _label("pmin", name, axis_index_groups), bucket_bytes)
 
 
@@ -151,15 +192,24 @@ def all_gather(
       axis_name: as in ``psum``; with several axes, the order of the result is theirs. In a mesh of this process's own
         devices the workers come first.
       axis_index_groups, bucket_bytes, name: as in ``psum``.
-      axis: where in the result the workers' axis is.
+      axis: the position of the workers' axis in the result.
       tiled: ``True`` joins the workers' arrays along their own ``axis`` instead of stacking them along a new one.
       to: "varying" or "invarying", the type of the result in typed ``shard_map``; see ``jax.lax.all_gather``.
 
     Returns:
-      A pytree like ``x``, of leaves with a new axis, or with an axis that is longer by the number of workers. The
-      transpose is ``psum_scatter``, or, with "invarying", a slice.
+      A pytree like ``x``. Each leaf has a new axis, as long as there are workers; if ``tiled``, its own axis is longer
+      by that factor. The transpose is ``psum_scatter``, or, with "invarying", a slice.
 
     Blocking and errors are those of ``psum``.
+
+    Example:
+      With ``n`` workers these shapes are ``(n, 3)`` and ``(3 * n,)``:
+
+      >>> logits = jnp.arange(3.0)
+      >>> jaxhetero.all_gather(logits).shape
+      (1, 3)
+      >>> jaxhetero.all_gather(logits, tiled=True).shape
+      (3,)
     """
     label = _label("all_gather", name, axis_index_groups)
     if to not in ("varying", "invarying"):
@@ -188,10 +238,10 @@ def psum_scatter(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Any:
-    """The sum of ``x`` over all workers, of which each keeps the part of its rank, as ``jax.lax.psum_scatter``.
+    """The sum of ``x`` over all workers, of which each worker keeps the part of its rank, as ``jax.lax.psum_scatter``.
 
     It is a ``psum`` and a slice: of ``S`` bytes a worker sends ``S`` and receives ``S``, where ``S/n`` would do. The
-    devices of a worker share them.
+    devices of a worker share those bytes.
 
     Args:
       x: a pytree of arrays of the dtypes of ``psum``.
@@ -202,8 +252,14 @@ def psum_scatter(
     Returns:
       A pytree like ``x``. The transpose is ``all_gather``.
 
-    Blocking and errors are those of ``psum``, which refuses the same operands. Compiled for this worker's rank where
-    ``axis_name`` does not name the workers.
+    Blocking and errors are those of ``psum``, which refuses the same operands. The program is compiled for this
+    worker's rank where ``axis_name`` does not name the workers.
+
+    Example:
+      Each worker keeps an equal part of the summed gradient; of ``n`` workers rank 0 has the first ``4 / n`` numbers:
+
+      >>> jaxhetero.psum_scatter(jnp.arange(4.0), tiled=True)
+      Array([0., 1., 2., 3.], dtype=float32)
     """
     label = _label("psum_scatter", name, axis_index_groups)
     axes = classify(axis_name, label)
@@ -234,10 +290,29 @@ def broadcast(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
-    """Every leaf of worker ``root``'s ``x``, bit by bit: for initial parameters.
+    """Worker ``root``'s ``x`` on all workers, bit by bit: for initial parameters.
 
-    The other workers pass a tree of the same structure, shapes and dtypes, whose values are not used. Takes every dtype
-    that ``psum`` takes, and bool. Arguments, blocking and errors are those of ``psum``.
+    Args:
+      x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool. The other workers pass a tree of the same
+        structure, shapes and dtypes; its values are not used.
+      root: the rank of the worker whose values all workers get.
+      axis_name, bucket_bytes, name: as in ``psum``; ``axis_name`` may name the workers' axis alone.
+
+    Returns:
+      A pytree like ``x``, of the same shapes and dtypes.
+
+    Blocking and errors are those of ``psum``.
+
+    Raises:
+      ConfigError: there is no such ``root``, or an axis lies inside a worker.
+
+    Example:
+      Each worker draws parameters from its own seed, and all start from those of rank 0:
+
+      >>> params = {"w": jax.random.normal(jax.random.key(jaxhetero.rank()), (2, 3))}
+      >>> params = jaxhetero.broadcast(params)
+      >>> jax.tree.map(jnp.shape, params)
+      {'w': (2, 3)}
     """
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
@@ -261,26 +336,31 @@ def replicated(
 ) -> Tree:
     """``params`` as they are, but with gradients that arrive summed over all workers: the backward hook.
 
-    Apply it to parameters that are the same on every worker, inside the function that is differentiated::
-
-        def loss_fn(params, batch):
-            params = jaxhetero.replicated(params, mean=True)
-            ...
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)    # grads are reduced already
-
-    Each bucket's round starts when the backward pass has computed the cotangents of its leaves, while the layers before
-    it are still at work.
+    Apply it to parameters that are the same on every worker, inside the function that is differentiated. Each bucket's
+    round starts when the backward pass has computed the cotangents of its leaves, and runs beside the backward pass of
+    earlier layers.
 
     Args:
-      params: a pytree of float or complex arrays; everybody's are the same.
+      params: a pytree of float or complex arrays, the same on every worker.
       axis_name, wire_dtype, bucket_bytes, name: as in ``psum``. Under ``jax.shard_map`` with ``check_vma=True`` the
-        result varies over ``axis_name``, which is what keeps JAX from summing the gradients a second time.
-      mean: gradients are the mean instead of the sum.
+        result varies over ``axis_name``, which keeps JAX from summing the gradients a second time.
+      mean: ``True`` makes gradients the mean over the workers, ``False`` the sum.
 
-    Errors are those of ``psum``, raised where the gradient is taken.
+    Returns:
+      ``params``, of the same shapes and dtypes.
+
+    Does not block. Errors are those of ``psum``, raised where the gradient is taken.
+
+    Example:
+      >>> def loss_fn(params, batch):
+      ...     params = jaxhetero.replicated(params, mean=True)
+      ...     return jnp.mean((batch @ params["w"]) ** 2)
+      >>> loss, grads = jax.value_and_grad(loss_fn)({"w": jnp.ones(2)}, jnp.array([[1.0, 0.0], [0.0, 2.0]]))
+      >>> grads                                                      # the mean over all workers already
+      {'w': Array([1., 4.], dtype=float32)}
     """
     label = _label("replicated", name)
-    # Not the public ones: their checks are for gradients that JAX may have summed, which these are before it could.
+    # Not the public psum and pmean: they refuse gradients that JAX may have summed, and these it has not summed yet.
     reduce = _mean if mean else _sum
 
     @jax.custom_vjp
@@ -310,7 +390,7 @@ def barrier(*, name: str | None = None) -> None:
     """Wait until every worker has called this: for the host, between programs, for example around files.
 
     Args:
-      name: what error messages call it. Default: the file and function of the caller.
+      name: the name of this op in error messages. Default: the file and function of the caller.
 
     Blocks, without holding the GIL, for at most ``timeout_ms`` (``start_timeout_ms`` the first time).
 
@@ -318,6 +398,17 @@ def barrier(*, name: str | None = None) -> None:
       NotInitializedError: before ``jaxhetero.initialize()``.
       ConfigError: inside a traced function, where there is nothing to block.
       JaxheteroError: a worker did not come, or was lost.
+
+    Example:
+      Rank 0 writes a file, and no worker reads it before it is complete:
+
+      >>> import pathlib
+      >>> file = pathlib.Path("vocabulary.txt")
+      >>> if jaxhetero.rank() == 0:
+      ...     _ = file.write_text("the a of")
+      >>> jaxhetero.barrier()
+      >>> file.read_text().split()
+      ['the', 'a', 'of']
     """
     label = _label("barrier", name)
     arrived = psum(np.ones((), np.int32), name=label)
@@ -332,7 +423,7 @@ def barrier(*, name: str | None = None) -> None:
 
 def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
     if axes.are_named and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
-        # As jax.lax.psum does: what the traced program does not compute is the same everywhere, so that
+        # As in jax.lax.psum: a value that the traced program does not compute is the same on every device. So
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
         return constants
@@ -367,7 +458,7 @@ def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, bucket_bytes:
 
 
 def _with_bools_as_bytes(function: Callable[[Any], Any], x: Tree) -> Tree:
-    """``function`` of ``x``, which has no bool; where ``x`` has, so has the result."""
+    """``function`` of ``x`` with bools as uint8; its results are bools where ``x`` has them."""
     results = function(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.uint8) if _is_bool(leaf) else leaf, x))
     restored: Tree = jax.tree.map(lambda result, leaf: result.astype(bool) if _is_bool(leaf) else result, results, x)
     return restored
@@ -384,19 +475,19 @@ def _normalize_axis(axis: int, ndim: int) -> int:
 
 
 def _merge(array: jax.Array, place: int) -> jax.Array:
-    """Axis ``place`` and the one after it as one."""
+    """Join axis ``place`` and the axis after it."""
     size = array.shape[place] * array.shape[place + 1]
     return array.reshape(*array.shape[:place], size, *array.shape[place + 2 :])
 
 
 def _cut(array: jax.Array, place: int, count: int) -> jax.Array:
-    """Axis ``place`` as ``count`` rows, first, and what each of them has of it, second."""
+    """Cut axis ``place`` in ``count`` equal rows: ``[..., count * size, ...]`` to ``[count, size, ...]``."""
     rows = jnp.moveaxis(array, place, 0)
     return rows.reshape(count, rows.shape[0] // count, *rows.shape[1:])
 
 
 def _label(collective: str, name: str | None, axis_index_groups: Any = None) -> str:
-    """What messages and traces call an op: ``name``, or ``psum at train.py:train_step``."""
+    """The name of an op in messages and traces: ``name``, or ``psum at train.py:train_step``."""
     label = name or f"{collective} at {_caller()}"
     if axis_index_groups is not None:
         raise ConfigError(
@@ -407,7 +498,7 @@ def _label(collective: str, name: str | None, axis_index_groups: Any = None) -> 
 
 
 def _caller() -> str:
-    """``train.py:train_step``: the first frame outside this package. No line, which every edit would move."""
+    """``train.py:train_step``: the first frame outside this package. Without a line number, which every edit moves."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back

@@ -16,10 +16,23 @@ _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 @dataclass(frozen=True)
 class Config:
-    """What one worker process needs to know. Sizes in bytes, times in milliseconds.
+    """The settings of one worker process. Sizes are in bytes, times in milliseconds.
 
     Every field can be given to ``jaxhetero.initialize()`` by its name, or in the environment as
-    ``JAXHETERO_`` plus the name in capitals (``JAXHETERO_TIMEOUT_MS=10000``); an argument wins.
+    ``JAXHETERO_`` plus the name in capitals (``JAXHETERO_TIMEOUT_MS=10000``). An argument wins over the environment.
+
+    Raises:
+      ConfigError: a setting is out of its range, or two settings contradict each other.
+
+    Example:
+      >>> from jaxhetero.config import Config
+      >>> config = Config(rank=1, worker_count=4, reducer_count=2, coordinator="10.0.0.1:7700", token="secret")
+      >>> config.colocated_count                     # the dedicated reducers do all the work
+      0
+      >>> Config(rank=4, worker_count=4)
+      Traceback (most recent call last):
+          ...
+      jaxhetero.errors.ConfigError: rank 4 is not in 0..3
     """
 
     rank: int = 0
@@ -29,50 +42,50 @@ class Config:
     reducer_count: int = 0
     """How many dedicated reducers take part."""
     colocated_count: int = -1
-    """In how many workers, the first ranks, a reducer runs beside the program, on a thread of its own. It takes what
-    relieves the dedicated ones most: nothing where those are as many as the workers. -1: in every worker if there is no
-    dedicated reducer, else in none."""
+    """How many workers run a co-located reducer, on a thread of its own: the first ranks. The plan gives a co-located
+    reducer the share that relieves the dedicated ones most, which is nothing if there are as many of them as workers.
+    -1: every worker if there is no dedicated reducer, else none."""
     coordinator: str = ""
-    """``host:port`` where everybody meets at the start; rank 0 listens on it."""
+    """``host:port`` where workers and reducers meet at the start; rank 0 listens on it."""
     token: str = field(default="", repr=False)
-    """The job's secret. Who does not have it is refused. Never printed."""
+    """The job's secret. A process without it is refused. Never printed."""
     host: str = ""
-    """The address under which the others reach a reducer of this process. Default: the address of the interface that
-    leads to the coordinator."""
+    """The address under which other processes reach a reducer of this process. Default: the address of the interface
+    that leads to the coordinator."""
     interface: str = ""
-    """The network interface to use, such as ``eth1``: ``host`` is its address where not given, and connections come
-    from there. Default: what the routes of this machine say."""
+    """The network interface to use, such as ``eth1``. Connections come from its address, which is also the default of
+    ``host``. Default: the interface that the routes of this machine choose."""
     start_timeout_ms: int = 120_000
-    """How long ``initialize`` waits for everybody."""
+    """How long ``initialize`` waits for all workers and reducers."""
     timeout_ms: int = 30_000
-    """How long a round may go without any progress before it fails."""
+    """How long a round may make no progress before it fails."""
     chunk_bytes: int = 0
-    """The unit of pipelining, the same on every worker of a job; with 0, by the size of the bucket and of the whole
-    call."""
+    """The size of a chunk, the unit of pipelining. 0: chosen from the sizes of the bucket and of the whole call. The
+    same on every worker of a job."""
     window_chunks: int = 0
-    """How many chunks may be on their way to one reducer before the first result is back; with 0, as many as the path's
+    """How many chunks may be on their way to one reducer before the first result is back. 0: as many as the path's
     goodput and round trip need."""
     checksum: bool = False
-    """Whether every frame carries a CRC-32C that its receiver checks, the same on every worker of a job. What comes
-    damaged is never summed: its connection is closed and counted in ``metrics()``."""
+    """Whether every frame carries a CRC-32C that its receiver checks. A damaged frame is never summed: its connection
+    is closed and counted in ``metrics()``. The same on every worker of a job."""
     failover: bool = True
-    """Go on when a reducer is lost, with the same results to the bit, as long as one is left. Every worker then keeps a
-    copy of what it contributed to the latest round of each op. The same on every worker of a job."""
+    """Whether the job continues when a reducer is lost, with the same results to the bit, as long as one is left. Every
+    worker then keeps a copy of its contribution to the latest round of each op. The same on every worker of a job."""
     measure_rates: bool = True
-    """Whether the start measures what every reducer's network interface carries, which takes a quarter of a second:
-    slower ones then get smaller shares, and chunks the size that suits the network. The same on every worker of a job.
-    """
+    """Whether the start measures the rate of every reducer's network interface, which takes a quarter of a second.
+    Slower reducers then get smaller shares, and chunks have the size that suits the network. The same on every worker
+    of a job."""
     shared_memory: bool = True
-    """Whether bytes for reducers on this worker's own host go through memory that both share, where they can, and not
-    through the host's loopback network: about a megabyte for each of them."""
+    """Whether bytes for reducers on this worker's own host go through shared memory, where possible, and not through
+    the loopback network. It takes about a megabyte for each such reducer."""
     restart_count: int = 0
-    """How often `jaxhetero launch --max-restarts` has started this job anew; see ``jaxhetero.restart_count()``."""
+    """How often ``jaxhetero launch --max-restarts`` has started this job anew; see ``jaxhetero.restart_count()``."""
     pinned_bytes: int = 1 << 30
-    """Pinned host memory for each GPU, taken in its first round: more than what a program reduces in a step."""
+    """Pinned host memory for each GPU, taken in its first round. Give more than a program reduces in a step."""
     cuda_driver: str = "libcuda.so.1"
     """The library of the CUDA driver, opened in the first round on a GPU."""
     cuda_stand_in: str = ""
-    """For tests: a library that stands in for the driver. Arrays of the CPU then go the way of a GPU's."""
+    """For tests: a library that stands in for the driver. Arrays of the CPU are then handled as those of a GPU."""
 
     def __post_init__(self) -> None:
         _take_interface(self)
@@ -115,16 +128,26 @@ class Config:
 
 @dataclass(frozen=True)
 class ReducerConfig:
-    """What one dedicated reducer needs to know; the words mean what they mean in ``Config``."""
+    """The settings of one dedicated reducer; fields that ``Config`` has too mean the same here.
+
+    Raises:
+      ConfigError: ``coordinator`` or ``token`` is missing, or a setting is out of its range.
+
+    Example:
+      >>> from jaxhetero.config import ReducerConfig
+      >>> ReducerConfig(coordinator="10.0.0.1:7700", token="secret", host="10.0.0.9").timeout_ms
+      30000
+    """
 
     coordinator: str = ""
     token: str = field(default="", repr=False)
     host: str = ""
-    """The address to listen on and to be reached at. Default: that of the interface that leads to the coordinator."""
+    """The address to listen on, at which workers reach this reducer. Default: the address of the interface that leads
+    to the coordinator."""
     interface: str = ""
-    """The network interface whose address ``host`` is, where that is not given."""
+    """The network interface whose address is the default of ``host``."""
     port: int = 0
-    """The port to listen on; 0 takes any free one."""
+    """The port to listen on. 0: any free one."""
     start_timeout_ms: int = Config.start_timeout_ms
     timeout_ms: int = Config.timeout_ms
 
@@ -152,7 +175,16 @@ def _take_interface(config: Config | ReducerConfig) -> None:
 
 
 def interface_address(name: str) -> str:
-    """The address of a network interface of this machine: its first of IPv4, else of IPv6."""
+    """The address of a network interface of this machine: its first IPv4 address, else its first IPv6 address.
+
+    Raises:
+      ConfigError: there is no such interface, or it has no address.
+
+    Example:
+      >>> from jaxhetero.config import interface_address
+      >>> interface_address("lo")
+      '127.0.0.1'
+    """
     addresses = interface_addresses()
     if name not in addresses:
         known = ", ".join(f"{other} ({address})" for other, address in addresses.items())
@@ -161,7 +193,13 @@ def interface_address(name: str) -> str:
 
 
 def interface_addresses() -> dict[str, str]:
-    """The network interfaces of this machine that are up and have an address, and that address."""
+    """The address of every network interface of this machine that is up and has one.
+
+    Example:
+      >>> from jaxhetero.config import interface_addresses
+      >>> interface_addresses()["lo"]
+      '127.0.0.1'
+    """
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -181,7 +219,20 @@ def _check_positive(config: Config | ReducerConfig, *names: str) -> None:
 
 
 def parse_address(what: str, text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[ipv6]:port``; ``what`` names the setting in the error."""
+    """Host and port of ``host:port`` or ``[ipv6]:port``.
+
+    Args:
+      what: the name of the setting, for the error.
+      text: the address.
+
+    Raises:
+      ConfigError: ``text`` is no such address.
+
+    Example:
+      >>> from jaxhetero.config import parse_address
+      >>> parse_address("coordinator", "[fd00::1]:7700")
+      ('fd00::1', 7700)
+    """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     # int() would also take " 7", "+7" and "1_0".
@@ -192,7 +243,16 @@ def parse_address(what: str, text: str) -> tuple[str, int]:
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str | int]:
-    """The fields of ``Config`` that the environment sets, by name."""
+    """The fields of ``Config`` that the environment sets, by name.
+
+    Raises:
+      ConfigError: a variable has no number where one is due, or the file of the token cannot be read.
+
+    Example:
+      >>> from jaxhetero.config import read_environment
+      >>> read_environment({"JAXHETERO_RANK": "3", "JAXHETERO_CHECKSUM": "true"})
+      {'rank': 3, 'checksum': True}
+    """
     found: dict[str, str | int] = {}
     for setting in fields(Config):
         variable = ENV_PREFIX + setting.name.upper()
@@ -200,7 +260,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str |
         if text is None:
             continue
         if setting.type == "int":
-            # An empty number is an error, not the default: it is what a job script with an unset RANK gives.
+            # An empty text is an error and not the default: a job script with an unset RANK gives one.
             try:
                 found[setting.name] = int(text)
             except ValueError:
@@ -218,7 +278,18 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str |
 
 
 def read_token(path: Path) -> str:
-    """The job token kept in a file, without surrounding white space."""
+    """The job token in a file, without surrounding white space.
+
+    Raises:
+      ConfigError: the file cannot be read, or is empty.
+
+    Example:
+      >>> import pathlib
+      >>> from jaxhetero.config import read_token
+      >>> _ = pathlib.Path("token").write_text("secret\\n")
+      >>> read_token(pathlib.Path("token"))
+      'secret'
+    """
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -231,7 +302,16 @@ def read_token(path: Path) -> str:
 
 
 def write_environment(settings: Mapping[str, str | int], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a child process in which ``read_environment`` finds ``settings``."""
+    """``environ`` with ``settings`` added, for a child process: ``read_environment`` finds them there.
+
+    Raises:
+      ConfigError: ``Config`` has no such setting.
+
+    Example:
+      >>> from jaxhetero.config import write_environment
+      >>> write_environment({"rank": 3}, {"HOME": "/root"})
+      {'HOME': '/root', 'JAXHETERO_RANK': '3'}
+    """
     unknown = settings.keys() - {setting.name for setting in fields(Config)}
     if unknown:
         raise ConfigError(f"no such setting: {', '.join(sorted(unknown))}")
@@ -242,7 +322,13 @@ def write_environment(settings: Mapping[str, str | int], environ: Mapping[str, s
 
 
 def colour_wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """False when the user asked for no colour (https://no-color.org) or the terminal has none."""
+    """Whether output may be coloured: not if ``NO_COLOR`` is set (https://no-color.org) or the terminal is dumb.
+
+    Example:
+      >>> from jaxhetero.config import colour_wanted
+      >>> colour_wanted({"TERM": "xterm", "NO_COLOR": "1"})
+      False
+    """
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 

@@ -1,8 +1,19 @@
 """The exceptions a user of jaxhetero can meet.
 
 Every message says who (rank or reducer, host), what, where (stage, op, round) and what to do about it.
-An error inside a compiled program reaches Python as ``jax.errors.JaxRuntimeError``, because XLA owns that path;
-its message starts with the name of the class here, for example ``jaxhetero.WorkerLost: rank 3 (host b) ...``.
+
+An error inside a compiled program reaches Python as ``jax.errors.JaxRuntimeError``, because XLA raises it. Its message
+has the name of the class here, for example ``jaxhetero.WorkerLost: rank 3 (host b) ...``.
+
+Example:
+  A wrong setting or call raises the class itself, which is also a ``ValueError``:
+
+  >>> from jaxhetero.errors import ConfigError
+  >>> try:
+  ...     jaxhetero.psum(jnp.ones(3), wire_dtype=jnp.int8, name="gradients")
+  ... except ConfigError as error:
+  ...     print(error)
+  gradients: wire_dtype is int8; it can be bfloat16 or float16
 """
 
 from __future__ import annotations
@@ -23,7 +34,7 @@ class NotInitializedError(JaxheteroError):
 
 
 class AddressInUse(JaxheteroError):
-    """The address to listen on is taken by another process, or is not an address of this host."""
+    """The address to listen on belongs to another process, or is not an address of this host."""
 
 
 class StartTimeout(JaxheteroError):
@@ -55,7 +66,7 @@ class RoundTimeout(JaxheteroError):
 
 
 class ProtocolError(JaxheteroError):
-    """A peer sent something that is not a valid frame of this protocol."""
+    """A peer sent bytes that are not a valid frame of this protocol."""
 
 
 class InternalError(JaxheteroError):
@@ -66,11 +77,33 @@ _BY_NAME: dict[str, type[JaxheteroError]] = {kind.__name__: kind for kind in Jax
 
 
 def from_status(name: str, message: str) -> JaxheteroError:
-    """The exception for a native status: ``name`` is one of the classes here, as in ``xla_ffi/base/status.h``."""
+    """The exception for a native status.
+
+    Args:
+      name: a class of this module, by the name in ``xla_ffi/base/status.h``. Another name gives ``InternalError``.
+      message: the exception's text.
+
+    Example:
+      >>> from jaxhetero.errors import from_status
+      >>> from_status("ReducerLost", "reducer 1 (host b) closed the connection")
+      ReducerLost('reducer 1 (host b) closed the connection')
+    """
     return _BY_NAME.get(name, InternalError)(message)
 
 
 def from_message(text: str) -> JaxheteroError:
-    """The exception that a failed program's message names, ``... jaxhetero.WorkerLost: rank 3 ...``."""
+    """The exception that the message of a failed program names.
+
+    Args:
+      text: the text of a ``jax.errors.JaxRuntimeError``.
+
+    Returns:
+      An exception of the class that ``text`` names, with the rest of the text; ``InternalError`` where it names none.
+
+    Example:
+      >>> from jaxhetero.errors import from_message
+      >>> from_message("INTERNAL: jaxhetero.WorkerLost: rank 3 (host b) closed the connection")
+      WorkerLost('rank 3 (host b) closed the connection')
+    """
     found = re.search(r"jaxhetero\.(\w+): (.*)", text, re.DOTALL)
     return from_status(found[1], found[2]) if found else InternalError(text)

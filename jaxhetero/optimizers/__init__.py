@@ -1,11 +1,14 @@
-"""The optax side: gradient transformations, schedules and batch scaling for training on many workers.
+"""Gradient transformations, schedules and batch scaling for training on many workers with optax.
 
-In the order in which a large-batch recipe chains them, here that of BERT in float16::
+Example:
+  The order in which a large-batch recipe chains them, here the recipe of BERT in float16:
 
-    schedule = named_schedule("bert-large-phase1")
-    optimizer = accumulate_gradients(
-        optax.chain(all_reduce_gradients(), dynamic_loss_scale(lamb(schedule))), every=4
-    )
+  >>> import optax
+  >>> from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, lamb, named_schedule
+  >>> schedule = named_schedule("bert-large-phase1")
+  >>> reduced = optax.chain(jaxhetero.all_reduce_gradients(), dynamic_loss_scale(lamb(schedule)))
+  >>> optimizer = accumulate_gradients(reduced, every=4)
+  >>> opt_state = optimizer.init({"w": jnp.ones((2, 3))})
 """
 
 from jaxhetero.optimizers.accumulation import AccumulationState as AccumulationState

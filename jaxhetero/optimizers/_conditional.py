@@ -1,4 +1,4 @@
-"""An optimizer that runs in some steps only."""
+"""An optimizer that runs in some steps and rests in the others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def update_if(
     params: optax.Params,
     extra: dict[str, Any],
 ) -> tuple[optax.Updates, optax.OptState]:
-    """``inner.update(updates, state, params, **extra)`` where ``condition`` holds; else zeros and the state as it was.
+    """``inner.update(updates, state, params, **extra)`` where ``condition`` holds; else zeros and the old state.
 
     Args:
-      condition: bool[]. If ``inner`` holds a collective, every worker must have the same one, or some would wait for
-        others that never come.
-      inner, updates, state, params, extra: an optimizer and what its ``update`` takes.
+      condition: bool[]. If ``inner`` has a collective, ``condition`` must be the same on every worker. Else some
+        workers would wait for others that never come.
+      inner, updates, state, params, extra: an optimizer and the arguments of its ``update``.
 
-    ``optax.conditionally_mask`` does this for optimizers whose updates have the dtypes of their gradients only.
+    ``optax.conditionally_mask`` does this too, but only where updates have the dtypes of the gradients.
     """
 
     def run() -> tuple[optax.Updates, optax.OptState]:

@@ -1,12 +1,13 @@
 """LAMB and LARS as the reference recipes of large-batch training use them: biases and norms are not adapted.
 
-Both scale the update of each layer by the ratio of the norm of its weights to that of its update. In the references
-neither this *trust ratio* nor the weight decay applies to biases and to the parameters of norms. A *mask* says which
-leaves they do apply to: a tree of booleans like the parameters, or a function from the parameters to such a tree. By
-default those with more than one axis, which is right for dense, convolution and embedding layers, but takes in the
-biases of flax's attention layers (``[heads, head_dim]``) and of layers that are stacked for ``jax.lax.scan``.
+Both scale the update of each layer by the *trust ratio*: the norm of the layer's weights over the norm of its update.
+In the references neither the trust ratio nor the weight decay applies to biases and to the parameters of norms. A
+*mask* says to which leaves both apply: a tree of bools like the parameters, or a function from the parameters to such
+a tree. The default is the leaves with more than one axis. That is right for dense, convolution and embedding layers,
+but it includes the biases of flax's attention layers (``[heads, head_dim]``) and of layers that are stacked for
+``jax.lax.scan``.
 
-Parameters are float32, also where a model computes in less: norms of float16 would overflow.
+Parameters are float32, also where a model computes in float16: norms of float16 would overflow.
 """
 
 from __future__ import annotations
@@ -44,8 +45,20 @@ def lamb(
       max_grad_norm: gradients with a larger norm, over all leaves, are scaled down to it first. ``None``: they are not.
       mask: true for the leaves that get weight decay and trust ratio. Default: those with more than one axis.
 
-    ``optax.lamb`` has one mask for the weight decay, applies the trust ratio to every leaf, and does not clip. The
-    all-reduce belongs in front, so that the norm is that of the mean gradient.
+    ``optax.lamb`` has a mask for the weight decay only, applies the trust ratio to every leaf, and does not clip. Chain
+    the all-reduce in front of ``lamb``, so that it clips the norm of the mean gradient.
+
+    Example:
+      The kernel moves by a part of its own norm, and the bias by the learning rate:
+
+      >>> import optax
+      >>> from jaxhetero.optimizers import lamb
+      >>> optimizer = optax.chain(jaxhetero.all_reduce_gradients(), lamb(0.5, weight_decay=0.0))
+      >>> params = {"kernel": jnp.full((2, 2), 8.0), "bias": jnp.full(2, 8.0)}
+      >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
+      >>> jax.tree.map(lambda leaf: jnp.round(leaf, 3), updates)
+      {'bias': Array([-0.5, -0.5], dtype=float32), 'kernel': Array([[-4., -4.],
+             [-4., -4.]], dtype=float32)}
     """
     mask = _matrices if mask is None else mask
     return optax.chain(
@@ -69,19 +82,35 @@ def lars(
 ) -> optax.GradientTransformation:
     """LARS of You et al., "Large Batch Training of Convolutional Networks" (2017), as in MLPerf's ResNet-50.
 
-    A masked leaf ``w`` with gradient ``g`` has the update ``ratio * (g + weight_decay * w)``, with
+    The update of a leaf ``w`` with gradient ``g``, where the mask is true, is ``ratio * (g + weight_decay * w)``, with
     ``ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)``, or 1 where ``|w|`` or ``|g|`` is 0. The
-    others have ``g``. The learning rate is applied before the momentum, so that earlier steps keep the one they had.
+    update of the other leaves is ``g``. The learning rate is applied before the momentum: a change of the rate leaves
+    the momentum of earlier steps as it is.
 
     Args:
       learning_rate: a number, or a function of the step, int32[], which counts from 0.
-      momentum: what a step keeps of the update before it.
+      momentum: the share of the update before that a step keeps.
       weight_decay, trust_coefficient, eps: see above.
-      nesterov: the update is ``momentum`` steps ahead.
+      nesterov: ``True`` is Nesterov's momentum.
       mask: true for the leaves that get weight decay and trust ratio. Default: those with more than one axis.
 
-    ``optax.lars`` divides by the norm of the sum, ``|g + weight_decay * w|``, where the paper and MLPerf have the sum
+    ``optax.lars`` divides by the norm of the sum, ``|g + weight_decay * w|``. The paper and MLPerf divide by the sum
     of the norms.
+
+    Raises:
+      ValueError: ``update`` is called without the parameters.
+
+    Example:
+      The kernel moves by a thousandth of its own norm whatever the gradient's size; the bias by its gradient:
+
+      >>> import optax
+      >>> from jaxhetero.optimizers import lars
+      >>> optimizer = optax.chain(jaxhetero.all_reduce_gradients(), lars(1.0, weight_decay=0.0))
+      >>> params = {"kernel": jnp.full((1, 2), 8.0), "bias": jnp.full(2, 8.0)}
+      >>> grads = jax.tree.map(lambda leaf: 100 * leaf, params)
+      >>> updates, _ = optimizer.update(grads, optimizer.init(params), params)
+      >>> print(updates["bias"], jnp.round(updates["kernel"], 3))
+      [-800. -800.] [[-0.008 -0.008]]
     """
     return optax.chain(
         optax.masked(_adapt(weight_decay, trust_coefficient, eps), _matrices if mask is None else mask),
@@ -91,7 +120,7 @@ def lars(
 
 
 def _adapt(weight_decay: float, trust_coefficient: float, eps: float) -> optax.GradientTransformation:
-    """Weight decay and trust ratio of LARS in one, because the ratio needs the norm of the gradient without decay."""
+    """Weight decay and trust ratio of LARS together: the ratio needs the norm of the gradient without decay."""
 
     def adapt(gradient: jax.Array, param: jax.Array) -> jax.Array:
         param_norm, gradient_norm = jnp.linalg.norm(param), jnp.linalg.norm(gradient)

@@ -17,16 +17,25 @@ def all_reduce_gradients(
     wire_dtype: Any = None,
     bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformation:
-    """Replace each worker's gradients by their mean over all workers. Chain it in front of any optimizer::
-
-        optimizer = optax.chain(jaxhetero.all_reduce_gradients(), optax.sgd(0.1))
+    """Replace each worker's gradients by their mean over all workers. Chain it in front of any optimizer.
 
     Args:
       axis_name, wire_dtype, bucket_bytes: as in ``jaxhetero.psum``.
-      mean: ``False`` gives the sum instead.
+      mean: ``False`` gives the sum instead of the mean.
 
-    Errors and blocking are those of ``jaxhetero.psum``, which refuses gradients that JAX has summed already. The
-    transformation has no state.
+    Returns:
+      A transformation without state. Its updates have the shapes and dtypes of the gradients.
+
+    Errors and blocking are those of ``jaxhetero.psum``, which refuses gradients that JAX has summed already.
+
+    Example:
+      >>> import optax
+      >>> optimizer = optax.chain(jaxhetero.all_reduce_gradients(), optax.sgd(0.5))
+      >>> params = {"w": jnp.ones(2)}
+      >>> opt_state = optimizer.init(params)
+      >>> updates, opt_state = optimizer.update({"w": jnp.array([1.0, 2.0])}, opt_state, params)
+      >>> optax.apply_updates(params, updates)
+      {'w': Array([0.5, 0. ], dtype=float32)}
     """
     reduce = collectives.pmean if mean else collectives.psum
 

@@ -1,4 +1,4 @@
-"""Learning rates of large-batch training: how they grow with the batch, and how they change over the steps."""
+"""Learning rates of large-batch training: how a rate grows with the batch, and how it changes over the steps."""
 
 from __future__ import annotations
 
@@ -16,19 +16,36 @@ from jaxhetero.errors import ConfigError
 
 
 def linear_scaling(base_learning_rate: float, batch: int, base_batch: int) -> float:
-    """The linear scaling rule: ``batch / base_batch`` times the learning rate that is right for ``base_batch``.
+    """The linear scaling rule, for SGD: ``base_learning_rate * batch / base_batch``.
 
-    For SGD: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (2017). Batches are global ones,
-    in examples.
+    See Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (2017).
+
+    Args:
+      base_learning_rate: the learning rate that is right for ``base_batch``.
+      batch, base_batch: examples in a batch of all workers together.
+
+    Example:
+      >>> from jaxhetero.optimizers import linear_scaling
+      >>> linear_scaling(0.1, batch=8192, base_batch=256)
+      3.2
     """
     return base_learning_rate * batch / base_batch
 
 
 def sqrt_scaling(base_learning_rate: float, batch: int, base_batch: int) -> float:
-    """The square root scaling rule, which keeps the variance of an update: ``sqrt(batch / base_batch)`` times the rate.
+    """The square root scaling rule, for LAMB: ``base_learning_rate * sqrt(batch / base_batch)``.
 
-    For LAMB: You et al. (2020), after Krizhevsky, "One weird trick for parallelizing convolutional neural networks"
-    (2014). Batches are global ones, in examples.
+    It keeps the variance of an update. See You et al. (2020), after Krizhevsky, "One weird trick for parallelizing
+    convolutional neural networks" (2014).
+
+    Args:
+      base_learning_rate: the learning rate that is right for ``base_batch``.
+      batch, base_batch: examples in a batch of all workers together.
+
+    Example:
+      >>> from jaxhetero.optimizers import sqrt_scaling
+      >>> sqrt_scaling(0.001, batch=1024, base_batch=256)
+      0.002
     """
     return base_learning_rate * math.sqrt(batch / base_batch)
 
@@ -37,31 +54,42 @@ def sqrt_scaling(base_learning_rate: float, batch: int, base_batch: int) -> floa
 class WarmupPoly:
     """A learning rate that grows linearly, then decays polynomially: a function of the step, for optax.
 
-    Two schedules go by that name, which differ in what they are after the warm-up::
+    The rate after the warm-up is::
 
         final + (peak - final) * (1 - progress) ** power
 
-    With ``decay_from="warmup_end"``, ``progress`` runs from 0 at the end of the warm-up to 1 at ``total_steps``, so the
-    rate goes down from ``peak``: AWS's and MLPerf's ResNet-50, AWS's BERT. With ``decay_from="step_zero"`` it is
-    ``step / total_steps``, so the rate drops at the end of the warm-up to what it would be without one: NVIDIA's BERT.
+    Two schedules have this name, and differ in ``progress``. With ``decay_from="warmup_end"``, it is 0 at the end of
+    the warm-up and 1 at ``total_steps``, so the rate goes down from ``peak``: AWS's and MLPerf's ResNet-50, AWS's BERT.
+    With ``decay_from="step_zero"`` it is ``step / total_steps``, so the rate drops at the end of the warm-up to the
+    rate of a schedule without warm-up: NVIDIA's BERT.
 
-    Steps count from 0, as optax does, so the first update has the rate ``initial``. NVIDIA's PyTorch schedulers, unlike
+    Steps count from 0, as in optax, so the first update has the rate ``initial``. NVIDIA's PyTorch schedulers, unlike
     their TensorFlow ones, count from 1.
+
+    Raises:
+      ConfigError: ``warmup_steps`` is not in 0 to ``total_steps``, or ``decay_from`` is neither of the two.
+
+    Example:
+      >>> from jaxhetero.optimizers import WarmupPoly
+      >>> schedule = WarmupPoly(peak=1.0, warmup_steps=2, total_steps=6, power=1.0, decay_from="warmup_end")
+      >>> schedule(jnp.arange(7))
+      Array([0.  , 0.5 , 1.  , 0.75, 0.5 , 0.25, 0.  ], dtype=float32)
     """
 
     peak: float
     """The learning rate at the end of the warm-up, just before a drop."""
     warmup_steps: float
-    """Need not be whole where the reference gives a share of ``total_steps``."""
+    """The length of the warm-up. A fraction is allowed, because some recipes give a share of ``total_steps``."""
     total_steps: float
-    """From here on the rate is ``final``."""
+    """The rate is ``final`` from this step."""
     power: float
-    """Of the decay: 1 is linear, less than 1 decays late, more than 1 early."""
+    """The exponent of the decay: 1 is linear, less than 1 decays late, more than 1 early."""
     decay_from: Literal["warmup_end", "step_zero"]
-    """Where the decay begins to count; no default, because recipes that do not say it are often misread."""
+    """Where ``progress`` is 0. No default, because recipes that do not say it are often misread."""
     initial: float = 0.0
-    """At step 0, if there is a warm-up."""
+    """The rate at step 0, if there is a warm-up."""
     final: float = 0.0
+    """The rate after the decay."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_steps < self.total_steps:
@@ -73,11 +101,11 @@ class WarmupPoly:
             raise ConfigError(f"WarmupPoly: decay_from is {self.decay_from!r}; it must be 'warmup_end' or 'step_zero'")
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
-        """The learning rate, float32, of the update after ``step`` others; both of shape ``[]``, or any other."""
+        """The learning rate of the update after ``step`` other updates: float32, of the shape of ``step``."""
         count = jnp.asarray(step, float)
         decay_begin = self.warmup_steps if self.decay_from == "warmup_end" else 0
-        # Of a step count and not of a progress: XLA may round 1 - total / total below 0, where a root is NaN, which
-        # is what optax.polynomial_schedule returns at the end of some of the schedules below.
+        # The power of a number of steps, and not of 1 - progress. XLA may round 1 - total / total below 0, and the root
+        # of that is NaN: optax.polynomial_schedule ends so with some of the schedules below.
         left = jnp.clip(self.total_steps - count, 0) / (self.total_steps - decay_begin)
         decay = self.final + (self.peak - self.final) * left**self.power
         warmup = self.initial + (self.peak - self.initial) * count / max(self.warmup_steps, 1)
@@ -108,11 +136,11 @@ _IN_EPOCHS: Mapping[str, WarmupPoly] = MappingProxyType(
 )
 
 SCHEDULE_NAMES = (*_IN_STEPS, *_IN_EPOCHS)
-"""What ``named_schedule`` knows."""
+"""The names of the published recipes that ``named_schedule`` knows."""
 
 
 def named_schedule(name: str, *, steps_per_epoch: int | None = None) -> WarmupPoly:
-    """The schedule of a published recipe, at its published batch; for another one, ``dataclasses.replace`` its peak.
+    """The schedule of a published recipe, for its published batch.
 
     Args:
       name: one of ``SCHEDULE_NAMES``.
@@ -120,6 +148,15 @@ def named_schedule(name: str, *, steps_per_epoch: int | None = None) -> WarmupPo
 
     Raises:
       ConfigError: there is no such schedule, or ``steps_per_epoch`` is missing or out of place.
+
+    Example:
+      The recipe is for 65,536 examples in a batch. A batch of a quarter has half the rate by the square root rule:
+
+      >>> import dataclasses
+      >>> from jaxhetero.optimizers import named_schedule, sqrt_scaling
+      >>> schedule = named_schedule("bert-large-phase1")
+      >>> dataclasses.replace(schedule, peak=sqrt_scaling(schedule.peak, 16384, 65536)).peak
+      0.003
     """
     if name in _IN_STEPS and steps_per_epoch is None:
         return _IN_STEPS[name]
