@@ -1,4 +1,8 @@
-"""The only importer of what JAX does not promise to keep, each piece with its reason."""
+"""The only module that uses names which JAX does not promise to keep, each with its reason and its versions of JAX.
+
+"Since 0.10" means: written for JAX 0.10, the oldest release that jaxhetero accepts (0.10.2). Every entry was last
+checked with JAX 0.10.2. When a later JAX changes one, tests of the collectives fail, and the fix is here.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,24 @@ from jaxlib.mlir import ir
 def distributed_coordinator() -> str:
     """``host:port`` of JAX's own coordination service, which process 0 runs.
 
-    Private because ``jax.distributed`` offers no way to read the address it was given or found.
+    Why: ``jax.distributed`` has no public way to read the address that it was given or has found. Since 0.10, until
+    ``jax.distributed`` has one.
     """
     return distributed.global_state.coordinator_address or ""
 
 
 def distributed_publish(key: str, value: str) -> None:
-    """Set a key that every process of ``jax.distributed`` can read. Private: the key-value store has no public face."""
+    """Set a key that every process of ``jax.distributed`` can read.
+
+    Why: the key-value store has no public interface. Since 0.10, until it has one.
+    """
     client = distributed.global_state.client
     assert client is not None, "jax.distributed is not initialized"
     client.key_value_set(key, value)
 
 
 def distributed_read(key: str, timeout_ms: int) -> str:
-    """Wait for a key of ``distributed_publish``."""
+    """Wait for a key of ``distributed_publish``. Why and since: as there."""
     client = distributed.global_state.client
     assert client is not None, "jax.distributed is not initialized"
     return str(client.blocking_key_value_get(key, timeout_ms))
@@ -38,13 +46,14 @@ def distributed_read(key: str, timeout_ms: int) -> str:
 def varying_axes(aval: Any) -> frozenset[str]:
     """The manual mesh axes that a value under ``jax.shard_map`` varies over.
 
-    The attribute changed its name between JAX 0.9 (``vma``) and 0.10 (``mat.varying``).
+    Why: there is no public name for them, and the attribute has changed its name. Until 0.9 it was ``vma``; since 0.10
+    it is ``mat.varying``.
     """
     return frozenset(aval.mat.varying)
 
 
 def without_varying_axis(aval: Any, axis_name: str) -> Any:
-    """``aval`` as it is once it is the same all along ``axis_name``; private for the same reason."""
+    """The type of a value like ``aval`` that no longer varies over ``axis_name``. Why, since: ``varying_axes``."""
     kept = varying_axes(aval) - {axis_name}
     return aval.update(manual_axis_type=aval.mat.update(varying=kept))
 
@@ -52,16 +61,17 @@ def without_varying_axis(aval: Any, axis_name: str) -> Any:
 def program_mesh(context: mlir.LoweringRuleContext) -> Mesh | AbstractMesh | None:
     """The mesh of the ``jax.shard_map`` that is lowered here; None outside.
 
-    ``LoweringRuleContext`` is public, what ``axis_context`` holds is not.
+    Why: ``LoweringRuleContext`` is public, but the attributes of its ``axis_context`` are not. Since 0.10.
     """
     mesh = getattr(context.module_context.axis_context, "mesh", None)
     return mesh if isinstance(mesh, (Mesh, AbstractMesh)) else None
 
 
 def program_device_count(context: mlir.LoweringRuleContext) -> int:
-    """How many devices an instruction that is lowered here would be cut over by XLA: one inside shard_map.
+    """Over how many devices XLA would partition an instruction that is lowered here: one inside shard_map.
 
-    Private for the same reason: a program's device count outside shard_map, the mesh and its manual axes inside.
+    Why and since: as ``program_mesh``. The ``axis_context`` has the program's device count outside shard_map, and the
+    mesh and its manual axes inside.
     """
     axis_context = context.module_context.axis_context
     if isinstance(axis_context, mlir.ShardingContext):
@@ -70,9 +80,10 @@ def program_device_count(context: mlir.LoweringRuleContext) -> int:
 
 
 def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
-    """As ``mlir.register_lowering``, with the operands as they stand in the program, for ``is_computed``.
+    """As ``mlir.register_lowering``, but the rule sees the operands of the program itself, as ``is_computed`` needs.
 
-    ``cacheable`` is to go one day; a rule that may be cached sees only arguments of a function that JAX makes for it.
+    Why: JAX lowers a cacheable rule as a function of its own, and the rule then sees that function's arguments. JAX
+    plans to remove the argument ``cacheable``. Since 0.10, until then.
     """
     mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
@@ -80,7 +91,7 @@ def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: 
 def is_computed(operand: Any) -> bool:
     """Whether the function that is lowered computes the ``ir.Value``; else it is an argument, maybe in another shape.
 
-    Private because jaxlib's MLIR bindings are.
+    Why: jaxlib's MLIR bindings are private. Since 0.10.
     """
     if isinstance(operand, ir.BlockArgument):
         return False
@@ -89,13 +100,13 @@ def is_computed(operand: Any) -> bool:
 
 
 def operation_name(context: mlir.LoweringRuleContext, name: str) -> ir.Location:
-    """For a ``with`` block: XLA calls the operations that are lowered in it ``name``, and so does a profile.
+    """For a ``with`` block: XLA and its profiles use ``name`` for the operations that are lowered in the block.
 
-    Private because jaxlib's MLIR bindings are; a ``jax.named_scope`` does not reach a profile of the CPU.
+    Why: a ``jax.named_scope`` does not reach a profile of the CPU, and jaxlib's MLIR bindings are private. Since 0.10.
     """
     return ir.Location.name(f"{context.name_stack}/{name}", childLoc=ir.Location.current)
 
 
 def partly_reduced_axes(aval: Any) -> frozenset[str]:
-    """The axes over which a value's type is "unreduced" or "reduced"; private as those of ``varying_axes``."""
+    """The axes over which a value's type is "unreduced" or "reduced". Why and since: as ``varying_axes``."""
     return frozenset(aval.mat.unreduced) | frozenset(aval.mat.reduced)

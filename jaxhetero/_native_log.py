@@ -1,4 +1,4 @@
-"""What the native threads have to say, handed to the standard logging module."""
+"""Hands the log messages of native threads to the standard logging module."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ logger = logging.getLogger("jaxhetero")
 
 # How long a wait for the next event may keep the interpreter from ending.
 _POLL_MS = 100
-# A source that has ended may answer at once; this keeps the loop from spinning on it.
+# A source that has ended answers at once; this pause keeps the loop from spinning.
 _PAUSE_S = 0.02
 
 
 class EventSource(Protocol):
-    """A native object that keeps its log as a queue: (level, text) pairs, or None after ``timeout_ms``."""
+    """A native object with a queue of log messages: ``(level, text)``, or None after ``timeout_ms``."""
 
     def next_event(self, timeout_ms: int) -> tuple[int, str] | None: ...
 
@@ -24,8 +24,8 @@ class EventSource(Protocol):
 class EventPump(threading.Thread):
     """Logs the events of one native object under the logger "jaxhetero", until ``stop``.
 
-    It is no daemon thread: those are torn out of native code when the interpreter ends, which can abort the process.
-    Instead it ends by itself once the main thread has.
+    The thread is no daemon: the end of the interpreter tears daemon threads out of native code, which can abort the
+    process. Instead the thread ends by itself after the main thread.
     """
 
     def __init__(self, source: EventSource, prefix: str = "") -> None:
@@ -41,7 +41,7 @@ class EventPump(threading.Thread):
                 self._stopping.wait(_PAUSE_S)
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """End the thread and log what is still queued, within ``timeout_s``. May be called twice."""
+        """End the thread and log the events that are still queued, within ``timeout_s``. May be called twice."""
         deadline = time.monotonic() + timeout_s
         self._stopping.set()
         if self.is_alive():

@@ -1,7 +1,7 @@
-"""The ``jaxhetero`` command. Only reads the command line: what it starts is in launch.py and reducer.py.
+"""The ``jaxhetero`` command. It reads the command line only: the work is in ``launch``, ``reducer`` and ``doctor``.
 
 Exit codes: 0 for a job that ended well, 2 for a wrong command line or setting, 1 for every other error of our own,
-128 + N when signal N ended it. ``launch`` hands on the exit code of the process that failed.
+128 + N when signal N ended it. ``launch`` returns the exit code of the process that failed.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def commands() -> None:
 @click.option(
     "--host",
     metavar="ADDRESS",
-    help="The address to listen on and be reached at. [default: that of the interface that leads to the coordinator]",
+    help="The address to listen on. [default: the address of the interface that leads to the coordinator]",
 )
-@click.option("--interface", metavar="NAME", help="The network interface whose address that is.")
+@click.option("--interface", metavar="NAME", help="The network interface whose address to use.")
 @click.option("--port", type=_PORT, default=0, help="The port to listen on. [default: any free one]")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
 )
-@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for everybody at the start.")
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -72,7 +72,7 @@ def _reducer(token_file: Path | None, port: int, log_level: str, **options: str 
 
 
 def _reducer_config(token_file: Path | None, port: int, **options: str | int | None) -> ReducerConfig:
-    """From the options that were given, and the environment for the others."""
+    """The settings of a reducer: given options, and the environment for the others."""
     given = {name: value for name, value in options.items() if value is not None}
     if token_file is not None:
         given["token"] = read_token(token_file)
@@ -84,24 +84,24 @@ def _reducer_config(token_file: Path | None, port: int, **options: str | int | N
 @commands.command("doctor")
 @click.option("--coordinator", metavar="HOST:PORT", help="Where rank 0 will listen. [default: $JAXHETERO_COORDINATOR]")
 @click.option(
-    "--processes", type=click.IntRange(min=2), required=True, help="How many take part, workers and reducers together."
+    "--processes", type=click.IntRange(min=2), required=True, help="How many workers and reducers the job will have."
 )
-@click.option("--host", metavar="ADDRESS", help="The address to be reached at. [default: by the routes]")
-@click.option("--interface", metavar="NAME", help="The network interface whose address that is.")
+@click.option("--host", metavar="ADDRESS", help="The address of this process. [default: by the routes]")
+@click.option("--interface", metavar="NAME", help="The network interface whose address to use.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
 )
-@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for everybody.")
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes.")
 @click.option(
     "--measure-ms", type=_MILLISECONDS, default=500, show_default=True, help="How long each pair sends to each other."
 )
 def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options: str | int | None) -> int:
     """Check hosts, network and settings before a long job. Run it on every host at the same time.
 
-    Shows who came, versions, clocks, interfaces and the goodput between every pair, and says what to mend. Exits with 0
-    when there is nothing to mend, with 1 when there is, with 2 for a wrong setting.
+    Shows the processes that came, their versions, clocks and interfaces, and the goodput between every pair, and says
+    what to mend. Exits with 0 when there is nothing to mend, with 1 when there is, with 2 for a wrong setting.
     """
     from rich.console import Console
 
@@ -113,7 +113,7 @@ def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options:
     return run_doctor(visit, Console(no_color=not colour_wanted()))
 
 
-# Options end at the first word of COMMAND, so that its own options stay its own even when `--` is forgotten.
+# Our options end at the first word of COMMAND. So COMMAND keeps its own options even if `--` is forgotten.
 @commands.command("launch", context_settings={"allow_interspersed_args": False})
 @click.option("--workers", "worker_count", type=click.IntRange(min=1), required=True, help="Worker processes to start.")
 @click.option(
@@ -134,9 +134,9 @@ def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options:
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where every process's output is kept. [default: jaxhetero-logs/DATE-TIME]",
+    help="The folder for the output of every process. [default: jaxhetero-logs/DATE-TIME]",
 )
-@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for everybody at the start.")
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
 @click.option(
     "--stop-timeout-ms",
@@ -158,23 +158,24 @@ def _launch(**options: Any) -> int:
 
     Example: jaxhetero launch --workers 4 --reducers 4 -- python train.py --epochs 3
 
-    Every process learns its rank, the coordinator and the job's secret from JAXHETERO_* variables. Its output is shown
-    with its name in front and kept in a file. When one process fails, the others are stopped and its exit code becomes
-    that of the launcher; but a reducer that is killed is no failure as long as the workers can do without it. Ctrl-C,
-    SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a second Ctrl-C kills them all.
+    Every process gets its rank, the coordinator and the job's secret in JAXHETERO_* variables. Its output is shown
+    with its name in front and kept in a file. When one process fails, the launcher stops the others and returns the
+    exit code of the process that failed. A reducer that is killed is no failure as long as the workers can do without
+    it. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a second Ctrl-C kills
+    all processes.
 
-    With --max-restarts N a failure has all workers and reducers started anew, up to N times, with their count so far in
-    JAXHETERO_RESTART_COUNT: a program has to go on from its latest checkpoint by itself, as the trainers in models/ do.
-    Logs of a restart are in a folder restart-1, restart-2, ... beside the first ones, and the exit code is that of the
-    last start. Not restarted are: a job that was stopped by a signal to the launcher; one in which a process raised
-    ConfigError or exited with 2, 126 or 127, which stand for a wrong command line or setting; and one whose workers
-    have all ended well.
+    With --max-restarts N the launcher starts all workers and reducers anew after a failure, up to N times.
+    JAXHETERO_RESTART_COUNT tells them how often. A program must resume from its latest checkpoint by itself, as the
+    trainers in models/ do. Logs of a restart are in a folder restart-1, restart-2, ... beside the first logs, and the
+    exit code is the one of the last start. Three kinds of jobs are not restarted: a job that was stopped by a signal to
+    the launcher; a job in which a process raised ConfigError or exited with 2, 126 or 127, which stand for a wrong
+    command line or setting; and a job whose workers have all ended well.
     """
     return launch(Job(**options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code. Errors are one line on standard error."""
+    """Run the command and return its exit code. An error is one line on standard error."""
     try:
         # Not standalone: click's own error output takes three lines.
         return commands.main(arguments, prog_name="jaxhetero", standalone_mode=False) or 0

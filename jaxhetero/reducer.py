@@ -1,4 +1,4 @@
-"""`jaxhetero reducer`: one dedicated reducer, until every worker has left. Imports neither jax nor numpy."""
+"""``jaxhetero reducer``: runs one dedicated reducer until every worker has left. Imports neither jax nor numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxhetero.errors import InternalError, from_status
 if TYPE_CHECKING:
     from jaxhetero._native import ReducerServer, Status
 
-# How long a signal may wait for the main thread to come back from native code.
+# How long a signal may wait for the main thread to return from native code.
 _POLL_MS = 50
 _STOP_MS = 2_000
 
@@ -23,7 +23,17 @@ _STOP_MS = 2_000
 def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
     """Run a reducer in this process, logging to standard error.
 
-    Returns 0 when every worker left in order and 128 + number after a signal; raises what made it fail.
+    Blocks until every worker has left. Must run on the main thread, because it handles signals.
+
+    Args:
+      config: the settings of this reducer.
+      log_level: "debug", "info", "warning" or "error".
+
+    Returns:
+      The exit code: 0 if every worker left in order, 128 + N after signal N.
+
+    Raises:
+      JaxheteroError: the job failed; see ``jaxhetero.errors``.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     signals = _catch_signals()
@@ -48,14 +58,14 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
 
 
 def _catch_signals() -> list[int]:
-    """The signals that asked this process to end, as they come."""
+    """A list that receives every signal to end this process."""
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
         received.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # What was ignored when we started stays so: that is how nohup works.
+        # A signal that was ignored when we started stays ignored: nohup works that way.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, note)
     return received

@@ -1,7 +1,7 @@
-"""The primitives of ``all_gather`` and ``psum_scatter``, made of those in ``primitive``.
+"""The primitives of ``all_gather`` and ``psum_scatter``, made of the primitives in ``primitive``.
 
-Each is the transpose of the other, and both have one shape: the gathered side has a new first axis of all workers.
-Where the user wants that axis is a matter of ``collectives``.
+Each is the transpose of the other. The gathered side always has a new first axis of all workers; ``collectives`` moves
+that axis to where the user wants it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def psum_scatter(
 def _gather_by_broadcasts(
     *bucket: jax.Array, label: str, worker_count: int, axis_name: str | None, invariant: bool
 ) -> list[jax.Array]:
-    """One broadcast from each rank: a worker sends its own array, once, and receives the others'."""
+    """One broadcast from each rank: a worker sends its own arrays once, and receives those of every other worker."""
     del invariant
     rows = [
         all_reduce(

@@ -1,4 +1,4 @@
-"""Which mesh axes are made of the workers, and which lie inside one."""
+"""Which mesh axis is made of the workers, and which axes lie inside one worker."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class ReducedAxes:
-    """What a collective reduces over: the workers, the devices inside each worker, or both."""
+    """The axes that a collective reduces over: the workers, the devices inside each worker, or both."""
 
     worker_axis: str | None
     """The mesh axis along which each step is another worker; None where the mesh does not span workers."""
     local_axes: tuple[str, ...]
     """The axes whose devices all belong to one worker."""
     local_count: int
-    """How many devices those are, in one worker."""
+    """How many devices of one worker lie along ``local_axes``."""
     spans_workers: bool
-    """Whether the workers are reduced over at all."""
+    """Whether the collective reduces over the workers."""
     worker_position: int = 0
-    """Where the workers stand among the axes as they were named, for collectives to whose result the order matters."""
+    """The position of the workers among the named axes, for collectives whose result depends on the order."""
 
     @property
     def are_named(self) -> bool:
-        """Whether there is a mesh, and its axes were named."""
+        """Whether the caller has named mesh axes."""
         return self.worker_axis is not None or self.local_axes != ()
 
     @property
@@ -48,11 +48,11 @@ def axis_names(axis_name: AxisName) -> tuple[str, ...]:
 
 
 def classify(axis_name: AxisName, label: str) -> ReducedAxes:
-    """Sort the axes that a collective was called with.
+    """Sort the axes of a call into the workers' axis and the axes inside a worker.
 
-    A JAX process whose mesh holds only its own devices reduces over all of ``axis_name`` and over the workers. In a
-    global mesh, made with ``jax.distributed``, the workers are the first axis of their number, which the compilation
-    checks (``make_lanes``).
+    A JAX process whose mesh has only its own devices reduces over all of ``axis_name`` and over the workers. In a
+    global mesh, made with ``jax.distributed``, the workers' axis is the first axis with as many devices as there are
+    workers. ``make_lanes`` checks that when the program is compiled.
     """
     names = axis_names(axis_name)
     if positional := [name for name in names if isinstance(name, int)]:
@@ -62,7 +62,7 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
         )
     sizes = {name: int(jax.lax.axis_size(name)) for name in names}
     mesh_sizes = jax.sharding.get_abstract_mesh().shape
-    # Also where vmap has given its axis the name of one of the mesh; not seen where both have one size.
+    # An axis of vmap may have the name of a mesh axis. This is seen only if their sizes differ.
     if foreign := [name for name, size in sizes.items() if mesh_sizes.get(name) != size]:
         raise ConfigError(
             f"{label}: axis {foreign[0]!r} is not one of a mesh under jax.shard_map but of jax.vmap; reduce over that "
@@ -98,17 +98,17 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
 def make_lanes(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None, worker_axis: str | None, label: str, *, in_order: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Device ids of ``mesh``, and the lane of each: devices of one lane, one in each worker, reduce together.
+    """The device ids of ``mesh`` and the lane of each device: int64 arrays, empty where one device needs no lane.
 
-    None where there is one device. ``in_order``: a step along ``worker_axis`` must be the next rank, which a sum does
-    not need.
+    The devices of a lane, one in each worker, reduce together. ``in_order``: a step along ``worker_axis`` must be the
+    next rank, which a sum does not need.
     """
     if mesh is None or mesh.size == 1:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if isinstance(mesh, jax.sharding.AbstractMesh):
         if mesh.size == mesh.shape.get(worker_axis, 1) and not in_order:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)  # one device of each worker: one lane
-        # Without lanes, a worker's devices would reduce with whichever of the others' comes first.
+        # Without lanes, a device would reduce with any device of another worker, whichever comes first.
         raise ConfigError(
             f"{label}: of the mesh of this jax.shard_map only the shape is known, and not which device is where in it, "
             "as inside another jax.shard_map; call the program in a block of jax.set_mesh(mesh)"

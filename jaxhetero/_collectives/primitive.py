@@ -30,7 +30,7 @@ from jaxhetero.errors import ConfigError
 
 
 class Kind(enum.IntEnum):
-    """What a round does; the numbers are those of xla_ffi/wire/op_spec.h."""
+    """How a round makes its result; the numbers are those of xla_ffi/wire/op_spec.h."""
 
     SUM = 1
     BROADCAST = 2
@@ -62,14 +62,14 @@ def all_reduce(
 
     Args:
       bucket: arrays of one dtype.
-      label: what messages and traces call this op; with the order of the compiled program it makes the op's number.
+      label: the name of this op in messages and traces. The label and the program's order make the op's number.
       kind: how contributions become a result.
       root: the rank whose contribution a broadcast takes, else 0.
-      worker_count: how many workers the caller counted on; checked against the world when the program runs.
-      axis_name: the mesh axis of the workers under ``jax.shard_map``, which the results no longer vary over; None where
+      worker_count: how many workers the program was traced for; checked against the world when the program runs.
+      axis_name: the mesh axis of the workers under ``jax.shard_map``; the results no longer vary over it. None where
         the mesh, if there is one, does not span workers.
-      wire_dtype: "bfloat16" or "float16" for a sum of float32 that is sent and summed in that; "" otherwise.
-      call_bytes: what all buckets of the collective that this is one of take on the wire; the same on all workers.
+      wire_dtype: "bfloat16" or "float16" to send a float32 sum in; "" to send the dtype of the bucket.
+      call_bytes: bytes on the wire of all buckets of the collective together; the same on all workers.
     """
     with jax.named_scope(f"{label}, {wire_bytes(bucket, wire_dtype)} bytes"):
         return _bind(
@@ -95,11 +95,10 @@ def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[
 
 
 def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    """The results take the memory of what the program has computed.
+    """Lower to the FFI call; a result takes the memory of its operand where the program has computed the operand.
 
-    Otherwise XLA's CPU compiler gives the memory of a gradient, which it takes for used up when the call returns, to
-    the next one, and that has to wait for the round. Of an argument, which is not the program's to write to, XLA would
-    make a copy before the call.
+    Without this aliasing, XLA's CPU compiler reuses the memory of a gradient once the call returns, and the computation
+    that reuses it waits for the round. An argument of the program is not aliased: XLA would copy it before the call.
     """
     if params["wire_dtype"] and world.has_stand_in():
         return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *bucket, **params)
@@ -108,7 +107,7 @@ def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
 
 
 def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: Any) -> list[jax.Array]:
-    """Let XLA convert: where a lane takes a GPU's arrays to the host, half the bytes are halved there already."""
+    """Let XLA convert on the device, so that a lane copies half the bytes from a GPU to the host."""
     narrow = [array.astype(wire_dtype) for array in bucket]
     outputs: list[jax.Array] = _PRIMITIVES[kind].bind(*narrow, kind=kind, wire_dtype="", **params)
     return [output.astype(array.dtype) for output, array in zip(outputs, bucket, strict=True)]
@@ -117,26 +116,26 @@ def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: An
 def _lower_call(
     ctx: Any, bucket: Sequence[Any], attributes: dict[str, Any], kind: Kind, *, aliases: dict[int, int]
 ) -> Any:
-    # XLA may not drop the call where one worker has no use for the result: the others wait for its contribution.
+    # XLA must keep the call of a worker that does not use the result: the other workers wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
     size_bytes = wire_bytes(ctx.avals_in, attributes["wire_dtype"])
     with operation_name(ctx, f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **attributes)
 
 
-# How many rounds a GPU may have under way at once. Each stands on a stream that waits, and the hardware has few queues.
+# How many rounds a GPU may have under way at once. Each occupies a stream, and the hardware has few queues.
 _CUDA_STREAMS = 4
 _next_cuda_stream = itertools.cycle(range(1, _CUDA_STREAMS + 1))
 
-# The call itself on a GPU. What is lowered for a GPU puts it on another stream than that of the program's computations.
+# The call itself on a GPU. Its lowering puts the call on another stream than the program's computations.
 _on_stream = Primitive("jaxhetero_on_stream")
 
 
 def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
-    """XLA begins such a call as early, and waits for it as late, as the program's data allow.
+    """Make the call on a stream of its own: XLA begins it as early, and waits for it as late, as the data allow.
 
-    An ordinary call, or two, one to begin and one to end, it puts right before the first use of the result, and that as
-    soon as it can: the GPU would stand still for every bucket (seen in what jaxlib 0.10.2 compiles for an H100).
+    XLA schedules an ordinary call right before the first use of its result, and a pair of calls, begin and end, in the
+    same way. The GPU would then be idle during every round (seen in programs that jaxlib 0.10.2 compiles for an H100).
     """
 
     if params["wire_dtype"]:
@@ -191,16 +190,16 @@ def _attributes(
 
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
-    """``vmap``: the reduction is elementwise, so a batched operand is just a larger one."""
+    """``vmap``: the reduction is elementwise, so a batched operand is only a larger operand."""
     return _bind(*bucket, **params), dims
 
 
 def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
-    """What reaches this worker's operands of the cotangents of all workers' results.
+    """The cotangents of this worker's operands, from the cotangents of the results.
 
-    Where types say that the results are the same on every worker (``check_vma=True``), so are their cotangents, and
-    each worker keeps its own copy. Everywhere else each worker holds the cotangent of its own copy of the result, and
-    the operands of a sum get the sum of those: the rule that ``jax.lax.psum`` has there.
+    If types say that the results are the same on every worker (``check_vma=True``), their cotangents are the same too,
+    and each worker keeps its own copy. Else each worker has the cotangent of its own copy of the result, and the
+    operands of a sum get the sum of these cotangents, as with ``jax.lax.psum`` there.
     """
     axis_name, kind, root = params["axis_name"], params["kind"], params["root"]
     if any(rules.varies(operand.aval, axis_name) for operand in bucket):

@@ -36,9 +36,9 @@ def reduce_tree(
     wire_dtype: Any = None,
     call_bytes: int = 0,
 ) -> Any:
-    """Reduce every leaf of ``x``, each device of a worker with its share; see ``collectives.psum``.
+    """Reduce every leaf of ``x``; each device of a worker sends its part. See ``collectives.psum``.
 
-    ``call_bytes``: where ``x`` is only a part of what is reduced one after the other, what all of it takes on the wire.
+    ``call_bytes``: if ``x`` is a part of a larger tree, the bytes of the whole tree on the wire.
     """
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
     check_wire_dtype(wire_dtype, label)
@@ -90,7 +90,7 @@ def gather_arrays(
 
 
 def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str, bucket_bytes: int) -> list[jax.Array]:
-    """The sum of each array; of its first axis, one row for every device of the mesh, each device keeps its own."""
+    """The sum of each array, whose first axis has a row for every device of the mesh; a device keeps its own row."""
 
     def scatter_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return gather_primitives.psum_scatter(
@@ -147,7 +147,7 @@ def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) ->
     if not local_axes:
         return leaf
     if kind in (Kind.SUM, Kind.BROADCAST):  # a broadcast's local axes have one device
-        # What varies along some of the axes only is refused by jax.lax, but not by us between workers.
+        # jax.lax refuses a value that varies along only some of the axes. We take it, as we do between workers.
         total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes)
         return total
     reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin
@@ -160,11 +160,11 @@ def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) ->
 
 
 def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
-    """This device's equal part of what its worker's devices reduce to, as a vector; the last parts end in zeros."""
+    """This device's equal part of its worker's reduced leaf, as a vector; padding at the end is zeros."""
     if kind is not Kind.SUM:
         leaf = _reduce_locally(leaf, axes.local_axes, kind)
     flat = jnp.pad(leaf.reshape(-1), (0, -leaf.size % axes.local_count))
-    if leaf.size == 0:  # XLA's collectives refuse nothing, or crash on it
+    if leaf.size == 0:  # XLA's collectives refuse empty arrays, or crash on them
         return flat
     if kind is Kind.SUM:
         flat = _varying(flat, axes.local_axes)
@@ -176,17 +176,18 @@ def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
 
 
 def _scatter_locally(rows: jax.Array, local_axes: tuple[str, ...]) -> jax.Array:
-    if rows.size == 0:  # XLA refuses it
+    if rows.size == 0:  # XLA refuses empty arrays
         return rows[0]
     row: jax.Array = jax.lax.psum_scatter(rows, local_axes, scatter_dimension=0)
     return row
 
 
 def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Array:
-    """Put the parts of a worker's devices together again, in the shape of ``leaf``."""
+    """Join the parts of a worker's devices, in the shape of ``leaf``."""
     if leaf.size == 0:
         return jnp.zeros(leaf.shape, leaf.dtype)
-    # With types the cotangent of the whole is the same on all devices; without, the transpose must sum their own ones.
+    # With types, the cotangent of the whole is the same on all devices. Without, each device has its own cotangent, and
+    # the transpose must sum them.
     to = "invarying" if varying_axes(jax.typeof(part)) else "varying"
     whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to=to)
     return whole[: leaf.size].reshape(leaf.shape)
@@ -210,7 +211,7 @@ def _split_places(array: jax.Array, axes: ReducedAxes) -> jax.Array:
 
 
 def _varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """As lax.psum does: a value that is the same along an axis counts once for each step of it."""
+    """As in lax.psum: a value that is the same along an axis counts once for each device along that axis."""
     constant = tuple(name for name in axes if name not in varying_axes(jax.typeof(array)))
     return jax.lax.pcast(array, constant, to="varying") if constant else array
 

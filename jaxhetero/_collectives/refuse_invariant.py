@@ -1,4 +1,4 @@
-"""Refuses to sum what JAX's types say is the same everywhere: a gradient that JAX has summed already."""
+"""Refuses to sum a value that is the same on all devices by its type: a gradient that JAX has summed already."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxhetero.errors import ConfigError
 def refuse_invariant(tree: Any, axis_name: AxisName, label: str, *, mean: bool) -> None:
     """``ConfigError`` for a float or complex leaf that is the same along one of the axes, as far as types tell.
 
-    In ``jax.shard_map(check_vma=True)`` the gradient of a replicated parameter is one: JAX has summed it. A second sum
-    makes it ``n`` times too large, and so does a mean, which is that of ``n`` equal values. Integers and bools, which
-    have no gradients, and constants pass: ``psum`` of them counts devices.
+    In ``jax.shard_map(check_vma=True)`` the gradient of a replicated parameter is such a leaf: JAX has summed it. A
+    second sum makes the gradient ``n`` times too large. A mean leaves it as it is, which is ``n`` times too large as
+    well. Integers and bools, which have no gradients, and constants pass: ``psum`` of them counts devices.
 
-    ``mean`` says what the caller takes of the leaves, so that the message can offer the same.
+    ``mean``: the caller is a mean and not a sum, for the replacement that the message offers.
     """
     typed = _typed_axes(axis_name)
     for path, leaf in jax.tree.leaves_with_path(tree) if typed else []:
@@ -29,7 +29,7 @@ def refuse_invariant(tree: Any, axis_name: AxisName, label: str, *, mean: bool) 
 
 
 def _typed_axes(axis_name: AxisName) -> tuple[str, ...]:
-    """Those of several devices along which types say what varies; none with ``check_vma=False``."""
+    """The axes of several devices over which types track what varies; none with ``check_vma=False``."""
 
     def index_varies(name: str) -> bool:
         # Traced apart from the caller's program, to which it would add an instruction.
@@ -43,7 +43,7 @@ def _missing_axes(leaf: Any, typed: tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(leaf, jax.core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return ()
     aval = jax.typeof(leaf)
-    # A type of "unreduced" or "reduced" is refused later, for what it is.
+    # prepare_leaves refuses a type of "unreduced" or "reduced", with a message of its own.
     known = varying_axes(aval) | partly_reduced_axes(aval)
     return tuple(name for name in typed if name not in known)
 
