@@ -17,7 +17,7 @@ from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, f
 if TYPE_CHECKING:
     from jaxhetero._native import Communicator, ReducerServer, Status
 
-# What metrics() tells of a worker and the reducer in its process together.
+# Counts that metrics() adds up over a worker and the reducer in its process.
 _SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
@@ -26,53 +26,68 @@ _GLANCE_S = 0.002
 
 @dataclass(frozen=True)
 class Metrics:
-    """What this worker's transport has counted since ``initialize()``."""
+    """Counts of one worker since ``initialize()``. Names end in their unit: ``_bytes``, ``_us``, ``_count``.
+
+    Example:
+      The goodput of a training run so far, in MB/s:
+
+      >>> metrics = jaxhetero.Metrics(sent_bytes=3_000_000, busy_us=500_000)
+      >>> metrics.sent_bytes / metrics.busy_us
+      6.0
+    """
 
     sent_bytes: int = 0
     """Bytes given to the network or to shared memory, headers and handshakes included."""
     received_bytes: int = 0
+    """Bytes taken from the network or from shared memory, headers and handshakes included."""
     round_count: int = 0
     """Completed rounds; one for each bucket of each collective that ran."""
     busy_us: int = 0
     """Microseconds during which at least one round was in flight."""
     view_count: int = 0
-    """How often a reducer was lost or came, and the job went on with others than before."""
+    """Changes of the reducers: how often a reducer was lost or joined after the start."""
     kept_bytes: int = 0
-    """Memory that holds what was contributed to rounds that are over, in case a reducer is lost; a moment ago."""
+    """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
     shared_connection_count: int = 0
-    """Connections to reducers on this host that went on in shared memory."""
+    """Connections to reducers on this host that moved to shared memory."""
     lent_bytes: int = 0
-    """Of ``sent_bytes``, what those reducers read where it was, without a copy."""
+    """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""
     bad_frame_count: int = 0
     """Connections that ended because the peer broke the protocol."""
     checksum_mismatch_count: int = 0
-    """Those of them whose last frame came damaged; see ``Config.checksum``."""
+    """Part of ``bad_frame_count``: the last frame was damaged; see ``Config.checksum``."""
 
 
 class RoundTimes(NamedTuple):
-    """When one round went through its stages on this worker, in seconds of ``time.monotonic()``."""
+    """The stages of one round on this worker, in seconds of ``time.monotonic()``.
+
+    Example:
+      >>> times = jaxhetero.RoundTimes("grads (float32[8])", 0, 32, 1.00, 1.01, 1.02, 1.05)
+      >>> round(times.end_s - times.requested_s, 3)
+      0.05
+    """
 
     op: str
-    """What messages call it, with the shapes of its bucket."""
+    """The op's name in messages, with the shapes of its bucket."""
     round: int
     bytes: int
-    """The bucket's size."""
+    """The size of the bucket on the wire."""
     requested_s: float
     """The program had computed the operands."""
     first_push_s: float
-    """The first chunk was given to the transport."""
+    """The worker began to push the first chunk."""
     first_result_s: float
-    """The first chunk of the total was back."""
+    """The first chunk of the total had arrived."""
     end_s: float
-    """All of it was."""
+    """The whole total had arrived."""
 
 
 @dataclass(frozen=True)
 class World:
-    """A running job as one worker sees it."""
+    """One worker's part in a running job."""
 
     config: Config
     _communicator: Communicator | None = None
@@ -105,20 +120,28 @@ _current = _Current()
 
 
 def initialize(**settings: int | str) -> None:
-    """Meet the other workers and the reducers, and make the collectives usable.
+    """Join the job: connect to the coordinator and the reducers, and make the collectives usable.
 
     Args:
       **settings: fields of ``jaxhetero.config.Config``, such as ``rank``, ``worker_count``, ``reducer_count``,
-        ``coordinator`` and ``token``. What is not given comes from the environment (``JAXHETERO_RANK``, ...), which
-        ``jaxhetero launch`` sets; what is not there either, from ``jax.distributed`` if that is initialized. With
-        nothing at all this is a world of one worker.
+        ``coordinator`` and ``token``. A setting that is not given comes from the environment (``JAXHETERO_RANK``, ...),
+        which ``jaxhetero launch`` sets. Without a rank and a worker count there, both come from ``jax.distributed``, if
+        that is initialized. With no setting at all the world has one worker.
 
-    Blocks until everybody is there; logs every few seconds who is missing.
+    Blocks until every worker and reducer has joined, without holding the GIL. Logs every few seconds who is missing.
 
     Raises:
-      ConfigError: a setting is wrong, or the world is initialized already.
-      StartTimeout: somebody is still missing after ``start_timeout_ms``.
+      ConfigError: a setting is wrong, or this process has joined a job already.
+      StartTimeout: a worker or reducer is still missing after ``start_timeout_ms``.
       AuthenticationError, VersionMismatch, AddressInUse: see ``jaxhetero.errors``.
+
+    Example:
+      A world of one needs no reducer. Every worker of a job passes its own rank, or is started by `jaxhetero launch`:
+
+      >>> jaxhetero.shutdown()
+      >>> jaxhetero.initialize(rank=0, worker_count=1)
+      >>> jaxhetero.size()
+      1
     """
     with _current.lock:
         if _current.world is not None:
@@ -141,6 +164,12 @@ def shutdown() -> None:
 
     Raises:
       JaxheteroError: the job had failed, or a round could not be finished.
+
+    Example:
+      A process may join a job again after it has left one:
+
+      >>> jaxhetero.shutdown()
+      >>> jaxhetero.initialize(rank=0, worker_count=1)
     """
     with _current.lock:
         world, _current.world = _current.world, None
@@ -166,19 +195,43 @@ def current() -> World:
 
 
 def rank() -> int:
-    """This worker's number, 0 to ``size() - 1``."""
+    """This worker's number, from 0 to ``size() - 1``. Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.rank()
+      0
+    """
     return current().rank
 
 
 def size() -> int:
-    """How many workers take part."""
+    """The number of workers in the job. Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> rows = range(64)[jaxhetero.rank() :: jaxhetero.size()]  # this worker's rows of a batch of 64
+      >>> len(rows)
+      64
+    """
     return current().size
 
 
 def restart_count() -> int:
-    """How often `jaxhetero launch --max-restarts` has started this job anew after a failure; 0 at first.
+    """How often ``jaxhetero launch --max-restarts`` has restarted this job after a failure; 0 at first.
 
-    A program that saves checkpoints goes on from its latest one where this is above 0, without being told to.
+    Does not block. A program that saves checkpoints loads its latest one where this is above 0.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.restart_count() > 0  # then load the latest checkpoint
+      False
     """
     return current().config.restart_count
 
@@ -189,7 +242,15 @@ def has_stand_in() -> bool:
 
 
 def metrics() -> Metrics:
-    """What the transport of this worker has counted so far; all zero in a world of one."""
+    """The counts of this worker so far; all zero in a world of one. Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.metrics().round_count
+      0
+    """
     world = current()
     if world._communicator is None:
         return Metrics()
@@ -202,19 +263,33 @@ def metrics() -> Metrics:
 
 
 def timeline() -> list[RoundTimes]:
-    """The latest rounds of this worker, at most 4096, in the order in which they ended; none in a world of one."""
+    """The latest rounds of this worker, at most 4096, in the order in which they ended; none in a world of one.
+
+    Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.timeline()
+      []
+    """
     communicator = current()._communicator
     return [] if communicator is None else [RoundTimes(*record) for record in communicator.timeline()]
 
 
 def check() -> None:
-    """Raise what ended the job, if anything has: for programs on a GPU, whose results are NaN after a failure.
+    """Raise the error that ended the job, if there is one. Does not block.
 
-    There, XLA cannot fail a program that it has launched already. The next launch of a program with a collective,
-    ``barrier()`` and ``shutdown()`` raise as well. Does not block; call it where you look at results.
+    Call it where you look at results of a GPU. They are NaN after a failure, because XLA cannot fail a program that it
+    has launched already. The next program with a collective, ``barrier()`` and ``shutdown()`` raise the error as well.
 
     Raises:
       JaxheteroError: a round failed.
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.check()  # no round has failed
     """
     communicator = current()._communicator
     if communicator is None:

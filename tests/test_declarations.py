@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 from jaxhetero import _native
+from jaxhetero._collectives.primitive import CallAttributes
 from jaxhetero.config import Config, ReducerConfig
 from jaxhetero.world import Metrics
 
@@ -24,3 +25,7 @@ def test_every_setting_of_a_reducer_is_one_of_its_config() -> None:
 def test_metrics_are_what_the_core_counts() -> None:
     # A reducer counts its workers; its log shows the number.
     assert names(Metrics) == set(_native.declared_names["metrics"]) - {"joined_count"}
+
+
+def test_the_attributes_of_the_call_are_what_its_handler_reads() -> None:
+    assert names(CallAttributes) == set(_native.declared_names["call attributes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -45,6 +46,20 @@ _PRIMITIVES = {
     Kind.MAX: Primitive("jaxhetero_pmax"),
     Kind.MIN: Primitive("jaxhetero_pmin"),
 }
+
+
+@dataclass(frozen=True)
+class CallAttributes:
+    """The attributes of the FFI call, which xla_ffi/ffi/call_site.h declares by the same names."""
+
+    label: str
+    kind: np.int64
+    root: np.int64
+    wire_dtype: str
+    call_bytes: np.int64
+    worker_count: np.int64
+    device_ids: np.ndarray
+    device_lanes: np.ndarray
 
 
 def all_reduce(
@@ -114,13 +129,13 @@ def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: An
 
 
 def _lower_call(
-    ctx: Any, bucket: Sequence[Any], attributes: dict[str, Any], kind: Kind, *, aliases: dict[int, int]
+    ctx: Any, bucket: Sequence[Any], attributes: CallAttributes, kind: Kind, *, aliases: dict[int, int]
 ) -> Any:
     # XLA must keep the call of a worker that does not use the result: the other workers wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
-    size_bytes = wire_bytes(ctx.avals_in, attributes["wire_dtype"])
+    size_bytes = wire_bytes(ctx.avals_in, attributes.wire_dtype)
     with operation_name(ctx, f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
-        return rule(ctx, *bucket, **attributes)
+        return rule(ctx, *bucket, **vars(attributes))
 
 
 # How many rounds a GPU may have under way at once. Each occupies a stream, and the hardware has few queues.
@@ -164,7 +179,7 @@ def _attributes(
     wire_dtype: str,
     call_bytes: int,
     by_number_on_host: bool = False,
-) -> dict[str, Any]:
+) -> CallAttributes:
     devices = program_device_count(ctx)
     if devices > 1:
         raise ConfigError(
@@ -177,16 +192,9 @@ def _attributes(
         numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
         own = np.isin(ids, list(numbers))
         ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
-    return {
-        "label": label,
-        "kind": np.int64(kind),
-        "root": np.int64(root),
-        "wire_dtype": wire_dtype,
-        "call_bytes": np.int64(call_bytes),
-        "worker_count": np.int64(worker_count),
-        "device_ids": ids,
-        "device_lanes": lanes,
-    }
+    return CallAttributes(
+        label, np.int64(kind), np.int64(root), wire_dtype, np.int64(call_bytes), np.int64(worker_count), ids, lanes
+    )
 
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
