@@ -13,14 +13,14 @@ from tensorboardX.record_writer import RecordWriter
 
 from models.bert.baselines import baselines
 from models.bert.data import PreTrainingData
-from models.bert.examples import ExampleConfig, PreTrainingExample, make_examples
+from models.bert.masking import ExampleConfig, PreTrainingExample, make_examples
 from models.bert.prepare import encode_document, prepare
 from models.bert.presets import PRESETS
 from models.bert.text import Vocabulary, split_sentences
 from models.common.batches import BatchPlan
 from models.common.errors import DataError
-from models.common.example import encode_example
 from models.common.records import find_records
+from models.common.tf_example import encode_example
 
 SMOKE = PRESETS["bert-smoke"]
 

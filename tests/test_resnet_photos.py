@@ -20,8 +20,8 @@ from tensorboardX.record_writer import RecordWriter
 
 from models.common.batches import BatchPlan
 from models.common.errors import DataError
-from models.common.example import encode_example
 from models.common.records import find_records
+from models.common.tf_example import encode_example
 from models.resnet.convert import Options, convert
 from models.resnet.model import ModelConfig, ResNet
 from models.resnet.photos import (

@@ -19,9 +19,9 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchPlan, ExampleStream, evaluation_batches, read_pieces
 from models.common.command import RunOptions
+from models.common.dry_run import RunPlan, best_all_reduce_s
 from models.common.errors import CheckpointError, LossError, SettingsError
 from models.common.optimizer import distributed, init_state, scaled
-from models.common.plan import RunPlan, best_all_reduce_s
 from models.common.report import Result
 from models.common.training import Training
 

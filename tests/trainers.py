@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from models.bert.examples import ExampleConfig
+from models.bert.masking import ExampleConfig
 from models.bert.prepare import Options as PrepareOptions
 from models.bert.prepare import prepare
 from models.bert.presets import PRESETS

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from models.bert.prepare import HELD_OUT, TRAIN
 from models.common.command import run_command
-from models.common.example import decode_example
 from models.common.records import Records, find_records
+from models.common.tf_example import decode_example
 
 Tokens = NDArray[np.int64]
 

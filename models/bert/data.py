@@ -15,8 +15,8 @@ from models.bert.prepare import FACTS_FILE, HELD_OUT, TRAIN
 from models.bert.presets import Preset
 from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.errors import DataError
-from models.common.example import decode_example
 from models.common.records import Records, find_records
+from models.common.tf_example import decode_example
 
 _SEQUENCE = ("input_ids", "input_mask", "segment_ids")
 _PREDICTIONS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")

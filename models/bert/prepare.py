@@ -13,12 +13,12 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from models.bert.examples import ExampleConfig, Sentences, make_examples
+from models.bert.masking import ExampleConfig, Sentences, make_examples
 from models.bert.text import Vocabulary, find_documents, read_text, split_sentences, train_vocabulary
 from models.common.command import run_command
 from models.common.errors import DataError, require
-from models.common.example import encode_example
 from models.common.records import ARRAY_RECORD_SUFFIX, new_folder, write_records
+from models.common.tf_example import encode_example
 
 TRAIN, HELD_OUT = "train", "held-out"
 VOCABULARY_FILE, FACTS_FILE = "vocab.txt", "facts.json"

@@ -18,8 +18,8 @@ from rich.console import Console
 
 import jaxhetero
 from models.common.batches import BatchPlan
+from models.common.dry_run import RunPlan
 from models.common.errors import TrainerError, require
-from models.common.plan import RunPlan
 from models.common.report import Result, plot_losses
 
 INTERRUPTED = 130

@@ -14,8 +14,8 @@ import tyro
 
 from models.common.command import run_command
 from models.common.errors import DataError, require
-from models.common.example import encode_example
 from models.common.records import ARRAY_RECORD_SUFFIX, new_folder, write_records
+from models.common.tf_example import encode_example
 from models.resnet.photos import ENCODED, LABEL, TRAIN, VALIDATION
 
 # As the usual ImageNet TFRecords have it, where 0 is "background".

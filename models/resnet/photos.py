@@ -14,8 +14,8 @@ from PIL import Image, UnidentifiedImageError
 
 from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.errors import DataError
-from models.common.example import decode_example
 from models.common.records import Records, find_records
+from models.common.tf_example import decode_example
 from models.resnet.presets import PhotoConfig, Preset
 
 TRAIN, VALIDATION = "train", "validation"
