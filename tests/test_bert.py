@@ -19,7 +19,7 @@ from models.bert import __main__ as command
 from models.bert.model import PreTrainingModel
 from models.bert.optimizer import make_optimizer
 from models.bert.presets import PRESETS
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.command import run_command
 from models.common.optimizer import weights_mask
 
@@ -125,8 +125,8 @@ def test_biases_and_norms_are_not_adapted() -> None:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_runs_on_four_workers(name: str) -> None:
     preset = PRESETS[name]
-    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=3, worker_count=4)
-    assert 4 * plan.micro_batch * plan.accumulate_every == preset.global_batch
+    split = BatchSplit.make(preset.global_batch, preset.micro_batch, rank=3, worker_count=4)
+    assert 4 * split.micro_batch * split.accumulate_every == preset.global_batch
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_bad_settings_are_named(
     assert message in error
 
 
-def test_dry_run_shows_the_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["models.bert", "--preset", "bert-large-phase1", "--dry-run"])
     assert run_command(command.run) == 0
     shown = capsys.readouterr().out

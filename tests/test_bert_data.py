@@ -17,7 +17,7 @@ from models.bert.masking import ExampleConfig, PreTrainingExample, make_examples
 from models.bert.prepare import encode_document, prepare
 from models.bert.presets import PRESETS
 from models.bert.text import Vocabulary, split_sentences
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.errors import DataError
 from models.common.records import find_records
 from models.common.tf_example import encode_example
@@ -159,8 +159,8 @@ def test_every_worker_count_sees_the_same_pieces(prepared: Path, worker_count: i
     def pieces(worker_count: int, first_step: int = 0) -> dict[int, Any]:
         found = {}
         for rank in range(worker_count):
-            plan = BatchPlan.make(16, 4, rank=rank, worker_count=worker_count)
-            for batch, _, number in data.train_batches(plan, first_step):
+            split = BatchSplit.make(16, 4, rank=rank, worker_count=worker_count)
+            for batch, _, number in data.train_batches(split, first_step):
                 found[int(number)] = np.asarray(batch.token_ids)
         return found
 

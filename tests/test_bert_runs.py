@@ -176,8 +176,8 @@ def test_questions_with_and_without_an_answer_are_learnt(
 def test_dry_run_of_fine_tuning(
     prepared: Path, alone: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert answer_questions(prepared / "vocab.txt", alone[0], tmp_path / "plan", "--dry-run") is None
+    assert answer_questions(prepared / "vocab.txt", alone[0], tmp_path / "dry-run", "--dry-run") is None
     shown = capsys.readouterr().out
-    assert "plan.json: 6 questions in 6 windows, 3 of them without an answer\n" in shown
+    assert "split.json: 6 questions in 6 windows, 3 of them without an answer\n" in shown
     assert "BERT fine-tuning" in shown
     assert "windows per step" in shown

@@ -15,7 +15,7 @@ from flax import nnx
 
 import jaxhetero
 from jaxhetero.optimizers import named_schedule
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.optimizer import init_state, weights_mask
 from models.resnet.arrays import (
     Dataset,
@@ -144,8 +144,8 @@ def test_evaluation_is_exact_whatever_the_batch(digits: tuple[Dataset, Dataset])
     count_correct = make_count_correct(graphdef)
     some = held_out.take(slice(110))
     data = ArrayData(train, some, preset)
-    scores = evaluate(count_correct, state, data, BatchPlan.make(50, 0, rank=0, worker_count=1))
-    assert scores == evaluate(count_correct, state, data, BatchPlan.make(33, 0, rank=0, worker_count=1))
+    scores = evaluate(count_correct, state, data, BatchSplit.make(50, 0, rank=0, worker_count=1))
+    assert scores == evaluate(count_correct, state, data, BatchSplit.make(33, 0, rank=0, worker_count=1))
 
     model = nnx.merge(graphdef, params, batch_stats)
     model.eval()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.resnet.arrays import (
     Dataset,
     held_out_batches,
@@ -18,8 +18,8 @@ from models.resnet.arrays import (
 )
 
 
-def plan_of(global_batch: int, *, rank: int = 0, worker_count: int = 1, micro_batch: int = 0) -> BatchPlan:
-    return BatchPlan.make(global_batch, micro_batch, rank=rank, worker_count=worker_count)
+def split_of(global_batch: int, *, rank: int = 0, worker_count: int = 1, micro_batch: int = 0) -> BatchSplit:
+    return BatchSplit.make(global_batch, micro_batch, rank=rank, worker_count=worker_count)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def numbered_images(count: int) -> Dataset:
 
 def batches_of(dataset: Dataset, rank: int, worker_count: int, **changes: Any) -> list[tuple[Any, Any]]:
     settings: dict[str, Any] = {"seed": 3, "epoch": 0, "max_shift": 1, **changes}
-    return list(train_batches(dataset, plan_of(20, rank=rank, worker_count=worker_count), **settings))
+    return list(train_batches(dataset, split_of(20, rank=rank, worker_count=worker_count), **settings))
 
 
 @pytest.mark.parametrize("worker_count", [1, 2, 4, 5])

@@ -18,7 +18,7 @@ from flax import nnx
 from PIL import Image
 from tensorboardX.record_writer import RecordWriter
 
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.errors import DataError
 from models.common.records import find_records
 from models.common.tf_example import encode_example
@@ -272,15 +272,15 @@ def test_every_photograph_once_per_epoch(write: Any, worker_count: int, tmp_path
     seen: list[int] = []
     validated: list[int] = []
     for rank in range(worker_count):
-        plan = BatchPlan.make(4, 0, rank=rank, worker_count=worker_count)
-        batches = data.train_batches(plan, first_step=3)
+        split = BatchSplit.make(4, 0, rank=rank, worker_count=worker_count)
+        batches = data.train_batches(split, first_step=3)
         for _ in range(3):
             images, labels = next(batches)
             assert images.shape == (4 // worker_count, 8, 8, 3)
             numbers = [number_of(image) for image in images]
             assert labels.tolist() == [number % 3 for number in numbers]
             seen += numbers
-        for images, labels, is_real in data.held_out_batches(plan):
+        for images, labels, is_real in data.held_out_batches(split):
             numbers = [number_of(image) for image in images[is_real]]
             assert labels[is_real].tolist() == [number % 3 for number in numbers]
             validated += numbers
@@ -313,7 +313,7 @@ def too_few(folder: Path) -> None:
 
 
 def read_an_epoch(folder: Path, preset: Preset) -> None:
-    batches = PhotoData(folder, preset).train_batches(BatchPlan.make(4, 0, rank=0, worker_count=1), 0)
+    batches = PhotoData(folder, preset).train_batches(BatchSplit.make(4, 0, rank=0, worker_count=1), 0)
     for _ in range(preset.steps_per_epoch):
         next(batches)
 

@@ -17,7 +17,7 @@ import pytest
 import trainers
 
 import jaxhetero
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import parse_options, run_command
 from models.common.errors import SettingsError
@@ -27,15 +27,15 @@ from models.resnet.presets import PRESETS
 pytestmark = pytest.mark.timeout(2 * trainers.RUN_TIMEOUT_S)
 
 
-def plan_of(global_batch: int, *, rank: int = 0, worker_count: int = 1, micro_batch: int = 0) -> BatchPlan:
-    return BatchPlan.make(global_batch, micro_batch, rank=rank, worker_count=worker_count)
+def split_of(global_batch: int, *, rank: int = 0, worker_count: int = 1, micro_batch: int = 0) -> BatchSplit:
+    return BatchSplit.make(global_batch, micro_batch, rank=rank, worker_count=worker_count)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_runs_on_four_workers(name: str) -> None:
     preset = PRESETS[name]
-    plan = plan_of(preset.global_batch, worker_count=4, micro_batch=preset.micro_batch)
-    assert 4 * plan.micro_batch * plan.accumulate_every == preset.global_batch
+    split = split_of(preset.global_batch, worker_count=4, micro_batch=preset.micro_batch)
+    assert 4 * split.micro_batch * split.accumulate_every == preset.global_batch
 
 
 def test_overrides_start_from_the_named_preset() -> None:
@@ -78,7 +78,7 @@ def test_bad_settings_are_named(
 
 def test_batch_that_workers_cannot_share_equally_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"global_batch 100 cannot be shared equally by 3 workers; .* is 102"):
-        plan_of(100, worker_count=3)
+        split_of(100, worker_count=3)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the trainers share, on a toy problem: checkpoints, Ctrl-C, a loss that is not a number, plans."""
+"""What the trainers share, on a toy problem: checkpoints, Ctrl-C, a loss that is not a number, dry runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 import jaxhetero
-from models.common.batches import BatchPlan, ExampleStream, evaluation_batches, read_pieces
+from models.common.batches import BatchSplit, ExampleStream, evaluation_batches, read_pieces
 from models.common.command import RunOptions
-from models.common.dry_run import RunPlan, best_all_reduce_s
+from models.common.dry_run import DryRun, best_all_reduce_s
 from models.common.errors import CheckpointError, LossError, SettingsError
 from models.common.optimizer import distributed, init_state, scaled
 from models.common.report import Result
@@ -73,7 +73,7 @@ def toy(
     return Training(
         title="toy",
         unit="vectors",
-        plan=BatchPlan.make(4 * accumulate_every, 4, rank=0, worker_count=1),
+        split=BatchSplit.make(4 * accumulate_every, 4, rank=0, worker_count=1),
         step_count=STEPS,
         stretch_steps=STRETCH,
         evaluate_every=2,
@@ -189,7 +189,7 @@ def test_resume_needs_an_output_folder() -> None:
         RunOptions(resume="latest")
 
 
-# --- batches and plans -----------------------------------------------------------------------------------------------
+# --- batches and dry runs ---------------------------------------------------------------------------------------------
 
 
 def load(place: tuple[int, int]) -> dict[str, Any]:
@@ -205,10 +205,10 @@ def test_a_step_has_the_same_pieces_on_any_number_of_workers(worker_count: int, 
     whole = [stream[position] for position in range(len(stream))]
     found: dict[int, list[tuple[int, int]]] = {}
     for rank in range(worker_count):
-        plan = BatchPlan.make(8, 2, rank=rank, worker_count=worker_count)
-        for count, piece in enumerate(read_pieces(stream, load, plan, first_step=first_step)):
-            step, index = divmod(count, plan.accumulate_every)
-            number = plan.piece(first_step + step, index)
+        split = BatchSplit.make(8, 2, rank=rank, worker_count=worker_count)
+        for count, piece in enumerate(read_pieces(stream, load, split, first_step=first_step)):
+            step, index = divmod(count, split.accumulate_every)
+            number = split.piece(first_step + step, index)
             found[number] = list(zip(piece["number"].tolist(), piece["epoch"].tolist(), strict=True))
     assert sorted(found) == list(range(4 * first_step, 20))
     for number, examples in found.items():
@@ -237,14 +237,14 @@ def test_the_best_possible_all_reduce(reducer_count: int, expected: float) -> No
     assert best_all_reduce_s(1_250_000_000, 8, reducer_count, 10.0) == pytest.approx(expected)
 
 
-def test_a_plan_shows_what_is_sent() -> None:
+def test_a_dry_run_shows_what_is_sent() -> None:
     params = {
         "kernel": jax.ShapeDtypeStruct((1000, 1000), jnp.float32),
         "bias": jax.ShapeDtypeStruct((10,), jnp.float32),
     }
-    plan = RunPlan(params, BatchPlan.make(64, 4, rank=0, worker_count=4), 100, 4, 10.0, "images")
+    dry_run = DryRun(params, BatchSplit.make(64, 4, rank=0, worker_count=4), 100, 4, 10.0, "images")
     console = Console(file=io.StringIO(), width=120)
-    console.print(plan.to_table("plan"))
+    console.print(dry_run.to_table("dry run"))
     shown = console.file.getvalue()
     for figure in ("1,000,010 in 2 arrays", "4, 4", "4 x 4", "4,000,040 bytes", "1, the largest", "3.20 ms per step"):
         assert figure in shown

@@ -38,7 +38,7 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    """Train, or show the plan; the exit code."""
+    """Train, or print the dry run; the exit code."""
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
     preset = options.settings
     jaxhetero.initialize()

@@ -13,7 +13,7 @@ from models.bert.loss import Targets
 from models.bert.model import Batch
 from models.bert.prepare import FACTS_FILE, HELD_OUT, TRAIN
 from models.bert.presets import Preset
-from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
+from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.errors import DataError
 from models.common.records import Records, find_records
 from models.common.tf_example import decode_example
@@ -63,16 +63,16 @@ class PreTrainingData:
             name: value.astype(np.float32 if name == "masked_lm_weights" else np.int32) for name, value in found.items()
         }
 
-    def train_batches(self, plan: BatchPlan, first_step: int) -> Iterator[tuple[Any, ...]]:
+    def train_batches(self, split: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
         """This worker's pieces from a step on: the batch, its answers, and the number of the piece."""
         preset = self._preset
         stream = ExampleStream(len(self.train), len(self.train), preset.step_count * preset.global_batch, preset.seed)
-        pieces = read_pieces(stream, lambda place: self.load(self.train, place[0]), plan, first_step=first_step)
+        pieces = read_pieces(stream, lambda place: self.load(self.train, place[0]), split, first_step=first_step)
         for count, piece in enumerate(pieces):
-            step, index = divmod(count, plan.accumulate_every)
-            yield *to_model(piece), np.uint32(plan.piece(first_step + step, index))
+            step, index = divmod(count, split.accumulate_every)
+            yield *to_model(piece), np.uint32(split.piece(first_step + step, index))
 
-    def held_out_batches(self, plan: BatchPlan) -> Iterator[tuple[Any, ...]]:
+    def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
         """This worker's share of the held-out records: batches, answers, and which examples are no filling."""
         records = self.held_out
         if records is None:
@@ -80,9 +80,9 @@ class PreTrainingData:
         for example, is_real in evaluation_batches(
             len(records),
             lambda index: self.load(records, index),
-            batch=plan.micro_batch,
-            rank=plan.rank,
-            worker_count=plan.worker_count,
+            batch=split.micro_batch,
+            rank=split.rank,
+            worker_count=split.worker_count,
         ):
             yield *to_model(example), is_real
 

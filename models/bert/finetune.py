@@ -34,7 +34,7 @@ from models.bert.squad import (
 from models.bert.text import Vocabulary
 from models.bert.torch_weights import load_torch_weights, read_safetensors
 from models.bert.train import Loss, TrainState, make_train_step
-from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
+from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
 from models.common.errors import DataError, require
@@ -160,15 +160,15 @@ class QuestionData:
             "end": np.array(feature.end, np.int32),
         }
 
-    def train_batches(self, plan: BatchPlan, step_count: int, first_step: int) -> Iterator[tuple[Any, ...]]:
+    def train_batches(self, split: BatchSplit, step_count: int, first_step: int) -> Iterator[tuple[Any, ...]]:
         """This worker's pieces from a step on: the batch, the answers' first and last tokens, the piece's number."""
         count = len(self.features)
-        epoch_size = count // plan.global_batch * plan.global_batch
-        stream = ExampleStream(count, epoch_size, step_count * plan.global_batch, self._preset.seed)
-        pieces = read_pieces(stream, lambda place: self.load(place[0]), plan, first_step=first_step)
+        epoch_size = count // split.global_batch * split.global_batch
+        stream = ExampleStream(count, epoch_size, step_count * split.global_batch, self._preset.seed)
+        pieces = read_pieces(stream, lambda place: self.load(place[0]), split, first_step=first_step)
         for number, piece in enumerate(pieces):
-            step, index = divmod(number, plan.accumulate_every)
-            yield _batch(piece), piece["start"], piece["end"], np.uint32(plan.piece(first_step + step, index))
+            step, index = divmod(number, split.accumulate_every)
+            yield _batch(piece), piece["start"], piece["end"], np.uint32(split.piece(first_step + step, index))
 
 
 def _batch(example: Example) -> Batch:
@@ -199,25 +199,27 @@ class Questions:
 def train(options: Options, questions: Questions, console: Console) -> Result:
     """Train and evaluate; call it on every worker after ``jaxhetero.initialize()``."""
     preset, steps_per_epoch, step_count = options.settings, questions.steps_per_epoch, questions.step_count
-    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
+    split = BatchSplit.make(
+        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
+    )
     graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
     params = jaxhetero.broadcast(params)
     schedule = preset.schedule(step_count)
-    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=plan.accumulate_every)
+    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=split.accumulate_every)
     predict = make_predict(graphdef)
     return Training(
         title="BERT fine-tuning",
         unit="windows",
-        plan=plan,
+        split=split,
         step_count=step_count,
         stretch_steps=steps_per_epoch,
         evaluate_every=1,
         label=lambda step: f"epoch {step // steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, init_state(optimizer, params)),
         train_step=make_train_step(make_loss(graphdef), optimizer, preset.seed),
-        batches=lambda step: questions.train.train_batches(plan, step_count, step),
+        batches=lambda step: questions.train.train_batches(split, step_count, step),
         learning_rate=schedule,
-        evaluate=lambda state: evaluate(predict, state.params, questions.dev, plan, preset, options.run),
+        evaluate=lambda state: evaluate(predict, state.params, questions.dev, split, preset, options.run),
         identity={"trainer": "bert-finetune", "model": dataclasses.asdict(preset.model)},
         advice="lower --peak",
     ).run(options.run, console)
@@ -269,17 +271,17 @@ def make_predict(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> jax.stages.W
 
 
 def evaluate(
-    predict: jax.stages.Wrapped, params: State, dev: QuestionData, plan: BatchPlan, preset: Preset, run: RunOptions
+    predict: jax.stages.Wrapped, params: State, dev: QuestionData, split: BatchSplit, preset: Preset, run: RunOptions
 ) -> Scores:
     """The official scores over all questions. Every worker looks at its share of the windows."""
     length = preset.features.sequence_length
     logits = np.zeros((2, len(dev.features), length), np.float32)
-    mine = range(plan.rank, len(dev.features), plan.worker_count)
+    mine = range(split.rank, len(dev.features), split.worker_count)
     batches = evaluation_batches(
-        len(dev.features), dev.load, batch=plan.micro_batch, rank=plan.rank, worker_count=plan.worker_count
+        len(dev.features), dev.load, batch=split.micro_batch, rank=split.rank, worker_count=split.worker_count
     )
     for number, (example, is_real) in enumerate(batches):
-        places = mine[number * plan.micro_batch : (number + 1) * plan.micro_batch]
+        places = mine[number * split.micro_batch : (number + 1) * split.micro_batch]
         logits[:, places] = np.asarray(predict(params, _batch(example)))[:, is_real]
     # Where another worker looked there are zeros.
     starts, ends = np.asarray(jaxhetero.psum(jnp.asarray(logits)))
@@ -294,7 +296,7 @@ def evaluate(
 
 
 def run(arguments: list[str]) -> int:
-    """Train, or show the plan; the exit code."""
+    """Train, or print the dry run; the exit code."""
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
     jaxhetero.initialize()
     questions = Questions(options)

@@ -21,7 +21,7 @@ from models.bert.loss import PredictionCounts, Targets, count_predictions, pre_t
 from models.bert.model import Batch, PreTrainingModel
 from models.bert.optimizer import make_optimizer
 from models.bert.presets import Preset
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
 from models.common.errors import SettingsError
@@ -45,28 +45,30 @@ def train(
     """Train and evaluate as the preset says; call it on every worker after ``jaxhetero.initialize()``."""
     if folder is None:
         raise SettingsError("--data is missing: the folder with the records")
-    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
+    split = BatchSplit.make(
+        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
+    )
     data = PreTrainingData(folder, preset)
     identity = {"trainer": "bert", "model": dataclasses.asdict(preset.model)}
     graphdef, params = nnx.split(make_model(preset), nnx.Param)
     if start_from:
         params = Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params)
     params = jaxhetero.broadcast(params)
-    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=plan.accumulate_every)
+    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=split.accumulate_every)
     count = make_count(graphdef)
     return Training(
         title="BERT pre-training",
         unit="sequences",
-        plan=plan,
+        split=split,
         step_count=preset.step_count,
         stretch_steps=preset.checkpoint_every,
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
         train_step=make_train_step(make_loss(graphdef, preset.next_sentence_weight), optimizer, preset.seed),
-        batches=lambda step: data.train_batches(plan, step),
+        batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
-        evaluate=lambda state: evaluate(count, state.params, data, plan),
+        evaluate=lambda state: evaluate(count, state.params, data, split),
         identity=identity,
         advice="lower the learning rate (--peak) or give more --warmup-steps",
     ).run(options, console)
@@ -127,12 +129,12 @@ def make_count(graphdef: nnx.GraphDef[PreTrainingModel]) -> jax.stages.Wrapped:
     return count
 
 
-def evaluate(count: jax.stages.Wrapped, params: State, data: PreTrainingData, plan: BatchPlan) -> Scores:
+def evaluate(count: jax.stages.Wrapped, params: State, data: PreTrainingData, split: BatchSplit) -> Scores:
     """Exact over all held-out records; every worker looks at its share. Nothing if there are none."""
     if data.held_out is None:
         return {}
     total = PredictionCounts(*[jnp.float32(0)] * len(PredictionCounts._fields))
-    for batch in data.held_out_batches(plan):
+    for batch in data.held_out_batches(split):
         total = jax.tree.map(jnp.add, total, count(params, *batch))
     token_loss, token_correct, token_count, next_correct, next_count = map(float, jaxhetero.psum(total))
     return {

@@ -27,7 +27,7 @@ Example = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class BatchSplit:
     """How a global batch is shared out."""
 
     global_batch: int
@@ -36,7 +36,7 @@ class BatchPlan:
     worker_count: int
 
     @classmethod
-    def make(cls, global_batch: int, micro_batch: int, *, rank: int, worker_count: int) -> BatchPlan:
+    def make(cls, global_batch: int, micro_batch: int, *, rank: int, worker_count: int) -> BatchSplit:
         """``micro_batch`` 0: each worker's part of the global batch in one piece."""
         require(
             global_batch % worker_count == 0,
@@ -92,14 +92,14 @@ class ExampleStream:
 
 
 def read_pieces(
-    positions: Any, load: Callable[[Any], Example], plan: BatchPlan, *, first_step: int = 0
+    positions: Any, load: Callable[[Any], Example], split: BatchSplit, *, first_step: int = 0
 ) -> Iterator[Example]:
     """This worker's pieces from ``first_step`` on, read ahead by threads.
 
     ``positions`` is a sequence; ``load`` makes the example for one of its elements.
     """
-    pieces = grain.MapDataset.source(positions).map(load).batch(plan.micro_batch, drop_remainder=True)
-    mine = pieces[plan.piece(first_step, 0) :: plan.worker_count]
+    pieces = grain.MapDataset.source(positions).map(load).batch(split.micro_batch, drop_remainder=True)
+    mine = pieces[split.piece(first_step, 0) :: split.worker_count]
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=PREFETCHED_PIECES)
     return iter(mine.to_iter_dataset(options))
 

@@ -17,8 +17,8 @@ from flax import nnx
 from rich.console import Console
 
 import jaxhetero
-from models.common.batches import BatchPlan
-from models.common.dry_run import RunPlan
+from models.common.batches import BatchSplit
+from models.common.dry_run import DryRun
 from models.common.errors import TrainerError, require
 from models.common.report import Result, plot_losses
 
@@ -55,7 +55,7 @@ class RunOptions:
         return self.output / name if self.output and jaxhetero.rank() == 0 else None
 
 
-class Planned(Protocol):
+class BatchSettings(Protocol):
     """What the presets of all trainers have."""
 
     @property
@@ -109,25 +109,25 @@ def run_trainer(
     title: str,
     unit: str,
 ) -> int:
-    """Train, or with ``--dry-run`` show the plan; the exit code. Call it after ``jaxhetero.initialize()``."""
+    """Train, or with ``--dry-run`` print the dry run; the exit code. Call it after ``jaxhetero.initialize()``."""
     console = Console()
     if options.run.dry_run:
         params = nnx.state(nnx.eval_shape(make_model), nnx.Param)
-        show_plan(params, options.settings, step_count, options.run, console, title, unit)
+        print_dry_run(params, options.settings, step_count, options.run, console, title, unit)
         return 0
     return finish(train(console), options, console, title, unit)
 
 
-def show_plan(
-    params: Any, preset: Planned, step_count: int, options: RunOptions, console: Console, title: str, unit: str
+def print_dry_run(
+    params: Any, preset: BatchSettings, step_count: int, options: RunOptions, console: Console, title: str, unit: str
 ) -> None:
-    """Print the plan on rank 0 and end the job."""
+    """Print the dry run on rank 0 and end the job."""
     rank, worker_count = jaxhetero.rank(), jaxhetero.size()
-    batches = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=rank, worker_count=worker_count)
+    split = BatchSplit.make(preset.global_batch, preset.micro_batch, rank=rank, worker_count=worker_count)
     reducer_count = int(os.environ.get("JAXHETERO_REDUCER_COUNT") or 0)
-    plan = RunPlan(params, batches, step_count, reducer_count, options.network_gbps, unit)
+    dry_run = DryRun(params, split, step_count, reducer_count, options.network_gbps, unit)
     if rank == 0:
-        console.print(plan.to_table(title))
+        console.print(dry_run.to_table(title))
     jaxhetero.shutdown()
 
 

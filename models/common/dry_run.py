@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 import jaxhetero
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 
 
 def best_all_reduce_s(gradient_bytes: int, worker_count: int, reducer_count: int, network_gbps: float) -> float:
@@ -26,12 +26,12 @@ def best_all_reduce_s(gradient_bytes: int, worker_count: int, reducer_count: int
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """The figures of a planned run."""
+class DryRun:
+    """The figures of a run that --dry-run prints."""
 
     params: Any
     """The parameters' shapes and dtypes."""
-    batches: BatchPlan
+    split: BatchSplit
     step_count: int
     reducer_count: int
     network_gbps: float
@@ -43,18 +43,18 @@ class RunPlan:
         sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves]
         gradient_bytes = sum(sizes)
         buckets = jaxhetero.make_buckets(leaves)
-        workers = self.batches.worker_count
+        workers = self.split.worker_count
         seconds = best_all_reduce_s(gradient_bytes, workers, self.reducer_count, self.network_gbps)
         table = Table(title=title)
-        table.add_column("plan")
+        table.add_column("dry run")
         table.add_column("value", justify="right")
         table.add_row("parameters", f"{sum(leaf.size for leaf in leaves):,} in {len(leaves)} arrays")
         table.add_row("workers, reducers", f"{workers}, {self.reducer_count or 'one in each worker'}")
         table.add_row("steps", f"{self.step_count:,}")
-        table.add_row(f"{self.unit} per step", f"{self.batches.global_batch:,}")
+        table.add_row(f"{self.unit} per step", f"{self.split.global_batch:,}")
         table.add_row(
             f"{self.unit} per worker",
-            f"{self.batches.accumulate_every} x {self.batches.micro_batch:,}, one all-reduce after them",
+            f"{self.split.accumulate_every} x {self.split.micro_batch:,}, one all-reduce after them",
         )
         table.add_row("gradient", f"{gradient_bytes:,} bytes")
         table.add_row("buckets", f"{len(buckets)}, the largest {_largest(buckets, sizes):,} bytes")

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 import jaxhetero
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
 from models.common.loop import Interruption, Loop, TensorboardLog
@@ -30,7 +30,7 @@ class Training:
     title: str
     unit: str
     """What a batch consists of: images, sequences."""
-    plan: BatchPlan
+    split: BatchSplit
     step_count: int
     stretch_steps: int
     """Steps between checkpoints: an epoch, say."""
@@ -66,7 +66,7 @@ class Training:
             console,
             unit=self.unit,
             step_count=self.step_count,
-            global_batch=self.plan.global_batch,
+            global_batch=self.split.global_batch,
             visible=jaxhetero.rank() == 0,
             first_step=first_step,
         )
@@ -89,7 +89,7 @@ class Training:
         log.close()
         return Result.collect(
             loop.meter,
-            global_batch=self.plan.global_batch,
+            global_batch=self.split.global_batch,
             params=loop.state.params,
             first_step=first_step,
             is_complete=loop.step >= self.step_count,
@@ -108,7 +108,7 @@ class Training:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
-            loop.run(batches, end - loop.step, self.plan.accumulate_every)
+            loop.run(batches, end - loop.step, self.split.accumulate_every)
             loop.state = self.settle(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
@@ -128,10 +128,10 @@ class Training:
             return self.train_step  # nothing is left to do
         start = time.monotonic()
         compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, first[0])).compile()
-        plan = self.plan
+        split = self.split
         progress.print(
-            f"{self.title}, {parameter_count(self.state.params):,} parameters; {plan.worker_count} x "
-            f"{plan.accumulate_every} x {plan.micro_batch} {self.unit} per step, {self.step_count} steps; "
+            f"{self.title}, {parameter_count(self.state.params):,} parameters; {split.worker_count} x "
+            f"{split.accumulate_every} x {split.micro_batch} {self.unit} per step, {self.step_count} steps; "
             f"compiled in {time.monotonic() - start:.1f} s"
         )
         return compiled

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.common.batches import BatchPlan, epoch_order
+from models.common.batches import BatchSplit, epoch_order
 from models.common.errors import DataError
 
 # One image in five of each class is held out.
@@ -130,7 +130,14 @@ def normalize(images: NDArray[np.uint8]) -> Images:
 
 
 def train_batches(
-    dataset: Dataset, plan: BatchPlan, *, seed: int, epoch: int, max_shift: int, flip: bool = False, first_step: int = 0
+    dataset: Dataset,
+    split: BatchSplit,
+    *,
+    seed: int,
+    epoch: int,
+    max_shift: int,
+    flip: bool = False,
+    first_step: int = 0,
 ) -> Iterator[tuple[Images, Labels]]:
     """This rank's pieces of one epoch, augmented and normalised. Every rank gets equally many of equal size.
 
@@ -138,10 +145,10 @@ def train_batches(
     """
     order = epoch_order(len(dataset), seed, epoch)
     augment = _Augmentation(dataset.images, max_shift, flip, np.random.default_rng((seed, epoch, 1)))
-    for step in range(first_step, len(dataset) // plan.global_batch):
-        for index in range(plan.accumulate_every):
-            start = plan.piece(step, index) * plan.micro_batch
-            indices = order[start : start + plan.micro_batch]
+    for step in range(first_step, len(dataset) // split.global_batch):
+        for index in range(split.accumulate_every):
+            start = split.piece(step, index) * split.micro_batch
+            indices = order[start : start + split.micro_batch]
             yield normalize(augment.take(indices)), dataset.labels[indices]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.errors import DataError
 from models.resnet.arrays import (
     FASHION_FOLDER,
@@ -27,11 +27,11 @@ class Data(Protocol):
     @property
     def held_out_count(self) -> int: ...
 
-    def train_batches(self, plan: BatchPlan, first_step: int) -> Iterator[tuple[Any, ...]]:
+    def train_batches(self, split: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
         """This worker's pieces from a step to the end of the run: images and labels."""
         ...
 
-    def held_out_batches(self, plan: BatchPlan) -> Iterator[tuple[Any, ...]]:
+    def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
         """This worker's share: images, labels, and which of them are no filling."""
         ...
 
@@ -58,13 +58,13 @@ class ArrayData:
     def held_out_count(self) -> int:
         return len(self._held_out)
 
-    def train_batches(self, plan: BatchPlan, first_step: int) -> Iterator[tuple[Any, ...]]:
+    def train_batches(self, split: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
         preset = self._preset
         first_epoch, step = divmod(first_step, preset.steps_per_epoch)
         for epoch in range(first_epoch, preset.epochs):
             yield from train_batches(
                 self._train,
-                plan,
+                split,
                 seed=preset.seed,
                 epoch=epoch,
                 max_shift=preset.max_shift,
@@ -72,8 +72,10 @@ class ArrayData:
                 first_step=step if epoch == first_epoch else 0,
             )
 
-    def held_out_batches(self, plan: BatchPlan) -> Iterator[tuple[Any, ...]]:
-        return held_out_batches(self._held_out, batch=plan.micro_batch, rank=plan.rank, worker_count=plan.worker_count)
+    def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
+        return held_out_batches(
+            self._held_out, batch=split.micro_batch, rank=split.rank, worker_count=split.worker_count
+        )
 
 
 def open_data(preset: Preset, folder: Path | None) -> Data:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from models.common.batches import BatchPlan, Example, ExampleStream, evaluation_batches, read_pieces
+from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.errors import DataError
 from models.common.records import Records, find_records
 from models.common.tf_example import decode_example
@@ -108,22 +108,22 @@ class PhotoData:
     def held_out_count(self) -> int:
         return len(self.held_out)
 
-    def train_batches(self, plan: BatchPlan, first_step: int) -> Iterator[tuple[Any, ...]]:
+    def train_batches(self, split: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
         """This worker's pieces from a step on: float32 ``[micro_batch, size, size, 3]``, int32 ``[micro_batch]``."""
         preset = self._preset
-        epoch_size = preset.steps_per_epoch * plan.global_batch
+        epoch_size = preset.steps_per_epoch * split.global_batch
         stream = ExampleStream(preset.train_image_count, epoch_size, preset.epochs * epoch_size, preset.seed)
-        for piece in read_pieces(stream, lambda place: self._load_train(*place), plan, first_step=first_step):
+        for piece in read_pieces(stream, lambda place: self._load_train(*place), split, first_step=first_step):
             yield piece["image"], piece["label"]
 
-    def held_out_batches(self, plan: BatchPlan) -> Iterator[tuple[Any, ...]]:
+    def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
         """This worker's share of the validation photographs, and which of them are no filling."""
         batches = evaluation_batches(
             len(self.held_out),
             self._load_held_out,
-            batch=plan.micro_batch,
-            rank=plan.rank,
-            worker_count=plan.worker_count,
+            batch=split.micro_batch,
+            rank=split.rank,
+            worker_count=split.worker_count,
         )
         for piece, is_real in batches:
             yield piece["image"], piece["label"], is_real

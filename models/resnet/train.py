@@ -15,7 +15,7 @@ from flax import nnx
 from rich.console import Console
 
 import jaxhetero
-from models.common.batches import BatchPlan
+from models.common.batches import BatchSplit
 from models.common.command import RunOptions
 from models.common.optimizer import init_state, scaled, share_residuals
 from models.common.report import Result
@@ -40,27 +40,29 @@ class TrainState(NamedTuple):
 
 def train(preset: Preset, folder: Path | None, options: RunOptions, console: Console) -> Result:
     """Train and evaluate as the preset says; call it on every worker after ``jaxhetero.initialize()``."""
-    plan = BatchPlan.make(preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
+    split = BatchSplit.make(
+        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
+    )
     data = open_data(preset, folder)
     graphdef, params, batch_stats = nnx.split(make_model(preset), nnx.Param, nnx.BatchStat)  # type: ignore[misc]
     params = jaxhetero.broadcast(params)
     schedule = make_schedule(preset)
-    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=plan.accumulate_every)
+    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=split.accumulate_every)
     count_correct = make_count_correct(graphdef)
     return Training(
         title=f"{preset.model.architecture} ResNet",
         unit="images",
-        plan=plan,
+        split=split,
         step_count=preset.step_count,
         stretch_steps=preset.steps_per_epoch,
         evaluate_every=preset.evaluate_every,
         label=lambda step: f"epoch {step // preset.steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, batch_stats, init_state(optimizer, params)),
         train_step=make_train_step(graphdef, optimizer, preset),
-        batches=lambda step: data.train_batches(plan, step),
+        batches=lambda step: data.train_batches(split, step),
         learning_rate=schedule,
         settle=settle,
-        evaluate=lambda state: evaluate(count_correct, state, data, plan),
+        evaluate=lambda state: evaluate(count_correct, state, data, split),
         identity={"trainer": "resnet", "model": dataclasses.asdict(preset.model)},
         advice="lower base_learning_rate or raise warmup_epochs",
     ).run(options, console)
@@ -135,9 +137,9 @@ def make_count_correct(graphdef: nnx.GraphDef[ResNet]) -> jax.stages.Wrapped:
     return count_correct
 
 
-def evaluate(count_correct: jax.stages.Wrapped, state: TrainState, data: Data, plan: BatchPlan) -> Scores:
+def evaluate(count_correct: jax.stages.Wrapped, state: TrainState, data: Data, split: BatchSplit) -> Scores:
     """Over all held-out images; every worker looks at its share, and every image counts once."""
-    batches = data.held_out_batches(plan)
+    batches = data.held_out_batches(split)
     local_counts = sum((count_correct(state, *batch) for batch in batches), start=jnp.zeros(2, jnp.int32))
     first, among_five = jaxhetero.psum(local_counts).tolist()
     image_count = data.held_out_count
