@@ -82,7 +82,7 @@ def toy(
         train_step=train_step,
         batches=batches,
         learning_rate=lambda step: 0.05,
-        settle=lambda state: state,
+        synchronize=lambda state: state,
         evaluate=lambda state: {"norm": float(jnp.linalg.norm(state.params["weights"]))},
         identity={"model": identity},
         advice="try less",
@@ -169,7 +169,9 @@ def test_checkpoints_that_cannot_be_continued_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         run(toy(), tmp_path, resume="latest")
     run(toy(), tmp_path)
-    with pytest.raises(SettingsError, match=r"there are checkpoints in .* already: go on from them by --resume latest"):
+    with pytest.raises(
+        SettingsError, match=r"there are checkpoints in .* already: continue from them with --resume latest"
+    ):
         run(toy(), tmp_path)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint '4' in .*; there are 3, 6, 9"):
         run(toy(), tmp_path, resume="4")

@@ -1,1 +1,1 @@
-"""What the reference trainers share: recipes, records, the loop over steps, checkpoints, reports."""
+"""Code that the reference trainers share: batches, records, the loop over steps, checkpoints, reports."""

@@ -1,9 +1,9 @@
-"""Who sees which example when.
+"""Which worker sees which example in which step.
 
-The order of the examples depends on the seed and the epoch only. Every global batch is cut into *pieces* of
-``micro_batch`` examples, one forward and backward pass of one worker each; worker ``rank`` takes the pieces ``rank``,
-``rank + worker_count``, ... So the same pieces go into the same step on any number of workers, and training on four
-workers or with four times the accumulation on one differs by the rounding of sums only.
+The order of the examples depends only on the seed and the epoch. Every global batch is cut into *pieces* of
+``micro_batch`` examples. A worker runs one forward and backward pass for each of its pieces. Worker ``rank`` takes the
+pieces ``rank``, ``rank + worker_count``, ... A step therefore has the same pieces on any number of workers. Training on
+four workers and training on one worker with four times the accumulation differ only by the rounding of sums.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Example = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """How a global batch is shared out."""
+    """How a global batch is split into pieces, and which pieces are this worker's."""
 
     global_batch: int
     micro_batch: int
@@ -37,11 +37,15 @@ class BatchSplit:
 
     @classmethod
     def make(cls, global_batch: int, micro_batch: int, *, rank: int, worker_count: int) -> BatchSplit:
-        """``micro_batch`` 0: each worker's part of the global batch in one piece."""
+        """Check the sizes. ``micro_batch`` 0 makes each worker's part of the global batch one piece.
+
+        Raises:
+          SettingsError: the workers cannot have equal parts, or a part is no whole number of pieces.
+        """
         require(
             global_batch % worker_count == 0,
             f"global_batch {global_batch} cannot be shared equally by {worker_count} workers; "
-            f"the next that can is {math.ceil(global_batch / worker_count) * worker_count}",
+            f"the next size that can is {math.ceil(global_batch / worker_count) * worker_count}",
         )
         local_batch = global_batch // worker_count
         micro_batch = micro_batch or local_batch
@@ -69,17 +73,17 @@ class BatchSplit:
 
 @lru_cache(maxsize=2)
 def epoch_order(example_count: int, seed: int, epoch: int) -> NDArray[np.intp]:
-    """The examples of an epoch in the order in which they are seen."""
+    """The indices of an epoch's examples, in the order of training."""
     return np.random.default_rng((seed, epoch)).permutation(example_count)
 
 
 @dataclass(frozen=True)
 class ExampleStream:
-    """Epoch after epoch: which example is seen at a position, and in which epoch."""
+    """All epochs as one sequence of pairs: the index of the example at a position, and its epoch."""
 
     example_count: int
     epoch_size: int
-    """Positions per epoch: all examples, or fewer where an epoch consists of full batches only."""
+    """Positions per epoch: all examples, or fewer if an epoch has only full batches."""
     position_count: int
     seed: int
 
@@ -94,9 +98,9 @@ class ExampleStream:
 def read_pieces(
     positions: Any, load: Callable[[Any], Example], split: BatchSplit, *, first_step: int = 0
 ) -> Iterator[Example]:
-    """This worker's pieces from ``first_step`` on, read ahead by threads.
+    """This worker's pieces from ``first_step`` on. Threads read ahead.
 
-    ``positions`` is a sequence; ``load`` makes the example for one of its elements.
+    ``positions`` is a sequence. ``load`` makes an example from one of its elements.
     """
     pieces = grain.MapDataset.source(positions).map(load).batch(split.micro_batch, drop_remainder=True)
     mine = pieces[split.piece(first_step, 0) :: split.worker_count]
@@ -107,12 +111,16 @@ def read_pieces(
 def evaluation_batches(
     example_count: int, load: Callable[[int], Example], *, batch: int, rank: int, worker_count: int
 ) -> Iterator[tuple[Example, NDArray[np.bool_]]]:
-    """This rank's share of a held-out set in batches of one size, the last one filled up with its first example.
+    """This rank's share of a held-out set, in batches of one size, each with a mask: bool ``[batch]``.
 
-    The second value is True for real examples and False for filling, so that a count over it is exact.
+    Copies of the share's first example fill up the last batch. The mask is True for real examples and False for these
+    copies, so a count over it is exact.
+
+    Raises:
+      DataError: the held-out set is empty.
     """
     if example_count == 0:
-        raise DataError("there is nothing to evaluate on: the held-out set is empty")
+        raise DataError("the held-out set is empty: there is nothing to evaluate on")
     mine = np.arange(rank, example_count, worker_count)
     if len(mine) == 0:
         return

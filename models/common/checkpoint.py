@@ -1,6 +1,6 @@
-"""Checkpoints by orbax: rank 0 writes and reads, the others get everything from it. No shared file system is needed.
+"""Checkpoints with orbax. Rank 0 reads and writes; the other ranks get the state from it by broadcast.
 
-A checkpoint is a folder named by its step. It appears whole or not at all.
+The workers need no shared file system. A checkpoint is a folder named by its step. It appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        """``identity``: what another run must share to continue from here, as plain JSON values."""
+        """``identity``: settings that a run and its checkpoints must have in common, as JSON values."""
         self._folder = folder.absolute()
         self._identity = identity
 
     def steps(self) -> list[int]:
-        """The steps after which one was saved, in order."""
+        """The steps of the saved checkpoints, in ascending order."""
         if not self._folder.is_dir():
             return []
         return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
 
     def choose(self, wanted: str | None) -> str | None:
-        """The checkpoint to go on from: what the user wants, or the latest one after a restart by the launcher.
+        """The checkpoint to continue from: ``wanted``, or the latest one after a restart by the launcher.
 
-        Call on every worker. None: there is nothing to go on from.
+        Call it on every worker. None: there is no checkpoint to continue from.
 
         Raises:
-          SettingsError: there are checkpoints of an earlier run, and nobody wants one. Those of this run could not be
-            told from them. On every worker.
+          SettingsError: on every worker, if the folder has checkpoints of an earlier run and ``wanted`` is None. After
+            a restart, these could not be told from the checkpoints of this run.
         """
         has_any = bool(jaxhetero.broadcast(jnp.int32(bool(self.steps()))))
         if has_any and jaxhetero.restart_count():
             return "latest"
         require(
             wanted is not None or not has_any,
-            f"there are checkpoints in {self._folder} already: go on from them by --resume latest, or choose another "
-            "--output",
+            f"there are checkpoints in {self._folder} already: continue from them with --resume latest, or choose "
+            "another --output",
         )
         return wanted
 
     def save(self, step: int, state: Any, history: dict[str, Any]) -> None:
-        """Call on every worker, with the same state; rank 0 writes it. ``history`` is kept as JSON."""
+        """Save the state. Call it on every worker with the same state; rank 0 writes. ``history`` is stored as JSON."""
         if jaxhetero.rank() == 0 and step not in self.steps():
             with _manager(self._folder, create=True) as manager:
                 ocp = _orbax()
@@ -68,12 +68,13 @@ class Checkpoints:
                 )
 
     def restore(self, wanted: str, template: Any) -> tuple[int, Any, dict[str, Any]]:
-        """The step, state and history of the checkpoint ``wanted``: a step, or ``latest``.
+        """The step, state and history of the checkpoint ``wanted``: the number of a step, or ``latest``.
 
-        Call on every worker. The state has the structure of ``template``; on ranks other than 0 the history is empty.
+        Call it on every worker. The state has the structure of ``template``. The history is empty on ranks other than
+        0.
 
         Raises:
-          CheckpointError: there is no such checkpoint, or it is of another model, or damaged. On every worker.
+          CheckpointError: on every worker, if the checkpoint is missing, damaged, or of another model.
         """
 
         def read() -> tuple[int, Any, dict[str, Any]]:
@@ -86,9 +87,9 @@ class Checkpoints:
         return int(step), state, history
 
     def restore_params(self, wanted: str, template: Any) -> Any:
-        """Only the parameters of a training state whose field they are, to start another training from.
+        """Only the field ``params`` of a saved training state, to start another training from it.
 
-        Call on every worker. Errors are those of ``restore``.
+        Call it on every worker. It raises as ``restore`` does.
         """
 
         def read() -> Any:
@@ -102,7 +103,7 @@ class Checkpoints:
         return jaxhetero.broadcast(_on_rank_0(read, otherwise=template))
 
     def read_arrays(self, step: int) -> dict[str, Any]:
-        """All that a checkpoint has, by the names of the leaves. It reads on the worker that calls it."""
+        """All arrays of a checkpoint, by the names of the leaves. Only the worker that calls it reads."""
         ocp = _orbax()
         with _manager(self._folder) as manager:
             try:
@@ -141,7 +142,7 @@ class Checkpoints:
 
 
 def _on_rank_0(read: Callable[[], T], *, otherwise: T) -> T:
-    """What ``read`` returns on rank 0, and ``otherwise`` on the others. If it fails there, it fails everywhere."""
+    """The result of ``read`` on rank 0, ``otherwise`` on the other ranks. If ``read`` fails, every rank raises."""
     result, failure = otherwise, None
     if jaxhetero.rank() == 0:
         try:
@@ -166,7 +167,7 @@ def _manager(folder: Path, *, create: bool = False) -> Any:
 
 
 def _flatten(state: Any) -> dict[str, Any]:
-    """By names that say where a leaf is, so that what is on disk does not depend on how containers are written."""
+    """The leaves by the names of their paths, so that a checkpoint does not depend on the containers' types."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
 

@@ -27,22 +27,22 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run, and what to leave behind; none of it changes what is learnt."""
+    """Where to write, and what to resume. None of these options changes the result of the training."""
 
     output: Path | None = None
     """A folder for checkpoints, TensorBoard logs, result.json and loss.png. Without it nothing is written."""
     json: Path | None = None
-    """Write the result, the settings and the loss curve to this file as well."""
+    """Also write the result, the settings and the loss curve to this file."""
     resume: str | None = None
-    """Continue from a checkpoint in the output folder: its step, or "latest". After a restart by jaxhetero launch
-    --max-restarts it is always the latest, if there is one."""
+    """Continue from a checkpoint in the output folder: the number of its step, or "latest". After a restart by
+    `jaxhetero launch --max-restarts` the run always continues from the latest checkpoint, if there is one."""
     dry_run: bool = False
-    """Print what would be done, and stop."""
+    """Print the sizes of the run and the best possible all-reduce time, and stop."""
     network_gbps: float = 10.0
-    """For --dry-run: the rate of every network card, in Gbit/s."""
+    """For --dry-run: the rate of every network interface, in Gbit/s."""
 
     def __post_init__(self) -> None:
-        require(self.output is not None or self.resume is None, "--resume needs --output, where the checkpoints are")
+        require(self.output is not None or self.resume is None, "--resume needs --output, the folder of checkpoints")
         require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
         for path in (self.output, self.json):
             require(
@@ -51,12 +51,12 @@ class RunOptions:
             )
 
     def file(self, name: str) -> Path | None:
-        """A path in the output folder on rank 0, which alone writes; else None."""
+        """The path of a file in the output folder on rank 0. None on other ranks, which do not write."""
         return self.output / name if self.output and jaxhetero.rank() == 0 else None
 
 
 class BatchSettings(Protocol):
-    """What the presets of all trainers have."""
+    """The fields of every trainer's preset that say how a batch is split."""
 
     @property
     def global_batch(self) -> int: ...
@@ -65,7 +65,7 @@ class BatchSettings(Protocol):
 
 
 class Options(Protocol):
-    """What the command lines of all trainers have."""
+    """The fields of every trainer's command line."""
 
     @property
     def settings(self) -> Any: ...
@@ -79,7 +79,7 @@ T = TypeVar("T", bound=Options)
 
 
 def parse_options(kind: Callable[..., T], presets: Mapping[str, Any], default: str, arguments: list[str]) -> T:
-    """The command line. --preset is read first, because it decides every other default."""
+    """Parse the command line. --preset is read first, because it sets the defaults of all other options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", default=default)
     name: str = parser.parse_known_args(arguments)[0].preset
@@ -89,8 +89,11 @@ def parse_options(kind: Callable[..., T], presets: Mapping[str, Any], default: s
 
 
 def run_command(run: Callable[[list[str]], int]) -> int:
-    """Run with the command line's arguments; the exit code. Errors of a trainer are one line on standard error."""
-    # Drawn in one pass of the hardware's generator instead of many of threefry: several times faster on a CPU.
+    """Call ``run`` with the command line's arguments, and return the exit code.
+
+    A ``TrainerError`` becomes one line on standard error.
+    """
+    # rbg draws all bits in one pass, threefry in many: rbg is several times faster on a CPU.
     jax.config.update("jax_default_prng_impl", "rbg")
     try:
         return run(sys.argv[1:])
@@ -109,7 +112,7 @@ def run_trainer(
     title: str,
     unit: str,
 ) -> int:
-    """Train, or with ``--dry-run`` print the dry run; the exit code. Call it after ``jaxhetero.initialize()``."""
+    """Train, or with ``--dry-run`` print sizes. Returns the exit code. Call it after ``jaxhetero.initialize()``."""
     console = Console()
     if options.run.dry_run:
         params = nnx.state(nnx.eval_shape(make_model), nnx.Param)
@@ -132,7 +135,10 @@ def print_dry_run(
 
 
 def finish(result: Result, options: Options, console: Console, title: str, unit: str) -> int:
-    """Report on rank 0 and end the job: the exit code, 1 when the workers ended with different weights."""
+    """Report on rank 0, end the job, and return the exit code.
+
+    It is 1 if the workers ended with different weights, and ``INTERRUPTED`` if the run is not complete.
+    """
     if jaxhetero.rank() == 0:
         console.print(result.to_table(title, unit))
         for path in (options.run.json, options.run.file("result.json")):

@@ -1,4 +1,4 @@
-"""``python -m models.common.compare RESULT RESULT ...``: how far the loss curves of several runs are apart."""
+"""``python -m models.common.compare RESULT RESULT ...``: compares the loss curves of several runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.common.errors import DataError
 
 
 def compare(paths: list[Path]) -> float:
-    """The largest difference from the first run's losses, as a share of them; prints one line for each other run."""
+    """The largest relative difference from the first run's losses. Prints one line for each other run."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     first = np.array(runs[0]["losses"])
     largest = 0.0
@@ -26,16 +26,17 @@ def compare(paths: list[Path]) -> float:
         largest = max(largest, float(differences.max()))
         print(
             f"{run['worker_count']} workers against {runs[0]['worker_count']}: {len(first)} losses from {first[0]:.4f} "
-            f"to {first[-1]:.4f}, relative difference at most {differences.max():.2e}, {differences[-1]:.2e} in the end"
+            f"to {first[-1]:.4f}, relative difference at most {differences.max():.2e}, at the last step "
+            f"{differences[-1]:.2e}"
         )
     return largest
 
 
 def run(arguments: list[str]) -> int:
-    """Compare; the exit code, 1 if they are further apart than --tolerance."""
+    """Compare. Returns the exit code: 1 if the largest relative difference is more than --tolerance."""
     parser = argparse.ArgumentParser(prog="python -m models.common.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="what --json wrote")
-    parser.add_argument("--tolerance", type=float, default=1e-3)
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="a file that --json wrote")
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="the largest relative difference allowed")
     options = parser.parse_args(arguments)
     return int(compare(options.results) > options.tolerance)
 

@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: ``--dry-run``."""
+"""``--dry-run``: the sizes of a run and the best possible time of its all-reduces, without the run itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from models.common.batches import BatchSplit
 def best_all_reduce_s(gradient_bytes: int, worker_count: int, reducer_count: int, network_gbps: float) -> float:
     """The best possible time of one all-reduce (Jiang et al., OSDI 2020), in seconds.
 
-    All network cards have the rate ``network_gbps``, in 10^9 bits per second. ``reducer_count`` 0: workers reduce for
-    each other. Reducers beyond one per worker do not help.
+    All network interfaces have the rate ``network_gbps``, in 10^9 bits per second. With ``reducer_count`` 0 each worker
+    reduces a share. Reducers beyond one per worker do not help.
     """
     if worker_count == 1:
         return 0.0
@@ -27,10 +27,10 @@ def best_all_reduce_s(gradient_bytes: int, worker_count: int, reducer_count: int
 
 @dataclass(frozen=True)
 class DryRun:
-    """The figures of a run that --dry-run prints."""
+    """The figures of a run that ``--dry-run`` prints."""
 
     params: Any
-    """The parameters' shapes and dtypes."""
+    """A tree of arrays or of their shapes and dtypes."""
     split: BatchSplit
     step_count: int
     reducer_count: int
@@ -38,7 +38,7 @@ class DryRun:
     unit: str
 
     def to_table(self, title: str) -> Table:
-        """For the terminal."""
+        """The table for the terminal."""
         leaves = jax.tree.leaves(self.params)
         sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves]
         gradient_bytes = sum(sizes)

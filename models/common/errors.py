@@ -16,7 +16,7 @@ class SettingsError(TrainerError):
 
 
 class DataError(TrainerError):
-    """Data that is missing, truncated, or not of the format or range it should be."""
+    """Data that is missing, truncated, out of range, or in another format."""
 
 
 class CheckpointError(TrainerError):
@@ -24,7 +24,7 @@ class CheckpointError(TrainerError):
 
 
 class LossError(TrainerError):
-    """The loss is no longer a number."""
+    """The loss is infinite or not a number."""
 
 
 def require(condition: bool, message: str) -> None:

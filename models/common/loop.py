@@ -1,4 +1,4 @@
-"""The loop over steps: keeps the device busy, watches the loss, and ends at the same step everywhere on Ctrl-C."""
+"""The loop over steps. It keeps the device busy, checks the loss, and on Ctrl-C ends after the same step everywhere."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from models.common.errors import LossError
 from models.common.progress import TrainProgress
 from models.common.report import StepMeter
 
-# How many steps are queued while the first of them runs: enough to keep the device busy while Python makes the next
-# batch, few enough for the progress shown to be the progress made.
+# How many steps are queued behind the running one. Enough steps keep the device busy while Python makes the next batch.
+# Few steps keep the displayed progress close to the real progress.
 STEPS_AHEAD = 2
 
 
 class Interruption:
-    """While it is entered, the first Ctrl-C or SIGTERM only sets ``is_asked``; the second one raises as usual."""
+    """A context manager in which the first Ctrl-C or SIGTERM sets ``is_asked`` and the second one raises."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -44,15 +44,14 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
+        del number, frame
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True
-        del number
 
 
 class TensorboardLog:
-    """Scalars per step in a folder; writes nothing without one."""
+    """Writes the scalars of each step to a folder for TensorBoard. Without a folder it writes nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._writer: Any = None
@@ -68,45 +67,45 @@ class TensorboardLog:
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the buffered points and close the file."""
         if self._writer:
             self._writer.close()
 
 
 @jax.jit
 def _over_workers(losses: list[jax.Array], is_asked: jax.Array) -> jax.Array:
-    """Mean loss, and the share of workers that were asked to stop."""
+    """float32[2]: the mean loss, and the share of workers that were asked to stop."""
     mine = jnp.stack([jnp.mean(jnp.stack(losses)).astype(jnp.float32), is_asked])
     return jaxhetero.pmean(mine)
 
 
 @dataclass
 class Loop:
-    """What runs steps, and what it has seen."""
+    """Runs steps, and keeps the state and the losses."""
 
     train_step: Callable[..., tuple[Any, jax.Array]]
-    """``(state, *batch) -> (state, loss)`` on one piece of this worker. Every ``accumulate_every`` of them are one
-    optimizer step."""
+    """``(state, *batch) -> (state, loss)`` for one piece of this worker. ``accumulate_every`` calls make one optimizer
+    step."""
     state: Any
     learning_rate: Callable[[Any], Any]
     interruption: Interruption
     progress: TrainProgress
     log: TensorboardLog
     advice: str
-    """What to change if the loss is not a number."""
+    """Which setting to change if the loss is not finite; the error message ends with it."""
     step: int = 0
     """Steps whose loss is known, counted from the start of the training."""
     losses: list[float] = field(default_factory=list)
     """One per step since step 0."""
     meter: StepMeter = field(default_factory=StepMeter)
     is_stopped: bool = False
-    """Somebody pressed Ctrl-C. Every worker is at the same step then."""
+    """A worker was asked to stop. All workers have stopped after the same step."""
 
     def run(self, batches: Iterator[tuple[Any, ...]], step_count: int, accumulate_every: int) -> None:
-        """At most ``step_count`` more steps; ``state`` is that after step ``step`` then.
+        """Run at most ``step_count`` more steps. Afterwards ``state`` is the state after step ``step``.
 
         Raises:
-          LossError: the mean loss over the workers is not finite; on every worker, after the same step.
+          LossError: on every worker, after the same step, if the mean loss over the workers is not finite.
         """
         in_flight: deque[jax.Array] = deque()
         with self.meter.measure():
@@ -137,7 +136,7 @@ class Loop:
         self.progress.update(loss, rate, self._all_reduce_ms())
 
     def _all_reduce_ms(self) -> float | None:
-        """Mean since the start."""
+        """The mean over this run's steps; None with one worker."""
         if jaxhetero.size() == 1:
             return None
         return jaxhetero.metrics().busy_us / 1e3 / self.meter.step_count

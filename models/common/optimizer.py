@@ -1,4 +1,4 @@
-"""What every recipe has in common: which parameters are weights, and the order of the wrappers around an optimizer."""
+"""Parts of every trainer's optimizer: which parameters are weights, and the order of the wrappers around it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _WEIGHT_NAMES = frozenset({"kernel", "embedding"})
 
 
 def weights_mask(params: optax.Params) -> Any:
-    """True for kernels and embeddings: what decays and is adapted layer by layer. False for biases and norms.
+    """A tree of bools: True for kernels and embeddings, False for biases and norms.
 
-    By name and not by shape: the biases of some layers are matrices.
+    Only kernels and embeddings decay, and only they are adapted layer by layer. The name of a parameter decides, not
+    its shape, because the biases of some layers are matrices.
     """
 
     def is_weight(path: tuple[Any, ...], leaf: Any) -> bool:
@@ -43,7 +44,10 @@ def distributed(
     wire_dtype: str | None = None,
     with_error_feedback: bool = False,
 ) -> optax.GradientTransformation:
-    """Mean of the workers' gradients first; from there on every worker computes the same update."""
+    """Put the mean over the workers' gradients in front of ``optimizer``; every worker then computes the same update.
+
+    The other arguments add a loss scale inside, and gradient accumulation outside.
+    """
     if loss_scaling == "static":
         optimizer = static_loss_scale(optimizer, loss_scale)
     elif loss_scaling == "dynamic":
@@ -56,21 +60,21 @@ def distributed(
 
 
 def scaled(loss: jax.Array, opt_state: optax.OptState) -> jax.Array:
-    """The loss whose gradient the optimizer expects: times the loss scale, if there is one."""
+    """The loss times the optimizer's loss scale, if it has one: the optimizer expects the gradient of this."""
     scale = optax.tree.get(opt_state, "loss_scale")
     return loss if scale is None else loss * scale
 
 
 def init_state(optimizer: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
-    """The optimizer's first state, with memory of its own for every leaf, so that a train step may donate it."""
+    """The optimizer's initial state. Every leaf has memory of its own, so a train step may donate the state."""
     return jax.jit(optimizer.init)(params)
 
 
 def share_residuals(opt_state: optax.OptState) -> optax.OptState:
-    """Give every worker the mean of what error feedback has kept back; the workers' states are the same then.
+    """Give every worker the mean of all workers' residuals of error feedback.
 
-    Nothing is lost: the next gradients are averaged as well, and their mean is that with each worker's own residual.
-    So the state of one worker is a checkpoint of all, for any number of them.
+    The next gradients are averaged too, so their mean is the same as with each worker's own residual. All workers then
+    have the same state, so a checkpoint of one worker serves any number of workers.
     """
 
     def share(node: Any) -> Any:

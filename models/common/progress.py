@@ -54,11 +54,14 @@ class TrainProgress:
             self._live.stop()
 
     def start_part(self, label: str) -> None:
-        """An epoch, say. The rate shown is that of the current part, so it leaves out evaluations."""
+        """Begin a part of the run, such as an epoch. The speed shown is that of this part, so it omits evaluations."""
         self._label, self._part_begin, self._part_start = label, self._done, time.monotonic()
 
     def update(self, loss: float, learning_rate: float, all_reduce_ms: float | None) -> None:
-        """Call after every step with the step's figures; draws when it is time to. ``None``: there is one worker."""
+        """Call it after every step with the step's figures. It draws once per interval.
+
+        ``all_reduce_ms`` is None with one worker.
+        """
         self._done += 1
         now = time.monotonic()
         is_due = now - self._drawn_at >= self._interval_s or self._done == self._step_count

@@ -1,4 +1,4 @@
-"""Files of records, for reading in any order: ArrayRecord, and TFRecord with an index made when it is opened."""
+"""Record files with random access: ArrayRecord, and TFRecord with an index that is made when the file is opened."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _TfRecordFile:
 
 
 class Records(Sequence[bytes]):
-    """All records of some files, in the order of the file names."""
+    """All records of some files, in the order of ``paths``."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
@@ -88,7 +88,7 @@ class Records(Sequence[bytes]):
             _ArrayRecordFile(path) if path.suffix == ARRAY_RECORD_SUFFIX else _TfRecordFile(path) for path in paths
         ]
         for path, file in zip(paths, self._files, strict=True):
-            # An ArrayRecord file keeps its index at the end: cut short, it has no records.
+            # An ArrayRecord file has its index at its end, so a truncated file has no records.
             if len(file) == 0:
                 raise DataError(f"{path} has no records: it is empty, truncated, or of another format")
         self._ends = list(accumulate(len(file) for file in self._files))
@@ -111,7 +111,10 @@ class Records(Sequence[bytes]):
 
 
 def find_records(folder: Path, prefix: str) -> Records:
-    """The records of the files in ``folder`` whose names begin with ``prefix``: ArrayRecord, or else TFRecord."""
+    """The records of the files in ``folder`` whose names begin with ``prefix``.
+
+    If some of them are ArrayRecord files, only those count. Otherwise all are TFRecord files.
+    """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     files = sorted(path for path in folder.iterdir() if path.name.startswith(prefix) and path.is_file())
@@ -123,7 +126,7 @@ def find_records(folder: Path, prefix: str) -> Records:
 
 
 def write_records(paths: Sequence[Path], records: Iterable[bytes]) -> int:
-    """Write ArrayRecord files, the records to each of them in turn; how many records there are."""
+    """Write the records to ArrayRecord files, one record to each file in turn. Returns the number of records."""
     count = 0
     with ExitStack() as stack:
         writers = []
@@ -139,9 +142,9 @@ def write_records(paths: Sequence[Path], records: Iterable[bytes]) -> int:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into that becomes ``path`` when the block ends well, and is removed when it does not."""
+    """A temporary folder that is renamed to ``path`` if the block succeeds, and is removed if it raises."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise DataError(f"{path} is there already; choose a new folder, or remove it first")
+        raise DataError(f"{path} already exists; choose a new folder, or remove it first")
     if not path.parent.is_dir():
         raise DataError(f"cannot write {path}: there is no folder {path.parent}")
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")

@@ -1,4 +1,4 @@
-"""What a run ends with: measurements of the train steps, a table for people, JSON and a plot for reports."""
+"""The result of a run: measurements of the train steps, as a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import jaxhetero
 
 
 class StepMeter:
-    """Adds up what the train steps alone took: no compilation, no evaluation."""
+    """Adds up the time and the traffic of the train steps, without compilation and evaluation."""
 
     def __init__(self) -> None:
         self.step_count = 0
@@ -29,7 +29,7 @@ class StepMeter:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Around steps that the block counts; the last one must have ended inside it."""
+        """Measure a block of steps. The block adds to ``step_count``, and waits until its last step has ended."""
         before, start = jaxhetero.metrics(), time.monotonic()
         yield
         after, end = jaxhetero.metrics(), time.monotonic()
@@ -46,28 +46,28 @@ class Result:
     parameter_count: int
     gradient_bytes: int
     first_step: int
-    """0, or where a run was resumed."""
+    """0, or the step of the checkpoint from which the run was resumed."""
     step_count: int
-    """Steps of this run; fewer than planned if it was interrupted."""
+    """Steps of this run; fewer than the settings ask for if the run was interrupted."""
     is_complete: bool
     train_seconds: float
     examples_per_second: float
-    """Of all workers together, in the train steps alone."""
+    """Of all workers together, in the time of the train steps."""
     all_reduce_ms_per_step: float | None
-    """Mean over the workers of the time in which a round was in flight, the wait for slower workers included.
-    None with one worker, here and below."""
+    """Mean over the workers of the time in which a round was in flight. It includes waiting for slower workers. None
+    with one worker."""
     sent_bytes_per_step: float | None
-    """Mean over the workers of what the transport put on the wire."""
+    """Mean over the workers of the bytes that the transport sent. None with one worker."""
     differing_worker_count: int
     """Workers whose final parameters are not bit for bit those of rank 0."""
     losses: list[float]
-    """One per step since step 0, those before a resumption included: the mean over the global batch."""
+    """The mean over the global batch for each step since step 0, also for the steps before a resumption."""
     evaluations: list[dict[str, float]]
-    """One per evaluation: the step after which it was made, and what it found."""
+    """One entry per evaluation: the step after which it ran, and its scores."""
 
     @classmethod
     def collect(cls, meter: StepMeter, *, global_batch: int, params: Any, **fields: Any) -> Result:
-        """Put the workers' measurements together; call it on every worker. ``fields`` are the other fields."""
+        """Combine the workers' measurements. Call it on every worker. ``fields`` are the fields not measured here."""
         worker_count = jaxhetero.size()
         steps, seconds = max(meter.step_count, 1), max(meter.seconds, 1e-9)
         all_reduce_ms, sent_bytes = jaxhetero.pmean(
@@ -88,16 +88,16 @@ class Result:
 
     @property
     def sent_bytes_ratio(self) -> float | None:
-        """Bytes sent per worker and step, by the bytes of the gradient."""
+        """Bytes sent per worker and step, divided by the bytes of the gradient."""
         return None if self.sent_bytes_per_step is None else self.sent_bytes_per_step / self.gradient_bytes
 
     @property
     def scores(self) -> dict[str, float]:
-        """What the last evaluation found."""
+        """The scores of the last evaluation."""
         return self.evaluations[-1] if self.evaluations else {}
 
     def to_table(self, title: str, unit: str) -> Table:
-        """For the terminal; ``unit`` is what a batch consists of."""
+        """The table for the terminal. ``unit`` is the plural noun for examples, such as images."""
         table = Table(title=f"{title} on {self.worker_count} worker{'s' if self.worker_count > 1 else ''}")
         table.add_column("measure")
         table.add_column("value", justify="right")
@@ -120,32 +120,32 @@ class Result:
         return f"identical on {self.worker_count} workers"
 
     def write_json(self, path: Path, **more: Any) -> None:
-        """All fields, the derived values, and ``more``, for programs."""
+        """Write all fields, the derived values and ``more``."""
         content = {**more, **dataclasses.asdict(self), "sent_bytes_ratio": self.sent_bytes_ratio}
         write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def show_score(name: str, value: float) -> str:
-    """Accuracies in per cent, counts as whole numbers, the rest with four digits."""
+    """A score as text: accuracies in per cent, counts as whole numbers, the rest with four digits."""
     if name.endswith("accuracy"):
         return f"{value:.2%}"
     return f"{value:,.0f}" if name.endswith("count") or name == "step" else f"{value:.4g}"
 
 
 def show_scores(scores: dict[str, float]) -> str:
-    """One line of text."""
+    """All scores in one line of text."""
     return ", ".join(f"{name.replace('_', ' ')} {show_score(name, value)}" for name, value in scores.items())
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file all at once: whoever looks sees the old one or the new one."""
+    """Write a text file atomically: a reader sees the old content or the new content."""
     unfinished = path.with_name(f".{path.name}.part")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
 def plot_losses(path: Path, losses: Sequence[float], title: str) -> None:
-    """The loss of every step as a PNG."""
+    """Draw the loss of every step as a PNG."""
     from matplotlib.figure import Figure  # slow to import, and only rank 0 plots
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -157,13 +157,16 @@ def plot_losses(path: Path, losses: Sequence[float], title: str) -> None:
 
 
 def parameter_count(params: Any) -> int:
-    """Numbers that the optimizer learns."""
+    """The number of elements of all parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @jax.jit
 def count_differing_workers(params: Any) -> jax.Array:
-    """How many workers hold other bits than rank 0. Compared as integers: -0.0 is not 0.0, and NaN is itself."""
+    """int32[]: how many workers have other bits than rank 0.
+
+    The bits are compared as integers, so -0.0 differs from 0.0, and NaN equals itself.
+    """
     bits = jax.tree.map(lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32), params)
     equal = jax.tree.map(jnp.array_equal, bits, jaxhetero.broadcast(bits))
     differs = ~jnp.all(jnp.stack(jax.tree.leaves(equal)))

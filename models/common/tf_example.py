@@ -1,6 +1,6 @@
-"""The record format of TensorFlow's datasets: a ``tf.train.Example`` message, without TensorFlow.
+"""The record format of TensorFlow's datasets, ``tf.train.Example`` messages, without TensorFlow.
 
-The message is described here once more, with the numbers that make it compatible::
+``_describe`` declares the message with the field numbers of the original::
 
     Example { Features features = 1; }            Features { map<string, Feature> feature = 1; }
     Feature { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
@@ -53,9 +53,9 @@ Value = NDArray[Any] | Sequence[bytes]
 
 
 def encode_example(features: Mapping[str, Value]) -> bytes:
-    """Integer arrays become int64 lists, float arrays float lists; the rest are sequences of bytes.
+    """Encode features as a record. Equal features give equal bytes.
 
-    The same features give the same bytes.
+    Integer arrays become int64 lists, float arrays become float lists, and sequences of bytes become bytes lists.
     """
     example = _Example()
     for name, value in features.items():
@@ -71,15 +71,16 @@ def encode_example(features: Mapping[str, Value]) -> bytes:
 
 
 def decode_example(record: bytes, names: Sequence[str], *, where: str) -> dict[str, Any]:
-    """The features of these names: int64 or float32 arrays, or lists of bytes.
+    """The features ``names`` of a record: int64 or float32 arrays, or lists of bytes.
 
     Raises:
-      DataError: the record is no such message, or has no such feature. ``where`` says which record it was.
+      DataError: the record is not a tf.train.Example, or a feature is missing or empty. The message calls the record
+        ``where``.
     """
     try:
         features = _Example.FromString(record).features.feature
     except message.DecodeError:
-        raise DataError(f"{where} is damaged, or is no tf.train.Example") from None
+        raise DataError(f"{where} is damaged, or is not a tf.train.Example") from None
     found: dict[str, Any] = {}
     for name in names:
         if name not in features:

@@ -1,4 +1,4 @@
-"""A whole training run: resume, stretches of steps with an evaluation and a checkpoint after each, and the result."""
+"""A whole training run: resume, run stretches of steps, evaluate and save after each stretch, collect the result."""
 
 from __future__ import annotations
 
@@ -25,41 +25,45 @@ Scores = dict[str, float]
 
 @dataclass
 class Training:
-    """What the trainers fill in; ``run`` does the rest, on every worker."""
+    """The parts of a training that differ between trainers. ``run`` runs it, on every worker."""
 
     title: str
     unit: str
-    """What a batch consists of: images, sequences."""
+    """The plural noun for examples: images, sequences."""
     split: BatchSplit
     step_count: int
     stretch_steps: int
-    """Steps between checkpoints: an epoch, say."""
+    """Steps between checkpoints, such as those of an epoch. These steps are one *stretch*."""
     evaluate_every: int
-    """Stretches between evaluations; the last stretch is always followed by one."""
+    """Stretches between evaluations. There is always an evaluation after the last stretch."""
     label: Callable[[int], str]
-    """What progress calls the stretch that begins at a step."""
+    """From a step to the name that the progress display gives to its stretch."""
     state: Any
     """A tree with the field ``params``; the same on every worker."""
     train_step: Any
     """Jitted: ``(state, *batch) -> (state, loss)``."""
     batches: Callable[[int], Iterator[tuple[Any, ...]]]
-    """This worker's batches, endlessly or to the end of the run, from a step on."""
+    """From a step to this worker's batches from that step on, to the end of the run or without end."""
     learning_rate: Callable[[Any], Any]
     evaluate: Callable[[Any], Scores]
     identity: dict[str, Any]
-    """What a checkpoint must share to be continued."""
+    """Settings that a checkpoint must have in common with this run; see ``Checkpoints``."""
     advice: str
-    settle: Callable[[Any], Any] = lambda state: state
-    """Makes what differs between the workers' states the same, before an evaluation or a checkpoint."""
+    """Which setting to change if the loss is not finite."""
+    synchronize: Callable[[Any], Any] = lambda state: state
+    """Makes the workers' states equal, before an evaluation or a checkpoint."""
 
     def run(self, options: RunOptions, console: Console) -> Result:
-        """Train, from a checkpoint if the options say so or the launcher has restarted the job, and say how it went."""
+        """Train, and return the result. Call it on every worker.
+
+        The run continues from a checkpoint if the options say so, or if the launcher has restarted the job.
+        """
         checkpoints = Checkpoints(options.output / "checkpoints", self.identity) if options.output else None
         first_step = 0
         history: dict[str, Any] = {"losses": [], "evaluations": []}
         if checkpoints and (chosen := checkpoints.choose(options.resume)):
             first_step, self.state, read = checkpoints.restore(chosen, self.state)
-            # Ranks other than 0 have no history, and nobody asks them for it.
+            # Ranks other than 0 get no history, and do not report one.
             history = read or {"losses": [0.0] * first_step, "evaluations": []}
         log = TensorboardLog(options.file("tensorboard"))
         progress = TrainProgress(
@@ -109,7 +113,7 @@ class Training:
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
             loop.run(batches, end - loop.step, self.split.accumulate_every)
-            loop.state = self.settle(loop.state)
+            loop.state = self.synchronize(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
                 evaluations.append(scores)
@@ -123,9 +127,9 @@ class Training:
             loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
 
     def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Any:
-        """Ahead of the first step, so that the first step can be timed like the others."""
+        """Compile the train step before the first step, so that all steps can be timed alike."""
         if not first:
-            return self.train_step  # nothing is left to do
+            return self.train_step  # no step is left to run
         start = time.monotonic()
         compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, first[0])).compile()
         split = self.split

@@ -61,14 +61,14 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         train_step=make_train_step(graphdef, optimizer, preset),
         batches=lambda step: data.train_batches(split, step),
         learning_rate=schedule,
-        settle=settle,
+        synchronize=synchronize,
         evaluate=lambda state: evaluate(count_correct, state, data, split),
         identity={"trainer": "resnet", "model": dataclasses.asdict(preset.model)},
         advice="lower base_learning_rate or raise warmup_epochs",
     ).run(options, console)
 
 
-def settle(state: TrainState) -> TrainState:
+def synchronize(state: TrainState) -> TrainState:
     """The same state on every worker: statistics and residuals are each worker's own while it trains."""
     batch_stats = jaxhetero.pmean(state.batch_stats)
     return state._replace(batch_stats=batch_stats, opt_state=share_residuals(state.opt_state))
