@@ -21,9 +21,9 @@ DEFAULT_PRESET = "bert-tiny"
 
 @dataclass(frozen=True)
 class Options:
-    """Pre-train BERT, data-parallel over the workers of `jaxhetero launch`, or alone.
+    """Pre-train BERT, data-parallel over the workers of `jaxhetero launch`, or on one worker.
 
-    Every field of the preset can be overridden; the defaults shown are those of the preset named before --help.
+    Every field of the preset is an option. The defaults shown are those of the preset that --preset names.
     """
 
     settings: Annotated[Preset, tyro.conf.arg(name="")]
@@ -31,14 +31,15 @@ class Options:
     """A folder with records: the output of `python -m models.bert.prepare`, or TFRecord files in the usual format
     whose names begin with "train" and, for evaluation, "held-out"."""
     start_from: Path | None = None
-    """The output folder of another run, for example of phase 1: begin with its last weights."""
+    """The output folder of another run, such as one of phase 1. Training begins with the weights of its latest
+    checkpoint."""
     preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
     """The named set of hyperparameters to start from."""
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
 def run(arguments: list[str]) -> int:
-    """Train, or print the dry run; the exit code."""
+    """Train, or print the dry run. Returns the exit code."""
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
     preset = options.settings
     jaxhetero.initialize()

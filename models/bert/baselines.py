@@ -1,8 +1,8 @@
-"""``python -m models.bert.baselines --data FOLDER``: how many masked tokens one can name by counting words.
+"""``python -m models.bert.baselines --data FOLDER``: the accuracy of counting tokens on the masked tokens.
 
-Two baselines that a trained model must beat on the held-out records: the *unigram* one always names the most frequent
-token; the *bigram* one names the token that most often follows the true token on the left, and so knows more than the
-model, which sees that token masked as often as any other.
+A trained model must beat two baselines on the held-out records. The *unigram* baseline always names the most frequent
+token. The *bigram* baseline names the token that most often follows the true token on the left. It knows more than the
+model, for which the token on the left is masked as often as any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tokens = NDArray[np.int64]
 
 
 def baselines(train: Records, held_out: Records) -> dict[str, float]:
-    """The accuracy of each on the masked tokens of ``held_out``, after counting in ``train``."""
+    """The accuracy of both baselines on the masked tokens of ``held_out``, with counts from ``train``."""
     left, right = _count_pairs(train)
     counts = np.bincount(right)
     most_frequent = int(counts.argmax())
@@ -41,7 +41,7 @@ def baselines(train: Records, held_out: Records) -> dict[str, float]:
 
 
 def _originals(records: Records) -> Iterator[tuple[Tokens, Tokens]]:
-    """Each sequence as it was before masking, and the masked places."""
+    """Each sequence before masking, and its masked positions."""
     names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights", "input_mask")
     for index in range(len(records)):
         found: dict[str, Any] = decode_example(records[index], names, where=records.where(index))
@@ -53,7 +53,7 @@ def _originals(records: Records) -> Iterator[tuple[Tokens, Tokens]]:
 
 
 def _count_pairs(records: Records) -> tuple[Tokens, Tokens]:
-    """All neighbours: the left one and the right one of each pair."""
+    """All pairs of neighbouring tokens: the left tokens, and the right tokens."""
     sequences = [tokens for tokens, _ in _originals(records)]
     left = np.concatenate([tokens[:-1] for tokens in sequences])
     right = np.concatenate([tokens[1:] for tokens in sequences])
@@ -61,11 +61,11 @@ def _count_pairs(records: Records) -> tuple[Tokens, Tokens]:
 
 
 def _most_frequent_follower(left: Tokens, right: Tokens) -> dict[int, int]:
-    # A pair as one number, which sorts much faster than two.
+    # Each pair becomes one number, because single numbers sort much faster than pairs.
     base = int(right.max()) + 1
     pairs, counts = np.unique(left * base + right, return_counts=True)
     order = np.argsort(counts, kind="stable")
-    # Later entries replace earlier ones, so the most frequent one stays.
+    # Later entries of the dict replace earlier ones, so the most frequent follower stays.
     return {int(pair // base): int(pair % base) for pair in pairs[order]}
 
 

@@ -1,9 +1,9 @@
-"""``python -m models.bert.cloze``: questions in SQuAD's format from plain text, for want of the original.
+"""``python -m models.bert.cloze``: makes questions in SQuAD's format from plain text.
 
-A context is a run of words of the text. A question is a part of it with one word, or two, taken out; the model has to
-find in the context what is missing. Words are taken out where they are long enough to matter and occur only once in the
-context. Comparing the question with the context, word by word, answers every question, so a model shows with them that
-it has learnt to compare, and no knowledge of the world.
+A context is a sequence of words of the text. A question is a part of its context in which ``[MASK]`` stands for one or
+two words; these words are the answer. Only long words that occur once in the context are masked. Comparing the question
+with the context, word by word, answers every question. A good score therefore shows that the model has learnt to
+compare; it shows no knowledge of the world.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ class Options:
     output: Path
     """A new folder for train.json and dev.json."""
     held_out_share: float = 0.05
-    """As given to `models.bert.prepare`."""
+    """The value given to `models.bert.prepare`."""
     seed: int = 0
-    """As given to `models.bert.prepare`."""
+    """The value given to `models.bert.prepare`."""
     dev_share: float = 0.2
-    """Of the held-out documents, for dev.json; the questions of the others are for train.json."""
+    """The share of the held-out documents whose questions go to dev.json. The questions of the others go to
+    train.json."""
     context_words: int = 20
-    """Words in a context. With the question it should fit into one window of `models.bert.finetune`: where it does not,
-    most windows hold no answer, and "there is none" is all that a short training learns."""
+    """Words in a context. A context and its question should fit into one window of `models.bert.finetune`. Otherwise
+    most windows hold no answer, and a short training learns only to answer that there is none."""
     question_words: int = 4
-    """Words that a question shows on each side of what is missing."""
+    """Words that a question shows on each side of the mask."""
     question_count: int = 4
-    """Questions about a context, at most."""
+    """The most questions about one context."""
 
     def __post_init__(self) -> None:
         require(0 < self.held_out_share < 1, f"held_out_share is {self.held_out_share}; it must be between 0 and 1")
@@ -60,7 +61,7 @@ class Options:
 
 
 def make_cloze(options: Options) -> dict[str, int]:
-    """Write both files, or nothing; how many questions each has."""
+    """Write both files, or nothing. Returns the number of questions of each file."""
     documents = find_documents(options.text)
     is_held_out = choose_held_out(len(documents), options.held_out_share, options.seed)
     held_out = [read_text(path) for path, chosen in zip(documents, is_held_out, strict=True) if chosen]
@@ -93,7 +94,7 @@ def _questions(name: str, context: str, options: Options, rng: np.random.Generat
     choices = find_choices(context)
     for place in sorted(rng.permutation(len(choices))[: options.question_count].tolist()):
         start, end = choices[place].span()
-        # What stands directly beside the hole, perhaps nothing, is no word of its own.
+        # The part directly beside the mask is not a word of its own, and may be empty: hence one more.
         before = context[:start].split(" ")[-options.question_words - 1 :]
         after = context[end:].split(" ")[: options.question_words + 1]
         yield {
@@ -104,13 +105,15 @@ def _questions(name: str, context: str, options: Options, rng: np.random.Generat
 
 
 def find_choices(context: str) -> list[re.Match[str]]:
-    """What can be taken out of a context."""
+    """The words of a context that a question may mask."""
     return [match for match in _LONG_WORDS.finditer(context) if context.count(match.group()) == 1]
 
 
 def guess_scores(questions: Sequence[Question]) -> dict[str, float]:
-    """The baseline, in per cent: the mean scores of choosing by lot among what can be taken out and is not in the
-    question."""
+    """The baseline, in per cent: the expected scores of a random answer.
+
+    It is drawn from the words of the context that a question may mask and that this question does not show.
+    """
     exact, f1 = [], []
     for question in questions:
         truth = question.answers[0][0]
@@ -121,7 +124,7 @@ def guess_scores(questions: Sequence[Question]) -> dict[str, float]:
 
 
 def run(arguments: list[str]) -> int:
-    """Write the questions, print how many there are and the baseline of those to evaluate on; the exit code."""
+    """Write the questions; print their number and the baseline for dev.json. Returns the exit code."""
     options = tyro.cli(Options, prog="python -m models.bert.cloze", args=arguments)
     counts = make_cloze(options)
     print(json.dumps({**counts, **guess_scores(read_squad(options.output / DEV_FILE))}, indent=2))

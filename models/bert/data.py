@@ -25,7 +25,7 @@ _NAMES = (*_SEQUENCE, *_PREDICTIONS, _NEXT)
 
 
 class PreTrainingData:
-    """The records of a folder: those whose names begin with ``train``, and those with ``held-out`` if there are any."""
+    """The records in a folder's ``train*`` files, and those in its ``held-out*`` files if there are any."""
 
     def __init__(self, folder: Path, preset: Preset) -> None:
         self._preset = preset
@@ -36,7 +36,7 @@ class PreTrainingData:
         self.load(self.train, 0)
 
     def load(self, records: Records, index: int) -> Example:
-        """One example: int32 arrays but for the weights, which are float32.
+        """One example: float32 for the weights, int32 arrays for the other features.
 
         Raises:
           DataError: the record does not fit the preset.
@@ -64,7 +64,7 @@ class PreTrainingData:
         }
 
     def train_batches(self, split: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
-        """This worker's pieces from a step on: the batch, its answers, and the number of the piece."""
+        """This worker's pieces from a step on: the batch, its targets, and the number of the piece."""
         preset = self._preset
         stream = ExampleStream(len(self.train), len(self.train), preset.step_count * preset.global_batch, preset.seed)
         pieces = read_pieces(stream, lambda place: self.load(self.train, place[0]), split, first_step=first_step)
@@ -73,7 +73,7 @@ class PreTrainingData:
             yield *to_model(piece), np.uint32(split.piece(first_step + step, index))
 
     def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
-        """This worker's share of the held-out records: batches, answers, and which examples are no filling."""
+        """This worker's share of the held-out records: batch, targets, and a bool mask of the real examples."""
         records = self.held_out
         if records is None:
             return
@@ -105,7 +105,7 @@ class PreTrainingData:
 
 
 def to_model(example: Example) -> tuple[Batch, Targets]:
-    """A batch of records as the model takes it."""
+    """A batch of records as the arguments of the model and of the loss."""
     return (
         Batch(example["input_ids"], example["segment_ids"], example["input_mask"]),
         Targets(

@@ -52,18 +52,18 @@ class Preset:
     model: ModelConfig
     optimizer: OptimizerConfig
     peak: float
-    """The highest learning rate."""
+    """The highest learning rate, at the end of the warm-up."""
     global_batch: int
     """Windows per step over all workers."""
     epochs: int
     warmup_share: float
-    """Of the steps."""
+    """The share of the steps in which the learning rate rises."""
     features: FeatureConfig = field(default_factory=FeatureConfig)
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     micro_batch: int = 0
-    """Windows in one forward and backward pass of a worker. 0: its part of the global batch."""
+    """Windows in one forward and backward pass of a worker. 0: all of its part of the global batch."""
     seed: int = 0
-    """Of the head's first weights, the order of the windows and dropout."""
+    """The seed of the head's initial weights, of the order of the windows and of dropout."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "epochs"):
@@ -74,7 +74,7 @@ class Preset:
         )
 
     def schedule(self, step_count: int) -> WarmupPoly:
-        """Linear, up and down again."""
+        """The learning rate: a linear rise to ``peak``, then a linear fall to 0."""
         return WarmupPoly(self.peak, self.warmup_share * step_count, step_count, 1.0, "step_zero")
 
 
@@ -89,8 +89,8 @@ PRESETS = {
         warmup_share=0.2,
         micro_batch=32,
     ),
-    # After the pre-training preset of that name, which has taught it no more than 64 positions, on the cloze questions
-    # of models.bert.cloze.
+    # For the weights of the pre-training preset bert-tiny, which trains only 64 positions, and for the questions of
+    # models.bert.cloze.
     "bert-tiny": Preset(
         dataclasses.replace(TINY),
         OptimizerConfig(algorithm="adam"),
@@ -100,7 +100,7 @@ PRESETS = {
         warmup_share=0.1,
         features=FeatureConfig(sequence_length=64, stride=16, question_length=24),
     ),
-    # The same path in seconds, for tests, after the pre-training preset of that name.
+    # For tests: the same in seconds, for the weights of the pre-training preset bert-smoke.
     "bert-smoke": Preset(
         SMOKE.model,
         OptimizerConfig(algorithm="adam"),
@@ -116,7 +116,7 @@ DEFAULT_PRESET = "bert-tiny"
 
 @dataclass(frozen=True)
 class Options:
-    """Fine-tune BERT on SQuAD files, data-parallel over the workers of `jaxhetero launch`, or alone."""
+    """Fine-tune BERT on SQuAD files, data-parallel over the workers of `jaxhetero launch`, or on one worker."""
 
     settings: Annotated[Preset, tyro.conf.arg(name="")]
     train: Path = Path("train-v1.1.json")
@@ -124,7 +124,7 @@ class Options:
     dev: Path = Path("dev-v1.1.json")
     """Questions to evaluate on."""
     vocabulary: Path = Path("vocab.txt")
-    """The vocabulary of the pre-training."""
+    """The vocabulary file of the pre-training, one WordPiece per line."""
     start_from: Path | None = None
     """The output folder of a pre-training run, or a .safetensors file with weights in torch's names."""
     preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
@@ -133,7 +133,7 @@ class Options:
 
 
 class QuestionData:
-    """A file's questions and their windows."""
+    """The questions of a file, and their windows."""
 
     def __init__(self, path: Path, vocabulary: Vocabulary, preset: Preset) -> None:
         self._preset = preset
@@ -176,7 +176,7 @@ def _batch(example: Example) -> Batch:
 
 
 class Questions:
-    """The questions to train on and those to evaluate on, and for how many steps they last."""
+    """The questions for training and for evaluation, and the number of train steps that they make."""
 
     def __init__(self, options: Options) -> None:
         preset = options.settings
@@ -226,7 +226,7 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
 
 
 def make_model(preset: Preset, start_from: Path | None) -> QuestionAnsweringModel:
-    """A new head on an encoder that is new as well, or from a pre-training run, or from torch."""
+    """A model with a new head. Its encoder is new, or comes from a pre-training run or from torch's weights."""
     is_file = start_from is not None and start_from.suffix == ".safetensors"
 
     @nnx.jit
@@ -246,7 +246,7 @@ def make_model(preset: Preset, start_from: Path | None) -> QuestionAnsweringMode
 
 
 def make_loss(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> Loss:
-    """The mean loss of first and last token."""
+    """The loss of fine-tuning: the mean of the losses of the first and of the last token."""
 
     def loss(params: State, rngs: nnx.Rngs, batch: Batch, start: jax.Array, end: jax.Array) -> jax.Array:
         logits = nnx.merge(graphdef, params, copy=True)(batch, rngs=rngs)
@@ -261,7 +261,7 @@ def make_loss(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> Loss:
 
 
 def make_predict(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> jax.stages.Wrapped:
-    """The logits of a batch, float32 ``[2, batch, length]``: first and last token."""
+    """The jitted function from a batch to its logits, float32 ``[2, batch, length]``: first and last token."""
 
     @jax.jit
     def predict(params: State, batch: Batch) -> jax.Array:
@@ -273,7 +273,7 @@ def make_predict(graphdef: nnx.GraphDef[QuestionAnsweringModel]) -> jax.stages.W
 def evaluate(
     predict: jax.stages.Wrapped, params: State, dev: QuestionData, split: BatchSplit, preset: Preset, run: RunOptions
 ) -> Scores:
-    """The official scores over all questions. Every worker looks at its share of the windows."""
+    """The official scores over all questions. Every worker computes the logits of its share of the windows."""
     length = preset.features.sequence_length
     logits = np.zeros((2, len(dev.features), length), np.float32)
     mine = range(split.rank, len(dev.features), split.worker_count)
@@ -283,7 +283,7 @@ def evaluate(
     for number, (example, is_real) in enumerate(batches):
         places = mine[number * split.micro_batch : (number + 1) * split.micro_batch]
         logits[:, places] = np.asarray(predict(params, _batch(example)))[:, is_real]
-    # Where another worker looked there are zeros.
+    # The rows of other workers' windows are zero, so the sum has the logits of all windows.
     starts, ends = np.asarray(jaxhetero.psum(jnp.asarray(logits)))
     answers = choose_answers(dev.questions, dev.features, list(zip(starts, ends, strict=True)), preset.answers)
     chosen = {name: best[0].text for name, best in answers.items()}
@@ -296,7 +296,7 @@ def evaluate(
 
 
 def run(arguments: list[str]) -> int:
-    """Train, or print the dry run; the exit code."""
+    """Train, or print the dry run. Returns the exit code."""
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
     jaxhetero.initialize()
     questions = Questions(options)

@@ -1,4 +1,4 @@
-"""What pre-training minimises: the masked-token loss and the next-sentence loss, added."""
+"""The loss of pre-training: the masked-token loss plus the next-sentence loss."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from models.bert.model import Array
 
 
 class Targets(NamedTuple):
-    """What the model should have said."""
+    """The right answers for a batch."""
 
     positions: Array
-    """int32 ``[batch, predictions]``: the masked places; 0 where a sequence has fewer."""
+    """int32 ``[batch, predictions]``: the masked positions, filled up with 0."""
     token_ids: Array
-    """int32 ``[batch, predictions]``: the tokens that were there."""
+    """int32 ``[batch, predictions]``: the original tokens at these positions."""
     weights: Array
-    """float32 ``[batch, predictions]``: 1 for a masked place, 0 for filling."""
+    """float32 ``[batch, predictions]``: 1 for a masked position, 0 for filling."""
     is_random: Array
-    """int32 ``[batch]``: 1 if the second text is not what followed the first."""
+    """int32 ``[batch]``: 1 if the second text does not follow the first."""
 
 
 def pre_training_loss(
@@ -47,7 +47,7 @@ class PredictionCounts(NamedTuple):
 def count_predictions(
     token_logits: jax.Array, next_logits: jax.Array, targets: Targets, is_real: Array
 ) -> PredictionCounts:
-    """How good the answers for the real examples of a batch are (``is_real``: bool ``[batch]``)."""
+    """The losses and the correct predictions of a batch's real examples (``is_real``: bool ``[batch]``)."""
     weights = targets.weights * is_real[:, None]
     token_losses = optax.softmax_cross_entropy_with_integer_labels(token_logits, targets.token_ids)
     token_hits = jnp.argmax(token_logits, axis=-1) == targets.token_ids

@@ -1,7 +1,7 @@
 """Pre-training examples: pairs of texts with some tokens masked, as in the original BERT.
 
-Half of the pairs follow each other in a document, half do not. 15 % of the tokens are to be named: of these 80 % are
-shown as ``[MASK]``, 10 % as a random token and 10 % as they are.
+In half of the pairs the second text follows the first in its document; in the other half it does not. The model has to
+name 15 % of the tokens. Of these, 80 % are replaced by ``[MASK]``, 10 % by a random token, and 10 % stay as they are.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ Sentences = list[list[int]]
 
 @dataclass(frozen=True)
 class ExampleConfig:
-    """How examples are made; the defaults are those of pre-training's first phase."""
+    """How examples are made. The defaults are those of the first phase of pre-training."""
 
     sequence_length: int = 128
     prediction_count: int = 20
-    """The most tokens to be named in one sequence."""
+    """The most tokens of a sequence that the model has to name."""
     masked_share: float = 0.15
+    """The share of the tokens that the model has to name."""
     short_share: float = 0.1
-    """Sequences that are cut short, because texts in use are shorter than those in training."""
+    """The share of sequences that are made shorter, because texts in use are shorter than those in training."""
     whole_words: bool = False
     """Mask all pieces of a word or none."""
     copies: int = 1
-    """How often each document is used, each time with other pairs and other masks."""
+    """How often each document is used. Each copy has other pairs and other masks."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -44,7 +45,7 @@ class ExampleConfig:
 
 @dataclass(frozen=True)
 class PreTrainingExample:
-    """One sequence, not filled up: ``[CLS] first [SEP] second [SEP]`` as the model sees it, and the answers."""
+    """One sequence without padding, ``[CLS] first [SEP] second [SEP]`` after masking, and the answers."""
 
     token_ids: list[int]
     first_length: int
@@ -54,7 +55,7 @@ class PreTrainingExample:
     is_random: bool
 
     def features(self, config: ExampleConfig) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
-        """The features of the usual record, filled up with zeros."""
+        """The features of the usual record, padded with zeros."""
         length, predictions = config.sequence_length, config.prediction_count
 
         def filled(values: list[int], size: int) -> NDArray[np.int64]:
@@ -102,7 +103,7 @@ def _pairs(
         is_random = middle == end or rng.random() < 0.5
         if is_random:
             second = _random_text(documents, number, max(target - len(first), 1), rng)
-            # The second half has not been used: go on from there.
+            # The second half has not been used: the next pair begins with it.
             start = middle
         else:
             second = _join(document[middle:end])
@@ -130,7 +131,7 @@ def _random_text(documents: list[Sentences], number: int, target: int, rng: np.r
 
 
 def _truncate(first: list[int], second: list[int], room: int, rng: np.random.Generator) -> None:
-    """Drop tokens from the longer text, at either end, until both fit."""
+    """Drop tokens from a random end of the longer text until both texts fit."""
     while len(first) + len(second) > room:
         longer = first if len(first) > len(second) else second
         del longer[0 if rng.random() < 0.5 else -1]
@@ -165,7 +166,7 @@ def _mask(
 
 
 def _maskable_units(tokens: list[int], vocabulary: Vocabulary, config: ExampleConfig) -> list[list[int]]:
-    """The places of ordinary tokens: one by one, or word by word."""
+    """The positions of ordinary tokens, in units that are masked together: single tokens, or whole words."""
     units: list[list[int]] = []
     for position, token in enumerate(tokens):
         if token in (vocabulary.cls, vocabulary.sep):

@@ -1,4 +1,4 @@
-"""BERT as Flax NNX modules: the encoder of Devlin et al. (2019) and a model for each thing it is trained to do.
+"""BERT as Flax NNX modules: the encoder of Devlin et al. (2019) and one model for each task.
 
 Weights, softmax and layer norms are float32; the matrix products compute in ``ModelConfig.dtype``. ``rngs`` turns
 dropout on: ``nnx.Rngs(dropout=key)`` in training, None otherwise.
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from models.common.errors import require
 
-# On the way into a compiled program it is one, inside the other.
+# NumPy arrays are passed to a compiled program; inside of it they are JAX arrays.
 Array: TypeAlias = jax.Array | NDArray[Any]
 
-# Far below any real score, and still a number in float32.
+# Far below any real score, and finite in float32.
 MASKED_SCORE = -1e9
 
 
@@ -36,17 +36,17 @@ class ModelConfig:
     """The longest sequence."""
     segment_count: int = 2
     dropout: float = 0.1
-    """Of embeddings and of what each sub-layer adds."""
+    """The dropout rate of the embeddings and of each sub-layer's output."""
     attention_dropout: float = 0.1
-    """Of attention probabilities."""
+    """The dropout rate of the attention probabilities."""
     norm_epsilon: float = 1e-12
     initial_std: float = 0.02
-    """Standard deviation of the first weights. Small networks learn sooner with larger ones."""
+    """Standard deviation of the initial weights. Small networks learn sooner with a larger one."""
     position_init: Literal["normal", "sinusoid"] = "normal"
-    """How the learned vectors of positions begin. With sinusoids (Vaswani et al., 2017) the step to a neighbour is the
-    same rotation at every position."""
+    """The initial values of the learned position vectors. With sinusoids (Vaswani et al., 2017) the step from one
+    position to the next is the same rotation everywhere."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What the matrix products compute in."""
+    """The dtype of the matrix products."""
     remat: bool = False
     """Recompute each layer in the backward pass: about a third more work for a fraction of the memory."""
 
@@ -58,7 +58,7 @@ class ModelConfig:
 
 
 class Batch(NamedTuple):
-    """Token ids and what the encoder must know about them; int32 ``[batch, length]`` each."""
+    """The input of the encoder; int32 ``[batch, length]`` each."""
 
     token_ids: Array
     segment_ids: Array
@@ -81,7 +81,7 @@ def sinusoids(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, 
 
 
 def position_init(config: ModelConfig) -> nnx.Initializer:
-    """Of the same size as the other embeddings, which it is added to."""
+    """The initializer of the position vectors, scaled like the other embeddings."""
     if config.position_init == "normal":
         return weight_init(config)
     root_mean_square = 0.5**0.5
@@ -129,13 +129,13 @@ class Embeddings(nnx.Module):
 
 
 class SelfAttention(nnx.Module):
-    """Every token looks at all tokens of its sequence, with several heads."""
+    """Multi-head attention from every token to all tokens of its sequence."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         size = config.hidden_size
-        # Three plain layers and not nnx.MultiHeadAttention: its biases are matrices, which optimizers that tell
-        # biases by their shape would adapt and decay.
+        # Not nnx.MultiHeadAttention, because its biases are matrices. An optimizer that recognises biases by their
+        # shape would adapt and decay them.
         self.query = linear(size, size, config=config, rngs=rngs)
         self.key = linear(size, size, config=config, rngs=rngs)
         self.value = linear(size, size, config=config, rngs=rngs)
@@ -152,7 +152,7 @@ class SelfAttention(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention, then a network on each token alone; each is added to its input, and the sum normalised."""
+    """Attention, then a feed-forward network for each token. Each is added to its input, and the sum normalised."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -187,7 +187,7 @@ class Encoder(nnx.Module):
 
 
 class Pooler(nnx.Module):
-    """A sequence's vector from that of its first token."""
+    """The vector of a sequence, computed from the vector of its first token."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.dense = linear(config.hidden_size, config.hidden_size, config=config, rngs=rngs)
@@ -197,7 +197,7 @@ class Pooler(nnx.Module):
 
 
 class PreTrainingModel(nnx.Module):
-    """Names masked tokens, and says whether the second text follows the first."""
+    """Predicts the masked tokens, and whether the second text follows the first."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -216,7 +216,7 @@ class PreTrainingModel(nnx.Module):
         hidden = self.encoder(batch, rngs=rngs)
         masked = jnp.take_along_axis(hidden, positions[..., None], axis=1)
         transformed = self.transform_norm(gelu(self.transform(masked)))
-        # The decoder's matrix is that of the token embeddings.
+        # The decoder shares the matrix of the token embeddings.
         table = self.encoder.embeddings.token.embedding[...]
         dtype = jnp.dtype(self.config.dtype)
         scores = jnp.einsum("bph,vh->bpv", transformed.astype(dtype), table.astype(dtype))
@@ -225,7 +225,7 @@ class PreTrainingModel(nnx.Module):
 
 
 class QuestionAnsweringModel(nnx.Module):
-    """Says at which tokens an answer begins and ends."""
+    """Predicts the first and the last token of an answer."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.encoder = Encoder(config, rngs=rngs)
@@ -239,7 +239,7 @@ class QuestionAnsweringModel(nnx.Module):
 
 
 class ClassificationModel(nnx.Module):
-    """Names the class of a text or of a pair of texts."""
+    """Predicts the class of a text or of a pair of texts."""
 
     def __init__(self, config: ModelConfig, class_count: int, *, rngs: nnx.Rngs) -> None:
         self.config = config

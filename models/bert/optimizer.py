@@ -1,4 +1,4 @@
-"""LAMB for pre-training and Adam for fine-tuning, with the reduction of the gradients in front."""
+"""LAMB for pre-training and Adam for fine-tuning, with the all-reduce of the gradients in front."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class OptimizerConfig:
     """The hyperparameters of an update; the defaults are those of LAMB in pre-training."""
 
     algorithm: Literal["lamb", "adam"] = "lamb"
-    """``adam`` decays weights apart from the gradient (AdamW)."""
+    """``adam`` is AdamW: it decays the weights separately from the gradient."""
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    """Kernels and embeddings only: biases and norms neither decay nor, in LAMB, are adapted."""
+    """Of kernels and embeddings only. Biases and norms do not decay, and LAMB does not adapt them."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm, over all parameters, are scaled down to it."""
     loss_scaling: LossScaling = "none"
-    """For float16."""
+    """Gradients of a float16 model need it."""
     loss_scale: float = 65536.0
-    """The constant of static scaling, or where dynamic scaling begins."""
+    """The constant of static scaling, or the initial scale of dynamic scaling."""
 
 
 def make_optimizer(

@@ -29,18 +29,18 @@ class Options:
     """Make pre-training records from a folder of UTF-8 .txt files, each one document."""
 
     text: Path
-    """The folder; files in folders below it count."""
+    """The folder with the texts. The folders below it are searched as well."""
     output: Path
     """A new folder for records, vocabulary and facts."""
     examples: Annotated[ExampleConfig, tyro.conf.arg(name="")] = field(default_factory=ExampleConfig)
     vocabulary: Path | None = None
-    """A WordPiece vocabulary, one piece a line. Without it one is trained on the text."""
+    """A WordPiece vocabulary, one piece per line. By default one is trained on the text."""
     vocabulary_size: int = 8192
-    """Of a vocabulary that is trained."""
+    """The size of the vocabulary that is trained."""
     held_out_share: float = 0.05
-    """Of the documents, for evaluation: chosen by the seed, never trained on."""
+    """The share of the documents that are for evaluation only. The seed chooses them."""
     shard_count: int = 1
-    """Files to spread the training records over."""
+    """Files for the training records."""
 
     def __post_init__(self) -> None:
         require(0 <= self.held_out_share < 1, f"held_out_share is {self.held_out_share}; it must be 0 to below 1")
@@ -49,13 +49,13 @@ class Options:
 
 
 def prepare(options: Options) -> dict[str, object]:
-    """Write everything into the output folder, or nothing; what was written."""
+    """Write everything into the output folder, or nothing. Returns the facts."""
     documents = find_documents(options.text)
     is_held_out = choose_held_out(len(documents), options.held_out_share, options.examples.seed)
     with new_folder(options.output) as folder:
         vocabulary_path = folder / VOCABULARY_FILE
         if options.vocabulary:
-            Vocabulary(options.vocabulary)  # raises for a file that is none
+            Vocabulary(options.vocabulary)  # raises if the file is no vocabulary
             shutil.copyfile(options.vocabulary, vocabulary_path)
         else:
             train = [path for path, held_out in zip(documents, is_held_out, strict=True) if not held_out]
@@ -85,7 +85,7 @@ def choose_held_out(document_count: int, share: float, seed: int) -> list[bool]:
 
 
 def encode_document(document: str, vocabulary: Vocabulary) -> Sentences:
-    """The tokens of each sentence; none is empty."""
+    """The tokens of each sentence, without empty sentences."""
     return [tokens for tokens in vocabulary.encode(split_sentences(document)) if tokens]
 
 

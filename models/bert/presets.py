@@ -23,19 +23,21 @@ class Preset:
     step_count: int
     sequence_length: int = 128
     prediction_count: int = 20
-    """Places for masked tokens in a record."""
+    """Masked positions in a record."""
     micro_batch: int = 0
-    """Sequences in one forward and backward pass of a worker; the rest of its part of the global batch follows before
-    the all-reduce. 0: all at once. With one micro_batch, any number of workers follows the same loss curve."""
+    """Sequences in one forward and backward pass of a worker. Before the all-reduce a worker runs as many passes as its
+    part of the global batch takes. 0: one pass. With one micro_batch, the loss curve is the same for any number of
+    workers."""
     next_sentence_weight: float = 1.0
-    """Of the next-sentence loss beside the masked-token loss. It has one answer a sequence, so with few sequences per
-    step its gradients are mostly noise: in bert-tiny 1.5 to 1.9 times that of the masked tokens."""
+    """The weight of the next-sentence loss; the weight of the masked-token loss is 1. A sequence has only one
+    next-sentence answer, so with few sequences per step the gradients of this loss are mostly noise: in bert-tiny 1.5
+    to 1.9 times the noise of the masked-token loss."""
     checkpoint_every: int = 300
-    """Steps."""
+    """Steps between checkpoints."""
     evaluate_every: int = 1
-    """Checkpoints between evaluations on the held-out records; the last one is always followed by one."""
+    """Checkpoints between evaluations on the held-out records. There is always an evaluation after the last one."""
     seed: int = 0
-    """Of the initial weights, the order of the examples and dropout."""
+    """The seed of the initial weights, of the order of the examples and of dropout."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "step_count", "sequence_length", "prediction_count", "checkpoint_every"):
@@ -83,7 +85,7 @@ def _phase(schedule: str, model: ModelConfig, global_batch: int, micro_batch: in
 def lamb_scaling(global_batch: int) -> Preset:
     """Table 4 of You et al. (2020): the same epochs at any batch from 512 to 32,768 sequences.
 
-    The learning rate grows with the square root of the batch, the share of the warm-up with the batch.
+    The learning rate grows with the square root of the batch, and the share of warm-up steps with the batch.
     """
     step_count = 1_000_000 * 512 // global_batch
     warmup_steps = step_count * global_batch / 512 / 320
@@ -96,7 +98,7 @@ _LONG = {"sequence_length": 512, "prediction_count": 80}
 _BASE_AWS = _phase("bert-base-aws-phase1", BASE, 32768, 64)
 _MLPERF = _phase("bert-mlperf-8k", LARGE, 8192, 16, sequence_length=512, prediction_count=76)
 
-# The path of bert-tiny in seconds, for tests.
+# For tests: bert-tiny in seconds.
 SMOKE = Preset(
     replace(
         TINY,
@@ -125,8 +127,8 @@ PRESETS: dict[str, Preset] = {
     "bert-mlperf-8k": replace(_MLPERF, optimizer=replace(_NVIDIA, b1=0.88, b2=0.88, weight_decay=0.0166629)),
     "bert-lamb-scaling": lamb_scaling(32768),
     **{f"bert-lamb-scaling-{batch}": lamb_scaling(batch) for batch in (512, 1024, 2048, 4096, 8192, 16384)},
-    # The State of the Union speeches on two cores. What attention learns from is a tenth of the noise in a step of 32
-    # sequences, so it takes many of them.
+    # For the State of the Union speeches on two cores. In a step of 32 sequences the gradient of the attention layers
+    # is a tenth of its noise, so the training needs many sequences.
     "bert-tiny": Preset(
         TINY,
         OptimizerConfig(algorithm="adam", b2=0.98),

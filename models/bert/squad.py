@@ -28,18 +28,18 @@ class Question:
     text: str
     context: str
     answers: tuple[tuple[str, int], ...]
-    """Every accepted text and where it begins in the context; none if there is no answer in it (SQuAD 2.0)."""
+    """Every accepted text and its first character in the context; empty if there is no answer (SQuAD 2.0)."""
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """How questions become sequences; the defaults are those of the original BERT."""
+    """How questions become sequences. The defaults are those of the original BERT."""
 
     sequence_length: int = 384
     stride: int = 128
-    """A context that is too long is cut into windows that begin so many tokens apart."""
+    """Tokens from one window to the next. A context that is too long for a sequence is cut into such windows."""
     question_length: int = 64
-    """Longer questions are cut, in tokens."""
+    """The most tokens of a question. Longer questions are cut."""
 
     def __post_init__(self) -> None:
         room = self.sequence_length - self.question_length - 3
@@ -52,28 +52,28 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class Feature:
-    """``[CLS] question [SEP] window of the context [SEP]``, and where things are in it."""
+    """``[CLS] question [SEP] window of the context [SEP]``, and the positions of its parts."""
 
     question: int
-    """Its place in the list of questions."""
+    """The index of the question in the list of questions."""
     token_ids: list[int]
     context_begin: int
     """The token at which the window begins."""
     spans: list[tuple[int, int]]
-    """Of every token of the window: where its characters begin and end in the context."""
+    """For every token of the window: the first and the last plus one of its characters in the context."""
     is_best_context: list[bool]
-    """Of every token of the window: no other window shows it with more on both sides."""
+    """For every token of the window: True if this window shows most around it, see ``_best_window``."""
     start: int
-    """The first token of the answer; 0, that is ``[CLS]``, if the window does not have all of it."""
+    """The first token of the answer; 0, that is ``[CLS]``, if the window does not contain all of it."""
     end: int
-    """The last one."""
+    """The last token of the answer, or 0."""
 
 
 def read_squad(path: Path) -> list[Question]:
     """All questions of a file.
 
     Raises:
-      DataError: the file is missing, is no SQuAD JSON, or has an answer that is not where it says.
+      DataError: the file is missing, is no SQuAD JSON, or has an answer that is not at its place in the context.
     """
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
@@ -138,7 +138,10 @@ def _answer_tokens(question: Question, offsets: Sequence[tuple[int, int]]) -> tu
 
 
 def _best_window(windows: Sequence[tuple[int, int]], token: int) -> int:
-    """The window that shows the token with the most on the side where it has less; then the longest, then the first."""
+    """The window with the most tokens on both sides of the token: the shorter side counts.
+
+    Of equal windows the longest one counts, then the first one.
+    """
 
     def score(window: int) -> float:
         begin, end = windows[window]
@@ -156,11 +159,11 @@ class AnswerConfig:
     best_count: int = 20
     """How many answers of each question are kept, and how many beginnings and ends of each window are tried."""
     answer_length: int = 30
-    """In tokens, at most."""
+    """The most tokens of an answer."""
     has_unanswerable: bool = False
-    """SQuAD 2.0: "no answer" is an answer."""
+    """SQuAD 2.0: a question may have no answer."""
     null_threshold: float = 0.0
-    """There is no answer if that scores this much higher than the best one."""
+    """No answer is chosen if its score is higher than that of the best answer by more than this."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ def exact_match(prediction: str, truth: str) -> float:
 
 
 def f1_score(prediction: str, truth: str) -> float:
-    """The harmonic mean of precision and recall over words. If either has none: 1 if both have none."""
+    """The harmonic mean of precision and recall over words. If one has no words: 1 if both have none."""
     predicted, wanted = normalize_answer(prediction).split(), normalize_answer(truth).split()
     if not predicted or not wanted:
         return float(predicted == wanted)
@@ -241,7 +244,7 @@ def f1_score(prediction: str, truth: str) -> float:
 def score_answers(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
     """The official figures, in per cent: the best over the accepted answers, averaged over all questions.
 
-    With questions that have no answer (SQuAD 2.0) also over those with and those without. A question without a
+    For SQuAD 2.0 there are also the averages over the questions with and without an answer. A question without a
     prediction counts as wrong.
     """
     exact, f1 = {}, {}

@@ -1,4 +1,4 @@
-"""Text to WordPiece: documents, which are the files of a folder, their sentences, and the vocabulary."""
+"""From text to WordPieces: the documents in a folder, their sentences, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z0-9])")
 
 
 def find_documents(folder: Path) -> list[Path]:
-    """The ``.txt`` files below a folder that are not empty, in order."""
+    """The ``.txt`` files below a folder that are not empty, in the order of their paths."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     paths = sorted(folder.rglob("*.txt"))
@@ -33,7 +33,7 @@ def find_documents(folder: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text: one document."""
+    """The text of a file, which is one document."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def split_sentences(document: str) -> list[str]:
-    """Its sentences, by punctuation and by line; none of them empty."""
+    """The sentences of a document, none of them empty. They end at punctuation and at the end of a line."""
     sentences = (part.strip() for line in document.splitlines() for part in _SENTENCE_END.split(line))
     return [sentence for sentence in sentences if sentence]
 
@@ -50,10 +50,10 @@ _ALPHABET_SIZE = 1000
 
 
 def train_vocabulary(texts: Callable[[], Iterable[str]], size: int, path: Path) -> None:
-    """Write the ``size`` most useful WordPieces, lower case, one a line. ``texts()`` is called for each pass."""
+    """Write the ``size`` most useful WordPieces, lower case, one per line. ``texts()`` is called for each pass."""
     tokenizer = BertWordPieceTokenizer()
-    # Pieces get their numbers in an order that changes from run to run, and numbers decide between equally useful ones.
-    # So those of one character, from which the others are made, are given theirs.
+    # The tokenizer numbers the pieces in an order that changes from run to run, and the numbers decide between equally
+    # useful pieces. The one-character pieces, from which the others are made, are given here, so their order is fixed.
     counts = Counter(character for text in texts() for character in tokenizer.normalizer.normalize_str(text))
     common = sorted(counts, key=lambda character: (-counts[character], character))[:_ALPHABET_SIZE]
     inner = [f"##{character}" for character in common if not character.isspace()]
@@ -70,7 +70,7 @@ def train_vocabulary(texts: Callable[[], Iterable[str]], size: int, path: Path) 
 
 
 class Vocabulary:
-    """WordPieces and their ids. A file has one a line; the first line is number 0."""
+    """WordPieces and their ids. A file has one piece per line; the first line has the id 0."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

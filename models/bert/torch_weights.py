@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from models.common.errors import CheckpointError
 
-# Our name to theirs, without the last part; the first pattern that matches the whole name is taken.
+# From our name to torch's, without the last part. The first pattern that matches the whole name is taken.
 _NAMES = [
     (r"encoder\.embeddings\.norm", "embeddings.LayerNorm"),
     (r"encoder\.embeddings\.(token)", "embeddings.word_embeddings"),
@@ -57,7 +57,7 @@ def torch_name(path: tuple[Any, ...]) -> str:
 def load_torch_weights(model: nnx.Module, weights: Mapping[str, Any], *, missing_heads: bool = False) -> None:
     """Copy the weights into the model, in place.
 
-    ``missing_heads`` allows those of pooler and heads to be missing: they stay as they are.
+    With ``missing_heads``, weights of the pooler and of the heads may be missing; the model keeps its own.
 
     Raises:
       CheckpointError: a weight is missing or of another shape. Nothing has been copied then.
@@ -85,7 +85,7 @@ def load_torch_weights(model: nnx.Module, weights: Mapping[str, Any], *, missing
 
 
 def to_torch_names(state: nnx.State[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Parameters or gradients in torch's names and layout, each in memory of its own: safetensors ignores strides."""
+    """Parameters or gradients with torch's names and layout, contiguous because safetensors ignores strides."""
 
     def to_torch(path: tuple[Any, ...], leaf: Any) -> np.ndarray[Any, Any]:
         value = np.asarray(jax.tree.leaves(leaf)[0])

@@ -1,5 +1,5 @@
 """Pre-training. Data parallelism is three calls: broadcast the parameters, all-reduce the gradients (inside the
-optimizer), and sum the right answers of an evaluation."""
+optimizer), and sum the correct predictions of an evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State = nnx.State[Any, Any]
 
 
 class TrainState(NamedTuple):
-    """All that a step changes."""
+    """Everything that a step changes."""
 
     params: State
     opt_state: optax.OptState
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
 def train(
     preset: Preset, folder: Path | None, options: RunOptions, console: Console, start_from: Path | None
 ) -> Result:
-    """Train and evaluate as the preset says; call it on every worker after ``jaxhetero.initialize()``."""
+    """Train and evaluate as the preset says. Call it on every worker after ``jaxhetero.initialize()``."""
     if folder is None:
         raise SettingsError("--data is missing: the folder with the records")
     split = BatchSplit.make(
@@ -99,12 +99,12 @@ def make_loss(graphdef: nnx.GraphDef[PreTrainingModel], next_sentence_weight: fl
 
 
 def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: int) -> jax.stages.Wrapped:
-    """One pass over a piece of the global batch. It is an ordinary jitted step: the optimizer all-reduces."""
+    """The jitted pass over one piece of the global batch. The optimizer all-reduces, so the step has no call for it."""
 
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: TrainState, *batch_and_piece: Any) -> tuple[TrainState, jax.Array]:
         *batch, piece = batch_and_piece
-        # The piece's own number, so that dropout does not depend on which worker has it.
+        # The key follows from the number of the piece, so dropout does not depend on which worker has the piece.
         key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
 
         def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
@@ -119,7 +119,7 @@ def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: i
 
 
 def make_count(graphdef: nnx.GraphDef[PreTrainingModel]) -> jax.stages.Wrapped:
-    """How good the model's answers for a batch are."""
+    """The jitted function that counts the correct predictions of a batch."""
 
     @jax.jit
     def count(params: State, batch: Batch, targets: Targets, is_real: jax.Array) -> PredictionCounts:
@@ -130,7 +130,7 @@ def make_count(graphdef: nnx.GraphDef[PreTrainingModel]) -> jax.stages.Wrapped:
 
 
 def evaluate(count: jax.stages.Wrapped, params: State, data: PreTrainingData, split: BatchSplit) -> Scores:
-    """Exact over all held-out records; every worker looks at its share. Nothing if there are none."""
+    """The exact scores over all held-out records, of which every worker takes a share. Empty without such records."""
     if data.held_out is None:
         return {}
     total = PredictionCounts(*[jnp.float32(0)] * len(PredictionCounts._fields))

