@@ -40,7 +40,7 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     """Train, or print the dry run. Returns the exit code."""
-    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
+    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.bert")
     preset = options.settings
     jaxhetero.initialize()
     return run_trainer(

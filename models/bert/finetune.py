@@ -297,7 +297,7 @@ def evaluate(
 
 def run(arguments: list[str]) -> int:
     """Train, or print the dry run. Returns the exit code."""
-    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
+    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.bert.finetune")
     jaxhetero.initialize()
     questions = Questions(options)
     if jaxhetero.rank() == 0:

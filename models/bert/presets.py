@@ -21,7 +21,9 @@ class Preset:
     global_batch: int
     """Sequences per step over all workers; must be a multiple of the number of workers."""
     step_count: int
+    """Updates of the parameters in the whole run."""
     sequence_length: int = 128
+    """Tokens in a record, with padding."""
     prediction_count: int = 20
     """Masked positions in a record."""
     micro_batch: int = 0

@@ -36,7 +36,7 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     """Train, or print the dry run. Returns the exit code."""
-    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments)
+    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.resnet")
     preset = options.settings
     jaxhetero.initialize()
     return run_trainer(
