@@ -1,31 +1,29 @@
-"""Measures what this project promises of its speed, and prints the table of it.
+"""Measures the figures that the bars of bench/bars.py ask for, and prints the table of both.
 
     python -m bench.record                      every run, then the table
     python -m bench.record --only large,small   these runs, then the table of all results there are
     python -m bench.record --table              only the table
 
-A run is one command below, which takes a minute or a few; it writes FOLDER/NAME.json. Nothing else should run on
-the machine meanwhile.
+A run is one of the commands below. It takes one minute or a few, and writes FOLDER/NAME.json. Nothing else should run
+on the machine meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
-from bench import train_step
+from bench.bars import BARS, Content, rows_of
 from bench.errors import BenchError
-from bench.harness import report
+from bench.harness import report, step_report
 from bench.harness.command import run_command
 from bench.harness.job import Conditions
 from bench.harness.plot import write_plot
@@ -82,190 +80,19 @@ RUNS = {
     ),
 }
 
-Content = dict[str, Any]
-Figure = tuple[str, bool | None]
-"""What was measured, and whether it meets the bar; None where there is none."""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One line of the table."""
-
-    what: str
-    bar: str
-    run: str
-    """One of ``RUNS``."""
-    figure: Callable[[Content], Figure]
-
-
-def _rows(content: Content, engine: str = "jaxhetero", least_bytes: int = 0) -> Iterator[Content]:
-    return (row for row in content["rows"] if row["engine"] == engine and row.get("bytes", 0) >= least_bytes)
-
-
-def _at_most(name: str, most: float, unit: str = "", least_bytes: int = 0) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        worst = max(row[name] for row in _rows(content, least_bytes=least_bytes))
-        return f"{worst:.3f}{unit}", worst <= most
-
-    return figure
-
-
-def _over_ideal(most: float | None) -> Callable[[Content], Figure]:
-    """The ratio to the limit, with the limit in units of S/B."""
-
-    def figure(content: Content) -> Figure:
-        worst = max(row["over_limit"] for row in _rows(content))
-        factor = content["conditions"]["best_factor"]
-        return f"{worst:.3f} x {factor:.3f} = {worst * factor:.3f} S/B", None if most is None else worst <= most
-
-    return figure
-
-
-def _times_faster(least: float, least_bytes: int = 0) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        ratios = [row["times_faster_than"]["gloo"] for row in _rows(content, least_bytes=least_bytes)]
-        return f"{min(ratios):.2f} to {max(ratios):.2f} times", min(ratios) >= least
-
-    return figure
-
-
-def _peer(name: str, engine: str) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        values = [row[name] for row in _rows(content, engine)]
-        return f"{min(values):.2f} to {max(values):.2f} S/B", None
-
-    return figure
-
-
-def _traffic(name: str, unit: str) -> Callable[[Content], Figure]:
-    """What the traffic alone takes; at each size with the better window."""
-
-    def figure(content: Content) -> Figure:
-        found: dict[int, float] = {}
-        for row in content["rows"]:
-            if row["engine"].startswith("echo"):
-                found[row["bytes"]] = min(row[name], found.get(row["bytes"], math.inf))
-        return f"{min(found.values()):.3f} to {max(found.values()):.3f} {unit}", None
-
-    return figure
-
-
-def _traffic_against_gloo(content: Content) -> Figure:
-    ratios = [row["times_faster_than"]["gloo"] for row in _rows(content, "echo")]
-    return f"{min(ratios):.2f} to {max(ratios):.2f} times", None
-
-
-def _carried(most: float) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        worst = [max(row[name] for row in _rows(content)) for name in ("sent_over_size", "received_over_size")]
-        return f"{worst[0]:.3f} sent, {worst[1]:.3f} received", max(worst) <= most
-
-    return figure
-
-
-def _cpu(most: float) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        pairs = list(zip(_rows(content), _rows(content, "gloo"), strict=True))
-        ratios = [ours["worker_cpu_s_per_gb"] / theirs["worker_cpu_s_per_gb"] for ours, theirs in pairs]
-        ours, theirs = pairs[ratios.index(max(ratios))]
-        shown = f"{ours['worker_cpu_s_per_gb']:.2f} against {theirs['worker_cpu_s_per_gb']:.2f} s/GB"
-        return f"{max(ratios):.2f} ({shown})", max(ratios) <= most
-
-    return figure
-
-
-def _pings(size_bytes: int, most: float) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        row = next(row for row in _rows(content) if row["bytes"] == size_bytes)
-        ping_us = content["conditions"]["round_trip_s"] * 1e6
-        return f"{row['round_trips']:.1f} ({row['median_s'] * 1e6:.0f} of {ping_us:.0f} us)", row["round_trips"] <= most
-
-    return figure
-
-
-def _memory(worker_bytes: int, reducer_bytes: int) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        row = next(_rows(content))
-        worker, reducer = row["worker_extra_bytes"], row["reducer_extra_bytes"]
-        met = worker <= row["bytes"] + worker_bytes and reducer <= reducer_bytes
-        return f"worker {worker / 2**20:.1f} MiB, reducer {reducer / 2**20:.1f} MiB", met
-
-    return figure
-
-
-def _concurrent(most: float | None) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        one, many = sorted(_rows(content), key=lambda row: row["bucket_count"])
-        ratio = many["median_s"] / one["median_s"]
-        return f"{ratio:.3f}", None if most is None else ratio <= most
-
-    return figure
-
-
-def _efficiency(least: float | None) -> Callable[[Content], Figure]:
-    def figure(content: Content) -> Figure:
-        rows = {row["engine"]: row for row in content["rows"] if row["worker_count"] == 8}
-        ours, gloo = rows["jaxhetero"], rows["gloo"]
-        shown = (
-            f"{ours['efficiency']:.1%}, overlap {ours['overlap']:.0%} (gloo {gloo['efficiency']:.1%}; at best "
-            f"{ours['best_efficiency']:.1%}, ideal ring {ours['ring_efficiency']:.1%})"
-        )
-        return shown, None if least is None else ours["efficiency"] >= least
-
-    return figure
-
-
-_MIB = 1 << 20
-BARS = (
-    Bar("n = 8, k = 8, float32, 4 MiB and up", "at most 1.03 S/B", "large", _over_ideal(1.03)),
-    Bar("the same, results apart", "", "apart", _over_ideal(None)),
-    Bar("the same, its traffic alone", "", "large", _traffic("over_limit", "S/B")),
-    Bar("the same, worker NIC bytes / S", "at most 1.02 each way", "large", _carried(1.02)),
-    Bar("the same, against gloo", "at least 1.70 times", "large", _times_faster(1.70)),
-    Bar("the same, gloo", "", "large", _peer("over_limit", "gloo")),
-    Bar("the same, MPICH, 16 MiB", "", "mpi", _peer("over_limit", "mpi")),
-    Bar("the same, worker CPU per GB / gloo's", "at most 0.50", "large", _cpu(0.5)),
-    Bar("the same, worker CPU of the traffic alone", "", "large", _traffic("worker_cpu_s_per_gb", "s/GB")),
-    Bar("n = 4, k = 4, 1 Gbit/s, 64 MiB", "at most 1.02 S/B", "gigabit", _over_ideal(1.02)),
-    Bar("the same, its traffic alone", "", "gigabit", _traffic("over_limit", "S/B")),
-    Bar("the same, gloo", "", "gigabit", _peer("over_limit", "gloo")),
-    *(
-        Bar(f"n = 8, k = {k}, co-located fill in", "limit + 5 %", f"colocated-{k}", _over_ideal(1.05))
-        for k in (0, 1, 2, 4, 6, 8)
-    ),
-    Bar("half of 8 reducers at half rate, co-located fill in", "limit + 8 %", "unequal", _over_ideal(1.08)),
-    Bar("bfloat16 wire against gloo float32", "at least 3.3 times", "bfloat16", _times_faster(3.3)),
-    Bar("4 B to 64 KiB against gloo", "at least 8 times", "small", _times_faster(8)),
-    Bar("the same, its traffic alone", "", "small", _traffic_against_gloo),
-    Bar("4 KiB in pings", "at most 3", "small", _pings(4096, 3)),
-    Bar("loopback, n = 4, k = 4, 4 B to 64 MiB against gloo", "faster", "loopback", _times_faster(1)),
-    Bar("the same, 16 MiB and up", "at least 2 times", "loopback", _times_faster(2, 16 * _MIB)),
-    Bar("the same, its traffic alone over sockets, 4 B to 64 MiB", "", "loopback", _traffic_against_gloo),
-    Bar("n = 16, k = 16, 100 Mbit/s, 16 MiB", "at most 1.05 S/B", "sixteen", _over_ideal(1.05)),
-    Bar("the same, its traffic alone", "", "sixteen", _traffic("over_limit", "S/B")),
-    Bar("BERT-large step, n = 8, a fifth of it", "efficiency at least 92 %", "step-bert-fifth", _efficiency(0.92)),
-    Bar("the same, a tenth", "", "step-bert-tenth", _efficiency(None)),
-    Bar("the same, a twentieth", "", "step-bert-twentieth", _efficiency(None)),
-    Bar("the same, a tenth, bfloat16 wire", "", "step-bert-bfloat16", _efficiency(None)),
-    Bar("ResNet-50 step, n = 8, a fifth of it", "", "step-resnet50", _efficiency(None)),
-    Bar("memory, 256 MiB", "worker S + 16, reducer 64 MiB", "memory", _memory(16 * _MIB, 64 * _MIB)),
-    Bar("24 concurrent buckets / one", "at most 1.03", "concurrent", _concurrent(1.03)),
-    Bar("50 concurrent buckets of 0.5 MiB / one", "", "many", _concurrent(None)),
-)
-
 
 @dataclass(frozen=True)
 class Options:
-    """Measures what this project promises of its speed, and prints the table of it."""
+    """Measures the figures that the bars ask for, and prints the table of both."""
 
     only: str | None = None
-    """Names of runs, or their beginnings, as in large,colocated. Default: all."""
+    """Names of runs, or the beginnings of names, as in large,colocated. Default: all runs."""
     folder: Path = _ROOT / "bench" / "results"
-    """Where the results are."""
+    """The folder of the results."""
     table: bool = False
     """Only print the table."""
     plots: bool = False
-    """Draw allreduce.png and train_step.png there, from the results."""
+    """Draw allreduce.png and train_step.png in the folder, from its results."""
     list: bool = False
     """Only print the commands."""
 
@@ -279,7 +106,7 @@ class Options:
 
 
 def measure(options: Options) -> list[str]:
-    """The names of the runs that failed."""
+    """Run the chosen commands. Returns the names of the runs that failed."""
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name, text in options.runs().items():
@@ -293,7 +120,7 @@ def measure(options: Options) -> list[str]:
 
 
 def format_markdown(folder: Path) -> str:
-    """The table of all bars whose results are there, and the machine they are from."""
+    """The table of all bars with the figures of the results in ``folder``, and the machines that measured them."""
     lines = ["| what | bar | measured | met |", "|---|---|---|---|"]
     machines = {}
     for bar in BARS:
@@ -317,16 +144,16 @@ def _describe(machine: Content) -> str:
 
 
 def write_plots(folder: Path) -> None:
-    """Of the runs with eight workers at 200 Mbit/s, and of the train steps from one to eight."""
+    """Draw the all-reduces of eight workers at 200 Mbit/s, and the train steps of one to eight workers."""
     contents = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("small", "large", "mpi")}
-    # Our own of the run beside MPICH is the same size again.
-    parts = [*contents["small"]["rows"], *contents["large"]["rows"], *_rows(contents["mpi"], "mpi")]
+    # Only MPICH's rows of its run: jaxhetero has rows of that size in another run.
+    parts = [*contents["small"]["rows"], *contents["large"]["rows"], *rows_of(contents["mpi"], "mpi")]
     shown = [row for row in parts if not row["engine"].startswith("echo")]
     rows = [report.Row(**row) for row in sorted(shown, key=lambda row: row["bytes"])]
     conditions = Conditions(**contents["large"]["conditions"])
     write_plot(folder / "allreduce.png", rows, conditions, "all-reduce of float32, n = 8, k = 8, 200 Mbit/s")
-    steps = [train_step.Row(**row) for row in json.loads((folder / "step-scaling.json").read_text())["rows"]]
-    train_step.write_plot(folder / "train_step.png", steps, "BERT-large, a reducer for each worker, 200 Mbit/s")
+    steps = [step_report.Row(**row) for row in json.loads((folder / "step-scaling.json").read_text())["rows"]]
+    step_report.write_plot(folder / "train_step.png", steps, "BERT-large, a reducer for each worker, 200 Mbit/s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

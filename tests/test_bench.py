@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, record, train_step
+from bench import allreduce, bars, record, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
@@ -272,7 +272,7 @@ def test_record_knows_its_commands() -> None:
         _, program, *options = text.replace("bench.", "bench ", 1).split()
         module = {"allreduce": allreduce, "train_step": train_step}[program]
         assert tyro.cli(module.Options, args=options), name
-    assert {bar.run for bar in record.BARS} <= record.RUNS.keys()
+    assert {bar.run for bar in bars.BARS} <= record.RUNS.keys()
 
 
 def test_record_makes_a_table_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

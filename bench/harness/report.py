@@ -20,6 +20,10 @@ from bench.harness.job import Conditions
 from bench.harness.measure import Sample
 
 SCHEMA_VERSION = 2
+_COLUMNS = (
+    "bytes count dtype buckets engine median_ms p99_ms algbw_MB/s of_rate sent/S recv/S worker_s/GB reducer_s/GB "
+    "worker_MB reducer_MB pings /limit"
+)
 
 
 @dataclass(frozen=True)
@@ -99,31 +103,8 @@ def percentile(values: list[float], share: float) -> float:
 
 def format_table(rows: list[Row]) -> str:
     engines = list(dict.fromkeys(row.engine for row in rows))
-    header = [
-        "bytes",
-        "count",
-        "dtype",
-        "buckets",
-        "engine",
-        "median_ms",
-        "p99_ms",
-        "algbw_MB/s",
-        "of_rate",
-        "sent/S",
-        "recv/S",
-    ]
-    header += [
-        "worker_s/GB",
-        "reducer_s/GB",
-        "worker_MB",
-        "reducer_MB",
-        "pings",
-        "/limit",
-        *(f"x_{engine}" for engine in engines),
-        "wrong",
-    ]
-    lines = [header, *(_format_row(row, engines) for row in rows)]
-    return format_columns(lines)
+    header = [*_COLUMNS.split(), *(f"x_{engine}" for engine in engines), "wrong"]
+    return format_columns([header, *(_format_row(row, engines) for row in rows)])
 
 
 def format_columns(lines: list[list[str]]) -> str:
