@@ -1,25 +1,26 @@
-"""All-reduces of several engines side by side, between hosts with a network of a given rate.
+"""Compares the all-reduces of several engines between hosts whose network has a given rate.
 
     python -m bench.allreduce --workers 8 --reducers 8 --rate 200mbit --sizes 4,64KiB,16MiB --engine jaxhetero,gloo
 
-Every host is a network namespace with an interface of that rate (see bench/netlab; needs root). The processes of all
-engines are there all the time and take turns. The columns:
+Every host is a network namespace with an interface of that rate (bench/netlab; needs root). The processes of all
+engines run for the whole benchmark, and the engines take turns. The columns, where S is the bytes that each worker
+contributes:
 
-    buckets      all-reduces of one compiled program, which carry these bytes together
-    algbw        S / median time, S being the bytes that each worker contributes
-    of_rate      algbw / the interface's rate
-    sent/S       bytes that the busiest worker's interface sent (received) for each byte of payload
-    worker_s/GB  CPU seconds of one worker per GB all-reduced, and of one dedicated reducer
-    worker_MB    memory that a worker had at most beyond operand, result (which may be one), and what it had before the
-                 first payload
-    reducer_MB   memory that a dedicated reducer had at most beyond what it had before the first payload
-    pings        time / the median time of a byte sent from one worker to another and back over TCP
-    /limit       time / the best possible time: of all ways to cut the payload among the reducers, the one whose busiest
-                 interface is done first, at the TCP goodput B that was measured in one direction before the run. With
-                 equal rates that is 2n(n-1) / (n^2 + kn - 2k) * S/B for n workers that all reduce as well and k
-                 dedicated reducers
+    buckets      all-reduces of one compiled program, which carry S bytes together
+    algbw        S / median time
+    of_rate      algbw / rate of the interface
+    sent/S       bytes that the busiest worker's interface sent, for each byte of payload; recv/S: bytes received
+    worker_s/GB  CPU seconds of one worker per GB all-reduced; reducer_s/GB: of one dedicated reducer
+    worker_MB    most memory of a worker, less operand, result (in place they are one), and its memory before the first
+                 payload
+    reducer_MB   most memory of a dedicated reducer, less its memory before the first payload
+    pings        time / ping; a ping is the median time of a byte from one worker to another and back over TCP
+    /limit       time / best possible time. A cut of the payload among the reducers takes as long as its busiest
+                 interface; the best cut takes the least. The interfaces carry the TCP goodput B, measured in one
+                 direction before the run. With equal rates, n workers that all reduce, and k dedicated reducers, the
+                 best possible time is 2n(n-1) / (n^2 + kn - 2k) * S/B
     x_ENGINE     how many times faster than that engine
-    wrong        elements that were not the exact sum; of echo, which moves bytes and sums nothing, none are counted
+    wrong        elements that differ from the exact sum; not counted for echo, which sums nothing
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from bench.netlab import Lab
 
 @dataclass(frozen=True)
 class Options:
-    """All-reduces of several engines side by side, between hosts with a network of a given rate."""
+    """Compares the all-reduces of several engines between hosts whose network has a given rate."""
 
     workers: int = 8
     """Worker processes, each on a host of its own."""
@@ -57,27 +58,28 @@ class Options:
     colocated: int = 0
     """The first N workers reduce as well."""
     rate: str = "200mbit"
-    """Of every host's network interface, each way; none for no limit."""
+    """Rate of every host's network interface, each way. none: no limit."""
     reducer_rates: str | None = None
-    """Of the dedicated reducers' interfaces in turn, as in 200mbit,100mbit. Default: --rate."""
+    """Rates of the dedicated reducers' interfaces, in turn, as in 200mbit,100mbit. Default: --rate."""
     sizes: str = "4,4KiB,64KiB,4MiB,16MiB"
     """Bytes that every worker contributes."""
     dtype: Literal[DTYPES] = "float32"  # type: ignore[valid-type]
-    """Every element is a whole number, so the sum is exact."""
+    """The dtype of the payload. Every element is a whole number, so the sum is exact."""
     wire_dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    """What jaxhetero sends in place of --dtype; the sum is exact in this one too."""
+    """The dtype that jaxhetero sends in place of --dtype. The sum is exact in this dtype too."""
     concurrent: int = 1
-    """Also cut each size in so many all-reduces of one program."""
+    """Also measure each size cut into this many all-reduces of one program."""
     in_place: bool = False
-    """A sum takes the memory of its operand, as in a train step, where that is a gradient which the program computed.
-    Every all-reduce then sums the sums before. Else the operand is an argument that is kept."""
+    """A sum takes the memory of its operand, as in a train step, where the operand is a computed gradient. Each
+    all-reduce then sums the results of the one before. Default: the operand is an argument that the program keeps."""
     engine: str = "jaxhetero,gloo,mpi"
-    """Which to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4. echo is the traffic
-    of an all-reduce alone, so what network and hosts allow; echo:32768x4 with no more than that under way."""
+    """The engines to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4. echo is the
+    traffic of an all-reduce without the sums: the limit of network and hosts. echo:32768x4 has at most 4 times 32768
+    bytes in flight to a reducer."""
     rounds: int = 5
     """Turns that every engine gets at every size."""
     warmup: int = 2
-    """All-reduces at the beginning of a turn that are not measured, before one that begins it together."""
+    """All-reduces at the start of a turn that are not measured. After them, one more starts the workers together."""
     batch: int | None = None
     """Measured all-reduces in a turn. Default: 2 to 25, fewer for larger sizes."""
     json: Path | None = None
@@ -85,7 +87,7 @@ class Options:
     plot: Path | None = None
     """Draw size against time to this file (png, svg, pdf)."""
     loopback: bool = False
-    """On loopback, without rates, where the limit means little."""
+    """Use loopback, without rates. There /limit means little."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -104,7 +106,7 @@ class Options:
             self._check_in_place()
 
     def _check_in_place(self) -> None:
-        """Every sum must be exact, the last one of a turn too."""
+        """Raise if a sum of a turn cannot be exact: each one sums the results of the one before."""
         dtype = self.wire_dtype or self.dtype
         batch = self.batch or max(payload.default_batch() for payload in self.payloads())
         sum_count, most = self.warmup + 1 + batch, most_sums(dtype, self.workers)
@@ -119,7 +121,7 @@ class Options:
         return Job(self.workers, self.reducers, self.colocated, None if self.rate == "none" else self.rate, rates)
 
     def payloads(self) -> list[Payload]:
-        count_bases(self.wire_dtype or self.dtype, self.workers)  # raises when the sum cannot be exact
+        count_bases(self.wire_dtype or self.dtype, self.workers)  # raises if the sum cannot be exact
         return [self._payload(text) for text in self.sizes.split(",")]
 
     def _payload(self, text: str) -> Payload:
@@ -155,7 +157,7 @@ def run(options: Options) -> list[Row]:
 
 
 def _write_files(options: Options, rows: list[Row], conditions: Conditions, lab: str) -> None:
-    """After every size, so that what was measured is kept whatever happens to the rest."""
+    """Call it after every size, so that a failure later does not lose the figures so far."""
     if options.json:
         write_json(options.json, "allreduce", rows, conditions, options, lab)
     if options.plot:

@@ -1,2 +1,2 @@
 class BenchError(Exception):
-    """The benchmark cannot be run as asked, or a process of it failed."""
+    """The benchmark cannot run with these options, or one of its processes failed."""

@@ -2,28 +2,29 @@
 
     python -m bench.train_step --profile bert-large --workers 1,2,4,8 --rate 200mbit --engine jaxhetero,gloo
 
-The accelerator is a timed wait for each bucket of gradients, laid out like the backward pass of the real model on a
-V100 (bench/accelerator/profiles.py); buffers, all-reduces and the network between the hosts (bench/netlab; needs root)
-are real.
---size-scale shrinks arrays, buckets and times alike. --ring-exposes chooses how fast the accelerator is to the network:
-so that an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
+The emulated accelerator is a timed wait for each bucket of gradients. The times are those of the real model's backward
+pass on a V100 (bench/accelerator/profiles.py). Buffers, all-reduces and the network between the hosts (bench/netlab;
+needs root) are real.
+
+--size-scale shrinks arrays, buckets and times alike. --ring-exposes sets the speed of the accelerator relative to the
+network: an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
 
     jaxhetero       jaxhetero.psum of each bucket
     gloo            jax.lax.psum of each bucket, one after the other in the order of the backward pass
-    gloo:combined   jax.lax.psum of each bucket, in no order: XLA's CPU compiler makes one all-reduce of them, which
-                    begins when the backward pass is over
+    gloo:combined   jax.lax.psum of each bucket, in no order. XLA's CPU compiler makes one all-reduce of them, which
+                    starts after the backward pass
 
 The columns:
 
-    compute_ms     a step without all-reduce; the least of all engines is t1
-    network_ms     all its all-reduces without a wait
-    step_ms        a step, tn
+    compute_ms     time of a step without all-reduces; the least of all engines is t1
+    network_ms     time of all its all-reduces without the waits
+    step_ms        time of a step, tn
     exposed_ms     tn - t1
     overlap        1 - exposed / network
     efficiency     t1 / tn
-    best           efficiency that the best possible all-reduce with these hosts would give, computed
-    ring           efficiency that an ideal ring would give, computed
-    wrong          elements of sums that were not exact
+    best           computed efficiency with the best possible all-reduce between these hosts
+    ring           computed efficiency with an ideal ring
+    wrong          elements that differ from the exact sum
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from bench.netlab import Lab
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
 
 _PROGRAMS = ("compute", "communicate", "step")
-_RING_BUCKET_BYTES = 25 * 2**20  # as large as those of PyTorch's DistributedDataParallel
+_RING_BUCKET_BYTES = 25 * 2**20  # the default of PyTorch's DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -65,30 +66,30 @@ class Options:
     """Data-parallel train steps with an emulated accelerator."""
 
     profile: Literal[tuple(PROFILES)] = "bert-large"  # type: ignore[valid-type]
-    """The model."""
+    """The model whose gradients and times are emulated."""
     workers: str = "1,2,4,8"
-    """Numbers of workers, each on a host of its own."""
+    """The numbers of workers to measure. Each worker has a host of its own."""
     reducers: int | None = None
     """Dedicated reducers of jaxhetero, each on a host of its own. Default: as many as workers."""
     colocated: int = 0
     """The first N workers reduce as well."""
     rate: str = "200mbit"
-    """Of every host's network interface, each way; none for no limit."""
+    """Rate of every host's network interface, each way. none: no limit."""
     size_scale: float = 1 / 64
     """Shrinks arrays, buckets and times alike."""
     bucket_bytes: int | None = None
-    """Gradients go in buckets of this size, shrunk like the arrays. Default: for jaxhetero as in jaxhetero.psum, for
-    gloo and the ring 25 MiB."""
+    """The size of a bucket of gradients before it is shrunk like the arrays. Default: that of jaxhetero.psum for
+    jaxhetero, 25 MiB for gloo and the ring."""
     time_scale: float | None = None
-    """Stretches the accelerator's times. Default: as --ring-exposes asks for."""
+    """Factor of the accelerator's times. Default: the factor that --ring-exposes asks for."""
     ring_exposes: float = 0.5
-    """The share of its time that a ring between the most workers would have exposed."""
+    """The share of its time that an ideal ring between the most workers would have exposed."""
     ring_factor: float | None = None
-    """Time of that ring in units of S/B. Default: that of an ideal one, 2(n-1)/n."""
+    """Time of that ring in units of S/B. Default: 2(n-1)/n, the time of an ideal ring."""
     wire_dtype: str | None = None
-    """What jaxhetero sends in place of float32."""
+    """The dtype that jaxhetero sends in place of float32."""
     engine: str = "jaxhetero,gloo"
-    """Which to compare: jaxhetero, gloo, gloo:combined."""
+    """The engines to compare: jaxhetero, gloo, gloo:combined."""
     rounds: int = 2
     """Turns that every engine gets."""
     batch: int = 3
@@ -98,7 +99,7 @@ class Options:
     plot: Path | None = None
     """Draw workers against efficiency to this file (png, svg, pdf)."""
     loopback: bool = False
-    """On loopback, without rates, where --time-scale must be given."""
+    """Use loopback, without rates. Then --time-scale must be given."""
 
     def __post_init__(self) -> None:
         if self.size_scale <= 0 or (self.time_scale is not None and self.time_scale <= 0):
@@ -139,7 +140,7 @@ def run(options: Options) -> list[Row]:
         raise BenchError(f"engine {alone} has no all-reduce that runs beside a train step")
     jobs, specs = options.jobs(), parse_engines(options.engine, "float32", options.wire_dtype)
     largest = max(jobs, key=lambda job: job.worker_count)
-    # Conditions are measured between two workers.
+    # At least two workers: measuring the conditions takes two hosts.
     hosts = replace(largest, worker_count=max(2, largest.worker_count), reducer_count=max(1, largest.reducer_count))
     with Lab(hosts.hosts(), loopback=options.loopback) as lab:
         print(f"# {lab.description}", flush=True)
@@ -159,7 +160,7 @@ def run(options: Options) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Schedules:
-    """Of the same arrays at the same times."""
+    """When buckets are ready, for each engine and for the ring. The arrays and their times are the same for all."""
 
     of_engines: dict[EngineSpec, list[Bucket]]
     of_ring: list[Bucket]
@@ -233,7 +234,7 @@ def _take_turn(team: Team, sample: _Sample, batch: int) -> None:
 
 
 def _from_first_begin_to_last_end(answers: Sequence[dict[str, Any]]) -> list[float]:
-    """The seconds of each run, over all workers. All hosts have one clock."""
+    """Seconds of each run, from the first worker's begin to the last worker's end. All hosts have one clock."""
     begins_ns = map(min, zip(*(answer["begins_ns"] for answer in answers), strict=True))
     ends_ns = map(max, zip(*(answer["ends_ns"] for answer in answers), strict=True))
     return [(end - begin) / 1e9 for begin, end in zip(begins_ns, ends_ns, strict=True)]

@@ -1,1 +1,1 @@
-"""An emulated accelerator: it computes for as long as a real one would, and its gradients are real arrays."""
+"""An emulated accelerator: its steps last as long as those of a real one, and its gradients are real arrays."""

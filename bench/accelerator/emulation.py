@@ -1,15 +1,15 @@
-"""A train step with an emulated accelerator: its waits are timed, its gradients and its all-reduces are real.
+"""A train step with an emulated accelerator: timed waits, real gradients, real all-reduces.
 
-The programs are jit-compiled. An instruction of theirs, of wait.cc, is over when the emulated accelerator would have
-the next bucket's gradients; then the program writes an element of them, in place, and all-reduces them. Like the
-gradients of a real step they are there for the sum only, which may take their memory. The accelerator is never late
-because of the network: like kernels queued on a stream, its times count from the beginning of the step. Waiting takes
-no CPU and no thread of XLA's, and jaxhetero's call is asynchronous, so waits and rounds go on at the same time.
+The programs are jit-compiled. For each bucket there is an instruction of wait.cc, which ends when the accelerator would
+have the bucket's gradients. The program then writes one element of the bucket, in place, and all-reduces the bucket. As
+in a real step, nothing else uses the gradients, so the sum may take their memory. The network never delays the
+accelerator: its times count from the start of the step, as with kernels that are queued on a stream. A wait takes no
+CPU and no thread of XLA, and jaxhetero's call is asynchronous, so waits and rounds overlap.
 
-XLA's CPU client runs the collectives of ``jax.lax.psum`` one after the other, each holding up what follows it in the
-program. The program is written so that this costs such an engine nothing: the wait for a bucket comes after the
-all-reduce of the one before, which would have to be over anyway. As written for jaxhetero, XLA would make one
-all-reduce of all of them, after the last wait, and nothing would overlap; ``combined`` lets it.
+XLA's CPU client runs the collectives of ``jax.lax.psum`` one after the other, and each delays the rest of the program.
+For such an engine the wait for a bucket comes after the all-reduce of the bucket before, which must end first anyway,
+so this order costs the engine nothing. Without it, as in the program for jaxhetero, XLA combines the all-reduces into
+one after the last wait, and nothing overlaps. ``combined`` allows that.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from bench.engines.in_process import Arrays, Engine, Program
 
 WAIT_SOURCE = Path(__file__).with_name("wait.cc")
 _WAIT = "bench_wait"
-_WRITTEN = 1.0  # by wait.cc
+_WRITTEN = 1.0  # the result of wait.cc
 
 
 class Emulation:
     """Gradients in buckets, and three programs.
 
-    ``compute`` only waits for the buckets, ``communicate`` only reduces them, ``step`` does both.
+    ``compute`` only waits for the buckets, ``communicate`` only all-reduces them, ``step`` does both.
 
     Args:
-      engine: all-reduces.
-      counts: how many elements each bucket has, the bucket that is ready first first. A bucket is one array, as if its
-        gradients had been fused for free: handing hundreds of arrays to a program takes time that an accelerator of its
-        own would hide.
-      ready_s: when each bucket is ready, from the beginning of the step; with the last one the accelerator is done.
-      combined: for an engine that reduces in program order, leave the order to XLA.
-      library: wait.cc, compiled.
+      engine: the engine of the all-reduces.
+      counts: the elements of each bucket, in the order in which the buckets are ready. A bucket is one array, as if its
+        gradients were fused at no cost: passing hundreds of arrays to a program takes time, which a real accelerator
+        would hide.
+      ready_s: the seconds from the start of the step until each bucket is ready. The accelerator ends with the last.
+      combined: leave the order to XLA, for an engine that reduces in program order.
+      library: the path of the compiled wait.cc.
 
-    ``buckets`` are the gradients, or what the last program has made of them, in the same memory all the time: new
-    memory costs time that is neither the accelerator's nor the all-reduce's.
+    ``buckets`` are the gradients, or the results of the last program. They stay in the same memory, because new memory
+    would cost time that belongs neither to the accelerator nor to the all-reduce.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Emulation:
         }
 
     def prepare(self) -> None:
-        """For a run: every worker's own gradients in the buckets, and all workers together."""
+        """Prepare a run: fill the buckets with this worker's gradients, and wait for all workers."""
         self.buckets = jax.block_until_ready(self._fill(self.buckets, self._own))
         jax.block_until_ready(self._meet(self._own))
 
@@ -74,7 +74,7 @@ class Emulation:
         self.buckets = jax.block_until_ready(self._programs[program](self.buckets, self._engine.put(begin)))
 
     def wrong_count(self) -> int:
-        """Of the sums of the last run, a ``step``: what was written is 1 everywhere, the rest is 1 + rank."""
+        """How many sums of the last ``step`` are wrong. A worker gives 1 in the written element, else 1 + rank."""
         n = self._engine.worker_count
         total = 0
         for bucket in self.buckets:
@@ -102,12 +102,12 @@ class Emulation:
         return sums
 
     def _wait(self, index: int, begin: jax.Array, after: jax.Array) -> jax.Array:
-        """A 1, when the emulated accelerator has the gradients of a bucket, and there is ``after``."""
+        """A 1, once the emulated accelerator has the bucket's gradients and ``after`` is computed."""
         call = jax.ffi.ffi_call(_WAIT, jax.ShapeDtypeStruct((), jnp.float32), has_side_effect=True)
         one: jax.Array = call(begin, after, ready_s=np.float64(self._ready_s[index]))
         return one
 
 
 def _fill(buckets: Arrays, own: jax.Array) -> Arrays:
-    """Every element ``own``, by a computation that takes the memory of ``buckets``."""
+    """Set every element to ``own``, by a computation that takes the memory of ``buckets``."""
     return [jax.lax.clamp(own[0], bucket, own[0]) for bucket in buckets]

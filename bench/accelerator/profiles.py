@@ -1,10 +1,11 @@
-"""How many parameters the layers of real models have, and how long a V100 takes for them.
+"""The parameters of the layers of real models, and the time that a V100 takes for a step.
 
-The time of a step is that of NVIDIA's own measurements with mixed precision on one V100 (32 GB) of a DGX-1, in
+The times of a step are NVIDIA's own measurements with mixed precision on one V100 (32 GB) of a DGX-1, in
 github.com/NVIDIA/DeepLearningExamples at commit 729963d: PyTorch/Classification/ConvNets/resnet50v1.5/README.md, 1156
 images/s (with a batch of 256), and PyTorch/LanguageModeling/BERT/README.md, pre-training with sequences of 128 tokens,
-224 sequences/s (4096 sequences in 64 micro-batches, so 64 at a time). The backward pass takes two thirds of it, having
-twice the products of the forward pass, and is spread over the layers in proportion to their multiply-adds.
+224 sequences/s (4096 sequences in 64 micro-batches, so 64 at a time). The backward pass takes two thirds of a step,
+because it has twice the products of the forward pass. Its time is divided among the layers in proportion to their
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _BERT_TOKENS = 128
 class Layer:
     name: str
     parameter_counts: tuple[int, ...]
-    """Of its arrays."""
+    """The elements of each array of the layer."""
     multiply_adds: float
-    """Of the forward pass, for one sample."""
+    """The multiply-adds of the forward pass for one sample."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Profile:
     name: str
     layers: tuple[Layer, ...]
     batch_count: int
-    """Samples in a step of one worker."""
+    """Samples of one worker in a step."""
     samples_per_s: float
 
     @property
@@ -62,7 +63,7 @@ def _resnet50() -> Profile:
 
 
 def _convolution(name: str, inputs: int, outputs: int, kernel: int, size: int) -> Layer:
-    """With the scale and bias of the batch normalisation after it."""
+    """A convolution, and the scale and bias of the batch normalisation after it."""
     weight_count = inputs * outputs * kernel**2
     return Layer(name, (weight_count, outputs, outputs), weight_count * size**2)
 
@@ -74,7 +75,7 @@ def _bert_large() -> Profile:
         layers += _encoder(f"encoder {index}")
     layers.append(Layer("pooler", (h * h, h, 2 * h, 2), h * h))
     layers.append(Layer("masked words", (h * h, h, h, h), predictions * h * h))
-    # The decoder's matrix is that of the embeddings, whose gradient is complete only at the end of the backward pass.
+    # The decoder shares the matrix of the embeddings. Its gradient is complete only at the end of the backward pass.
     layers.append(Layer("decoder", (vocabulary,), predictions * vocabulary * h))
     return Profile("bert-large", tuple(layers), batch_count=64, samples_per_s=224)
 

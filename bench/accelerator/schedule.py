@@ -1,4 +1,4 @@
-"""When a train step's gradients are ready, and how long it would take with an ideal all-reduce."""
+"""The times at which a train step's gradients are ready, and the time of a step with an ideal all-reduce."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BISECTIONS = 60
 @dataclass(frozen=True)
 class Bucket:
     count: int
-    """Elements of its arrays together, float32."""
+    """The elements of all its arrays, float32."""
     ready_s: float
-    """When its last gradient is computed, from the beginning of the step."""
+    """Seconds from the start of the step until the last gradient is computed."""
 
     @property
     def bytes(self) -> int:
@@ -33,14 +33,14 @@ def make_schedule(
 ) -> list[Bucket]:
     """Gradients in buckets as ``jaxhetero.psum`` makes them, in the order of the backward pass.
 
-    ``size_scale`` scales arrays, buckets and times, so that everything keeps its proportion to what the network can
-    carry; ``time_scale`` scales only the times.
+    ``size_scale`` scales arrays, buckets and times alike, so that the times of the accelerator and of the network keep
+    their proportion. ``time_scale`` scales only the times.
     """
     step_s = profile.step_s * size_scale * time_scale
     total = sum(layer.multiply_adds for layer in profile.layers)
     arrays, ready_s, left = [], [], total
     for layer in profile.layers:
-        # The backward pass comes from the last layer: this one and all after it are done.
+        # The backward pass starts at the last layer, so this layer and all layers after it are done.
         done_share = left / total
         left -= layer.multiply_adds
         for count in layer.parameter_counts:
@@ -54,7 +54,7 @@ def make_schedule(
 
 
 def ideal_step_s(schedule: list[Bucket], s_per_byte: float) -> float:
-    """The time of a step whose all-reduces follow each other at full speed, each as soon as its bucket is ready."""
+    """The time of a step with ideal all-reduces. Each starts once its bucket is ready and the one before has ended."""
     end_s = 0.0
     for bucket in schedule:
         end_s = max(end_s, bucket.ready_s) + bucket.bytes * s_per_byte
@@ -68,7 +68,7 @@ def total_bytes(schedule: list[Bucket]) -> int:
 def time_scale_that_exposes(
     profile: Profile, size_scale: float, s_per_byte: float, share: float, bucket_bytes: int = DEFAULT_BUCKET_BYTES
 ) -> float:
-    """The ``time_scale`` with which this share of an all-reduce that takes ``s_per_byte`` is exposed."""
+    """The ``time_scale`` with which the step exposes this share of its all-reduces, which take ``s_per_byte``."""
 
     def exposed_share(time_scale: float) -> float:
         schedule = make_schedule(profile, size_scale, time_scale, bucket_bytes)

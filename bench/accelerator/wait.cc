@@ -1,5 +1,5 @@
-// An instruction of an XLA program that is over at a given time and holds up nothing but what needs its results: like
-// work that is queued on an accelerator.
+// An instruction of an XLA program that ends at a given time, like work that is queued on an accelerator. It delays
+// only the instructions that need its result.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 namespace ffi = xla::ffi;
 using Clock = std::chrono::steady_clock;
 
-// Keeps promises when their time has come, on a thread of its own.
+// Fulfils each promise at its time, on a thread of its own.
 class Timer {
  public:
   void at(Clock::time_point time, ffi::Promise promise) {
@@ -38,7 +38,7 @@ class Timer {
       } else {
         auto due = waiting_.extract(waiting_.begin());
         lock.unlock();
-        due.mapped().SetAvailable();  // XLA goes on with the program here
+        due.mapped().SetAvailable();  // XLA continues the program inside this call
         lock.lock();
       }
     }
@@ -50,8 +50,8 @@ class Timer {
   std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };
 
-// Until `ready_s` after `begin`, two halves of CLOCK_MONOTONIC's nanoseconds, the lower first. `after` is only there to
-// be waited for.
+// Ends `ready_s` seconds after `begin`: the nanoseconds of CLOCK_MONOTONIC in two halves, the lower first. The second
+// operand only makes the instruction wait for it.
 ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR0<ffi::F32>> one,
                  double ready_s) {
   static Timer timer;

@@ -1,1 +1,1 @@
-"""What is measured side by side: jaxhetero, gloo, MPICH, and the traffic alone."""
+"""The engines that the benchmarks compare: jaxhetero, gloo, MPICH, and echo, which is the traffic alone."""

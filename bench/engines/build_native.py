@@ -1,4 +1,4 @@
-"""Compiles the benchmarks' own C++."""
+"""Compiles the C++ files of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def compiler() -> str:
 
 
 def build(source: Path, folder: Path, include: str | None = None) -> Path:
-    """A shared library of ``source`` in ``folder``, with the headers in ``include`` besides; takes seconds, once."""
+    """Compile ``source`` to a shared library in ``folder``, once. ``include`` is a folder of system headers."""
     library = folder / f"lib{source.stem}.so"
     if not library.exists():
         flags = ["-std=c++20", "-O2", "-shared", "-fPIC", "-pthread", *(["-isystem", include] if include else [])]

@@ -1,5 +1,5 @@
-// The traffic of an all-reduce through reducers, and nothing else: what every worker sends to a reducer goes back to
-// it once as much is there from all of them. Nothing is summed, kept, framed or checked. See echo.py.
+// The traffic of an all-reduce through reducers, without sums, frames and checks. A reducer sends a worker's bytes back
+// once as many bytes have come from every worker. See echo.py.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kPieceBytes = size_t{256} << 10;
 constexpr int kPatienceMs = 60'000;
 
-// What a call to send() or recv() moved; 0 where it would wait. Sets `failed` where the connection has ended.
+// The bytes that a call of send() or recv() moved; 0 if it would block. Sets `failed` if the connection has ended.
 size_t moved(ssize_t result, bool& failed) {
   if (result > 0) return static_cast<size_t>(result);
   failed = failed || result == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
@@ -26,7 +26,7 @@ struct Worker {
   size_t returned = 0;
 };
 
-// A worker's way to one reducer.
+// A worker's transfer to and from one reducer.
 struct Way {
   std::span<const std::byte> to_send;
   std::span<std::byte> to_receive;
@@ -36,7 +36,7 @@ struct Way {
 
 }  // namespace
 
-// Serves `count` workers until the first of them closes its connection: 0, or an error number.
+// Serves `count` workers until the first of them closes its connection. Returns 0 or an error number.
 extern "C" int echo_serve(const int* sockets, int count) {
   std::vector<std::byte> scratch(kPieceBytes);
   std::vector<Worker> workers(count);
@@ -62,8 +62,8 @@ extern "C" int echo_serve(const int* sockets, int count) {
   }
 }
 
-// Sends `bytes` to `count` reducers, an equal part to each and at most `window` ahead of what has come back, until all
-// has come back: 0, or an error number.
+// Sends `bytes` bytes to `count` reducers, an equal part to each, until all have come back. At most `window` bytes to a
+// reducer are in flight. Returns 0 or an error number.
 extern "C" int echo_exchange(const int* sockets, int count, const std::byte* given, std::byte* result, size_t bytes,
                              size_t window) {
   std::vector<Way> ways(count);

@@ -1,8 +1,7 @@
-"""What a network and its hosts allow: an all-reduce's traffic through reducers, without the all-reduce.
+"""The traffic of an all-reduce through reducers, without sums, frames and checks: the limit of network and hosts.
 
-A reducer sends back to every worker as many bytes as have come from all of them. No better all-reduce over dedicated
-reducers and sockets is to be had here than this: it waits for what a sum would wait for, but nothing is summed, kept,
-framed or checked.
+A reducer sends back to every worker as many bytes as have come from all workers. It therefore waits for the same bytes
+as a reducer that sums. No all-reduce over dedicated reducers and sockets can be faster on these hosts.
 
 ``python -m bench.engines.echo LIBRARY ADDRESS PORT WORKER_COUNT`` is one reducer.
 """
@@ -36,7 +35,7 @@ class Reducers:
         self._descriptors = _descriptors(self._sockets)
 
     def exchange(self, given: np.ndarray, result: np.ndarray) -> None:
-        """Send ``given`` and fill ``result``, of the same size, with what comes back."""
+        """Send ``given``, and fill ``result``, which has the same size, with the bytes that come back."""
         data = ctypes.c_void_p(given.ctypes.data), ctypes.c_void_p(result.ctypes.data)
         sizes = ctypes.c_size_t(given.nbytes), ctypes.c_size_t(self._window_bytes)
         error = self._library.echo_exchange(self._descriptors, len(self._sockets), *data, *sizes)
@@ -53,7 +52,7 @@ def _descriptors(sockets: Sequence[socket.socket]) -> ctypes.Array[ctypes.c_int]
 
 
 def _connect(address: str) -> socket.socket:
-    """Reducers may start later than workers."""
+    """Connect, and wait for a reducer that starts later than its workers."""
     host, _, port = address.rpartition(":")
     deadline_s = time.monotonic() + _CONNECT_S
     while True:
@@ -68,7 +67,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _prepared(connection: socket.socket) -> socket.socket:
-    """As jaxhetero's own connections are."""
+    """Set the options that jaxhetero sets on its connections."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")

@@ -1,4 +1,4 @@
-"""The engines as a worker process runs them, each jit-compiled from JAX."""
+"""The engines in a worker process, each jit-compiled from JAX."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Program = Callable[..., Any]
 
 
 class Engine(Protocol):
-    """One way to all-reduce. Made when all workers have met; ``close`` parts from them."""
+    """One way to all-reduce. The constructor waits until all workers have met. ``close`` leaves the job."""
 
     rank: int
     worker_count: int
     in_program_order: bool
-    """A program's all-reduces run one after the other, in the order of the program."""
+    """The all-reduces of a program run one after the other, in the order of the program."""
 
     def put(self, contribution: np.ndarray) -> jax.Array:
         """This worker's contribution as an array that ``compile``'s function takes."""
         ...
 
     def psum(self, arrays: Arrays, name: str) -> Arrays:
-        """The sum of each over all workers, the first one first, inside of what is compiled."""
+        """The sum of each array over all workers, in this order. Call it only inside a compiled function."""
         ...
 
     def computed(self, array: jax.Array) -> jax.Array:
-        """The same array as a value that the program computes, inside of what is compiled."""
+        """The array as a value that the program computes. Call it only inside a compiled function."""
         ...
 
     def compile(self, function: Program, donated: int | None = None) -> Program:
-        """``function`` of trees of arrays, jit-compiled; it may reuse the memory of argument ``donated``."""
+        """Jit-compile ``function`` of trees of arrays. It may reuse the memory of the argument ``donated``."""
         ...
 
     def close(self) -> None: ...
@@ -50,7 +50,7 @@ class _InXla:
 
 
 class Jaxhetero(_InXla):
-    """Settings come from the environment, as in any program that uses jaxhetero."""
+    """jaxhetero.psum. The settings come from the environment, as in any program that uses jaxhetero."""
 
     in_program_order = False
 
@@ -69,7 +69,8 @@ class Jaxhetero(_InXla):
     def psum(self, arrays: Arrays, name: str) -> Arrays:
         import jaxhetero
 
-        sums = jaxhetero.psum(arrays[::-1], name=name, bucket_bytes=1, **self._settings)  # it begins with the last one
+        # Reversed, because psum starts with the last array.
+        sums = jaxhetero.psum(arrays[::-1], name=name, bucket_bytes=1, **self._settings)
         return sums[::-1]
 
     def compile(self, function: Program, donated: int | None = None) -> Program:
@@ -82,7 +83,7 @@ class Jaxhetero(_InXla):
 
 
 class Gloo(_InXla):
-    """``jax.lax.psum`` on a mesh of one device of every process."""
+    """``jax.lax.psum`` over gloo, on a mesh with one device per process."""
 
     in_program_order = True
 
@@ -103,7 +104,7 @@ class Gloo(_InXla):
         return [jax.lax.psum(array, "workers") for array in arrays]
 
     def compile(self, function: Program, donated: int | None = None) -> Program:
-        # Results are declared to differ from worker to worker, so that a function may return what it was given as well.
+        # The out_specs say that results differ between workers, so that a function may also return its arguments.
         everywhere = jax.P("workers")
         mapped = jax.shard_map(function, mesh=self._mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
         return jax.jit(mapped, donate_argnums=donated)
@@ -113,7 +114,7 @@ class Gloo(_InXla):
 
 
 class Mpi(_InXla):
-    """MPI has no part in XLA, so it is called back from the compiled program."""
+    """MPICH's Allreduce. XLA has no MPI on CPUs, so the compiled program calls back into Python."""
 
     in_program_order = True
 
@@ -145,7 +146,7 @@ class Mpi(_InXla):
 
 
 class Echo:
-    """No all-reduce: the bytes of one, outside of XLA. Results have the size of a sum, and nothing of its values."""
+    """The traffic of an all-reduce, outside of XLA. Results have the size of a sum, and meaningless values."""
 
     in_program_order = True
 

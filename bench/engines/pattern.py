@@ -1,8 +1,8 @@
-"""What the workers put in, and so what must come out.
+"""The contributions of the workers, and the sums that an engine must give.
 
-Worker r contributes ``base + r`` with a pseudo-random whole number ``base`` for each element. The sum stays within what
-the dtype can hold exactly, so whatever order an engine adds in, it must give exactly this. An element in the wrong
-place, one left out and one added twice all give another sum. ``exact_dtype`` is the narrowest dtype on the way, that of
+Worker r contributes ``base + r``, with a pseudo-random whole number ``base`` for each element. The dtype holds the sum
+exactly, so an engine must give this sum in whatever order it adds. An element in the wrong place, an element left out
+and an element added twice each give another sum. ``exact_dtype`` is the narrowest dtype in which values travel, that of
 the wire.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from bench.errors import BenchError
 
-# Whole numbers up to here are exact.
+# Whole numbers up to this one are exact.
 _EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int32": 1 << 31}
 DTYPES = tuple(_EXACT)
-# How often such a number can be doubled.
+# How often the largest exact number can be doubled.
 _DOUBLINGS = {"float32": 127 - 24, "float16": 15 - 11, "bfloat16": 127 - 8, "int32": 0}
 _MOST_BASES = 4096
 
@@ -32,7 +32,7 @@ def contribution(
 def expected_sum(
     count: int, dtype: str, worker_count: int, seed: int, exact_dtype: str | None = None, sum_count: int = 1
 ) -> np.ndarray:
-    """Of ``sum_count`` sums, to each of which every worker contributes the one before."""
+    """The result of ``sum_count`` sums. After the first, every worker contributes the result of the sum before."""
     ranks = worker_count * (worker_count - 1) // 2
     total = _base(count, exact_dtype or dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
     sums: np.ndarray = total.astype(_dtype(dtype)) * _dtype(dtype).type(float(worker_count) ** (sum_count - 1))
@@ -40,10 +40,10 @@ def expected_sum(
 
 
 def most_sums(dtype: str, worker_count: int) -> int:
-    """How many sums on top of each other are exact.
+    """How many sums are exact if each one adds up the results of the one before.
 
-    With each the numbers grow by ``worker_count``, which has to be a power of two, and so few that what is added up
-    on the way, in float32 at least, is exact as well.
+    Each sum multiplies the numbers by ``worker_count``, which must be a power of two. The partial sums, which have at
+    least float32, must be exact as well.
     """
     largest = worker_count * count_bases(dtype, worker_count) + worker_count**2 // 2
     if worker_count < 2 or worker_count.bit_count() > 1 or worker_count * largest > _EXACT["float32"]:
@@ -52,7 +52,7 @@ def most_sums(dtype: str, worker_count: int) -> int:
 
 
 def wrong_count(result: np.ndarray, expected: np.ndarray) -> int:
-    """How many elements differ in any bit."""
+    """The number of elements that differ in any bit."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return expected.size
     bits = np.dtype(f"u{expected.dtype.itemsize}")
@@ -64,7 +64,7 @@ def itemsize(dtype: str) -> int:
 
 
 def count_bases(dtype: str, worker_count: int) -> int:
-    """How many values a base can take."""
+    """The number of values that ``base`` can take."""
     ranks = worker_count * (worker_count - 1) // 2
     base_count = min(_MOST_BASES, (_EXACT[dtype] - ranks) // worker_count)
     if base_count < 2:
@@ -78,6 +78,6 @@ def _dtype(name: str) -> np.dtype:
 
 def _base(count: int, dtype: str, worker_count: int, seed: int) -> np.ndarray:
     base_count = count_bases(dtype, worker_count)
-    # Fibonacci hashing: neighbours get far apart.
+    # Fibonacci hashing: neighbours get values that are far apart.
     mixed = (np.arange(count, dtype=np.uint32) + np.uint32(seed * 7919 % 2**32)) * np.uint32(2654435769)
     return (mixed >> np.uint32(12)) % np.uint32(base_count)

@@ -1,4 +1,4 @@
-"""What can be measured: names on the command line, and what each needs."""
+"""The engines' names on the command line, and the requirements of each engine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MPI_DTYPES = ("float32", "int32")
 class EngineSpec:
     """One of ``KINDS``.
 
-    ``jaxhetero:32768x4`` is ours with that chunk_bytes and window_chunks; ``echo:32768x4`` has no more than that under
-    way at a reducer.
+    ``jaxhetero:32768x4`` has that chunk_bytes and window_chunks. ``echo:32768x4`` has at most so many bytes in flight
+    to a reducer.
     """
 
     label: str
@@ -36,9 +36,9 @@ class EngineSpec:
     chunk_bytes: int | None = None
     window_chunks: int | None = None
     wire_dtype: str | None = None
-    """Of jaxhetero; None for that of the payload."""
+    """The wire dtype of jaxhetero; None for the dtype of the payload."""
     combined: bool = False
-    """Of gloo in bench.train_step: XLA may make one all-reduce of all of a program's."""
+    """For gloo in bench.train_step: XLA may combine all all-reduces of a program into one."""
 
     @classmethod
     def parse(cls, text: str, wire_dtype: str | None = None) -> EngineSpec:
@@ -60,7 +60,7 @@ class EngineSpec:
         return self.kind != "echo"
 
     def wire_itemsize(self, dtype: str) -> int:
-        """Bytes of an element of that dtype on the wire."""
+        """The bytes that an element of the payload has on the wire."""
         return itemsize(self.wire_dtype or dtype)
 
 
@@ -77,7 +77,7 @@ def parse_engines(text: str, dtype: str, wire_dtype: str | None = None) -> list[
 
 
 def missing(kind: str) -> str | None:
-    """Why an engine cannot run here; None when it can."""
+    """The reason why an engine cannot run here; None if it can."""
     if kind == "echo" and shutil.which(native.compiler()) is None:
         return f"there is no compiler {native.compiler()}"
     if kind != "mpi":

@@ -1,22 +1,24 @@
-"""GPU workers, CPU reducers: several processes share this machine's GPU as workers, with the reducers on its CPUs.
+"""Measures GPU workers with CPU reducers. The workers share this machine's GPU; the reducers share its CPUs.
 
     python -m bench.gpu                # needs an NVIDIA GPU and JAX with CUDA; writes bench/results/gpu-NAME.json
-    python -m bench.gpu --stand-in     # no GPU: the plumbing alone, arrays of the CPU, a stand-in for the driver
+    python -m bench.gpu --stand-in     # no GPU: arrays on the CPU, and a stand-in for the driver; measures nothing
 
-What it does, in this order: builds the native module if there is none; checks sums of every kind against NumPy; then
+It builds the native module if there is none, checks sums of every kind against NumPy, and then measures:
 
-    copy           GB/s of plain copies between the GPU and pinned memory, all workers at once, each way alone and both
-    all-reduce     time and effective GB/s (bytes over time) of one bucket, and its share of the copy limit of both ways
-                   at once; with 256 MB the bar is 0.85
-    beside         how much longer a chain of matrix products takes with an all-reduce beside it; the bar is 1.03
-    step           ResNet-50 and BERT-base, bf16, real size: alone, with the all-reduce as gradients appear ("overlap"),
-                   with it after the backward pass ("after"), and the all-reduce by itself; `hidden` is the share of the
+    copy           GB/s of plain copies between the GPU and pinned memory, by all workers at once: each way alone, and
+                   both ways
+    all-reduce     time of one bucket, bytes / time in GB/s, and the share of this rate in the rate of copies both ways;
+                   with 256 MB the bar is 0.85
+    beside         time of a chain of matrix products during an all-reduce / their time alone; the bar is 1.03
+    step           a train step of ResNet-50 and of BERT-base, bf16, real size: without all-reduce ("alone"), with the
+                   all-reduce of each gradient once it is computed ("overlap"), and with the all-reduce after the
+                   backward pass ("after"). "all-reduce" is the all-reduce without a step. `hidden` is the share of the
                    all-reduce that "overlap" does not add to the step; for BERT-base and two workers the bar is 0.9
 
-Workers that share one GPU take turns on it, and share its one link: copies and steps are slower than with a GPU each.
-All comparisons are with figures of the same workers under the same conditions. No kernel is launched for communication,
-so there is none to be timed: what it takes from compute is what "beside" shows. Figures of a stand-in mean nothing and
-are marked as such.
+Workers that share one GPU take turns on it and share its link, so copies and steps are slower than on a GPU each. All
+comparisons are between figures of the same workers under the same conditions. Communication launches no kernel, so
+there is no kernel to time: "beside" shows how much it slows down computation. Figures of a stand-in mean nothing, and
+the result marks them.
 """
 
 from __future__ import annotations
@@ -45,26 +47,26 @@ _PROBE = "import jax; print(jax.devices('cuda')[0].device_kind)"
 
 @dataclass(frozen=True)
 class Options:
-    """GPU workers, CPU reducers."""
+    """Measures GPU workers with CPU reducers."""
 
     workers: int = 2
-    """Processes that share the GPU."""
+    """Worker processes that share the GPU."""
     reducers: int = 2
-    """Processes on the CPUs."""
+    """Reducer processes on the CPUs."""
     sizes: str = "1MB,16MB,64MB,256MB"
-    """Of the all-reduces."""
+    """The sizes of the all-reduces."""
     models: str = "resnet50,bert-base"
-    """Of the steps; empty for none."""
+    """The models of the train steps; empty for none."""
     repeats: int = 20
-    """Of each time, of which the median counts."""
+    """Measurements of each time. The result is their median."""
     memory_fraction: float = 0.9
-    """Of the GPU's memory that the workers may take together."""
+    """The share of the GPU's memory that the workers may take together."""
     pinned: str = "2GiB"
     """Pinned host memory of each worker."""
     stand_in: bool = False
-    """No GPU: a stand-in for the driver, small sizes. Shows that the commands run, measures nothing."""
+    """Without a GPU: a stand-in for the driver, and small sizes. It shows that the benchmark runs, no more."""
     json: Path | None = None
-    """Default: bench/results/gpu-NAME.json, for the GPU's name; none with --stand-in."""
+    """Write all figures to this file. Default: bench/results/gpu-NAME.json for the GPU; none with --stand-in."""
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.reducers < 1 or self.repeats < 1:
@@ -104,13 +106,13 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def find_gpu() -> str:
-    """The name of the GPU, asked for in another process: one that has touched it keeps its memory."""
+    """The name of the GPU. Another process asks JAX for it, because a process that uses the GPU keeps its memory."""
     found = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True)
     if found.returncode:
         reason = (found.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise BenchError(
-            f"no GPU that JAX can use on this machine ({reason}); nothing was measured. `--stand-in` runs the plumbing "
-            "without one"
+            f"no GPU that JAX can use on this machine ({reason}); nothing was measured. `--stand-in` runs the "
+            "benchmark without one"
         )
     return found.stdout.strip().splitlines()[-1]
 

@@ -1,4 +1,4 @@
-"""What copies between a GPU and pinned memory can do, without anything of ours: the driver, and two streams."""
+"""Copies between a GPU and pinned memory without jaxhetero: the CUDA driver, and two streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_READY = 600
 
 
 class Copies:
-    """Copies of ``size`` bytes from and to the device memory at ``pointer``, out and back, each on its own stream."""
+    """Copies of ``size`` bytes from and to the device memory at ``pointer``. Each direction has its own stream."""
 
     def __init__(self, library: str, pointer: int, size: int) -> None:
         self._driver = ctypes.CDLL(library)
@@ -35,7 +35,7 @@ class Copies:
         self._call("cuMemcpyDtoHAsync_v2", self._memory[0], self._pointer, self._size, self._streams[0])
 
     def to_device(self) -> None:
-        """Of bytes that mean nothing."""
+        """Copy from pinned memory whose bytes do not matter."""
         self._call("cuMemcpyHtoDAsync_v2", self._pointer, self._memory[1], self._size, self._streams[1])
 
     def wait(self) -> None:
@@ -53,7 +53,7 @@ class Copies:
 
 
 def measure(copies: Copies, begin: Callable[[], None], repeats: int) -> float:
-    """Seconds of what ``begin`` begins, on average."""
+    """The mean seconds of the copies that one call of ``begin`` begins."""
     copies.wait()
     start = time.perf_counter()
     for _ in range(repeats):

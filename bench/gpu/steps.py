@@ -25,7 +25,7 @@ Loss = Callable[[Any, Any, Any], jax.Array]
 
 
 def make_programs(model: str, small: bool) -> tuple[Programs, tuple[Any, ...]]:
-    """The programs by name, and the arguments of all of them: parameters, optimizer state, other state, batch."""
+    """The programs by name, and the arguments that each takes: parameters, optimizer state, other state, batch."""
     makers = {"resnet50": _resnet, "bert-base": _bert}
     if model not in makers:
         raise BenchError(f"--models has {model!r}; there are: {', '.join(makers)}")

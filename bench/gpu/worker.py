@@ -1,4 +1,4 @@
-"""One worker of ``python -m bench.gpu``, under ``jaxhetero launch``: all run the same; rank 0 writes the figures."""
+"""One worker of ``python -m bench.gpu``, under ``jaxhetero launch``. Rank 0 writes the figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WARMUP = 3
 
 
 def times_of(function: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> list[float]:
-    """Seconds of each call, all workers beginning together; the slowest worker's."""
+    """Seconds of each call on the slowest worker. All workers begin together."""
     found = []
     for index in range(_WARMUP + repeats):
         jaxhetero.barrier(name="begin")
@@ -41,7 +41,7 @@ def median_of(function: Callable[..., Any], arguments: tuple[Any, ...], repeats:
 
 
 def count_wrong() -> int:
-    """Elements of sums that are not exact, of a few dtypes and sizes, and of a broadcast."""
+    """The number of wrong elements in sums of several dtypes and sizes, and in a broadcast."""
     rank, size, wrong = jaxhetero.rank(), jaxhetero.size(), 0
     for dtype in ("float32", "bfloat16", "float16", "int32", "int8"):
         for count in (0, 1, 1023, 1_000_003):
@@ -54,7 +54,7 @@ def count_wrong() -> int:
 
 
 def measure_copies(size: int, repeats: int) -> dict[str, float]:
-    """Bytes per second of one worker, while all copy."""
+    """The slowest worker's bytes per second in each direction, while all workers copy."""
     config = jaxhetero.world.current().config
     array = jnp.zeros(size // 4, jnp.float32).block_until_ready()
     copies = Copies(config.cuda_stand_in or config.cuda_driver, array.unsafe_buffer_pointer(), size)
@@ -74,7 +74,7 @@ def measure_copies(size: int, repeats: int) -> dict[str, float]:
 
 def measure_all_reduce(size: int, limit: float, repeats: int) -> dict[str, Any]:
     reduce = jax.jit(lambda x: jaxhetero.psum(x, bucket_bytes=25 << 20), donate_argnums=0)
-    # Several leaves, as gradients are: XLA sees a bucket for each 25 MB.
+    # Several leaves, as gradients have: XLA gets a bucket for each 25 MiB.
     count = max(1, round(size / (25 << 20)))
     bucket = [jnp.zeros(size // 4 // count, jnp.float32) for _ in range(count)]
     bytes_ = sum(leaf.nbytes for leaf in bucket)
@@ -92,7 +92,7 @@ def measure_all_reduce(size: int, limit: float, repeats: int) -> dict[str, Any]:
 
 
 def measure_beside(size: int, width: int, all_reduce_s: float, repeats: int) -> dict[str, float]:
-    """A chain of matrix products that takes about twice as long as the all-reduce, with and without it."""
+    """The times of a chain of matrix products alone and during an all-reduce, which takes about half as long."""
 
     def chain(x: jax.Array, weight: jax.Array, length: int) -> jax.Array:
         product: jax.Array = jax.lax.fori_loop(0, length, lambda _, y: jnp.tanh(y @ weight), x)

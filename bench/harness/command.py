@@ -1,4 +1,4 @@
-"""What the benchmarks have in common as commands."""
+"""Code that the benchmarks' commands share: exit codes, and checks of paths."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bench.netlab import LabError
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """The exit code: that of ``command``, or 2 for what cannot be run, which is told without a traceback."""
-    # So that what `with` opened is closed.
+    """Call ``command`` and return its exit code, or 2 if it cannot run; the reason is printed without a traceback."""
+    # SIGTERM raises, so that the blocks of `with` clean up.
     before = signal.signal(signal.SIGTERM, _exit)
     try:
         return command()
@@ -32,7 +32,7 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 
 def check_folders(*files: Path | None) -> None:
-    """Before the run, not after it."""
+    """Raise ``BenchError`` before the run if a file could not be written after it."""
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise BenchError(f"cannot write {file}: there is no folder {file.parent}")

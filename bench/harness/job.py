@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark: workers w0, w1, ... and reducers r0, r1, ..., each on a host of its own."""
+"""The workers and reducers of a benchmark, on hosts w0, w1, ... and r0, r1, ..., and the conditions there."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def reducer_host(index: int) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """How many there are of each, and how fast their network interfaces are; None for no limit."""
+    """The numbers of workers and reducers, and the rates of their network interfaces; None for no limit."""
 
     worker_count: int
     reducer_count: int
-    """Dedicated ones."""
+    """Dedicated reducers."""
     colocated_count: int = 0
-    """The workers, from rank 0 on, that reduce as well."""
+    """The number of workers, from rank 0 on, that reduce as well."""
     rate: str | None = None
     reducer_rates: tuple[str, ...] = ()
-    """Given to the reducers in turn, in place of ``rate``."""
+    """Rates of the dedicated reducers, in turn, in place of ``rate``."""
 
     def __post_init__(self) -> None:
         if self.worker_count < 1 or self.reducer_count < 0:
@@ -49,7 +49,7 @@ class Job:
         return workers | {reducer_host(index): self.reducer_rate(index) for index in range(self.reducer_count)}
 
     def best_factor(self) -> float:
-        """The best possible time in units of S/B, B being the goodput of a worker's interface."""
+        """The best possible time in units of S/B, where B is the goodput of a worker's interface."""
         reducers = [self._relative_rate(index) for index in range(self.reducer_count)]
         return best_s_per_byte([1.0] * self.worker_count, reducers, self.colocated_count)
 
@@ -60,17 +60,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the figures are compared to, measured before the run."""
+    """The reference values of a run, measured before it."""
 
     worker_count: int
     reducer_count: int
     colocated_count: int
     rate_bytes_per_s: float | None
-    """Of a worker's interface, as asked for; None without a limit."""
+    """The configured rate of a worker's interface; None without a limit."""
     goodput_bytes_per_s: float
-    """Of one TCP connection between two workers in one direction: B."""
+    """B: the goodput of one TCP connection between two workers, in one direction."""
     round_trip_s: float
-    """Median of a byte sent from one worker to another and back over TCP."""
+    """The median time of a byte from one worker to another and back over TCP."""
     best_factor: float
     """The best possible time in units of S/B."""
 

@@ -1,4 +1,4 @@
-"""Turns: one engine all-reduces one size a few times while all the others sleep."""
+"""The measurement in turns. In a turn, one engine all-reduces one size a few times, while the others sleep."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from bench.harness.job import worker_host
 from bench.harness.team import Team
 from bench.netlab import Lab
 
-# A turn moves about this much, unless told otherwise.
+# The bytes that a worker contributes in a turn, by default.
 _TURN_BYTES = 32 << 20
 _LEAST_BATCH, _MOST_BATCH = 2, 25
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What is all-reduced."""
+    """The bytes to all-reduce, and the form that they have."""
 
     bytes: int
     count: int
     dtype: str
     bucket_count: int = 1
-    """In how many all-reduces of one compiled program, which may run at the same time."""
+    """The all-reduces of one compiled program that carry the payload. They may run at the same time."""
     in_place: bool = False
     """A sum takes the memory of its operand."""
 
     @property
     def held_bytes(self) -> int:
-        """What operand and result take."""
+        """The memory of operand and result together."""
         return self.bytes if self.in_place else 2 * self.bytes
 
     def default_batch(self) -> int:
@@ -39,34 +39,34 @@ class Payload:
 
 @dataclass
 class Sample:
-    """What was measured of one engine at one size, over all its turns."""
+    """The measurements of one engine at one size, over all its turns."""
 
     label: str
     payload: Payload
     wire_bytes: int
-    """Of one contribution on the wire; less than the payload with a narrower wire dtype."""
+    """The bytes of one contribution on the wire: less than the payload with a narrower wire dtype."""
     times_s: list[float] = field(default_factory=list)
-    """From when the last worker had the all-reduce before to when the last one had this one."""
+    """From the end of the all-reduce before on the last worker to the end of this one on the last worker."""
     operation_count: int = 0
-    """All-reduces that the sums below are over: those of ``times_s`` and the one that begins each turn."""
+    """The all-reduces that the totals below cover: those of ``times_s``, and the first one of each turn."""
     sent_bytes: list[int] = field(default_factory=list)
-    """By each worker's interface; empty where hosts have none."""
+    """The total of each worker's interface; empty if the hosts have no interfaces."""
     received_bytes: list[int] = field(default_factory=list)
     worker_cpu_s: float = 0.0
-    """Of all worker processes together."""
+    """The total of all worker processes."""
     reducer_cpu_s: float = 0.0
     worker_extra_bytes: int = 0
-    """What the largest worker had resident at most beyond its operand, its result, and what it had at the start."""
+    """The most resident memory of a worker, less operand, result, and its memory at the start."""
     reducer_extra_bytes: int = 0
-    """What the largest dedicated reducer had resident at most beyond what it had at the start."""
+    """The most resident memory of a dedicated reducer, less its memory at the start."""
     wrong_count: int | None = 0
-    """Elements that were not the exact sum, over all workers and turns; None for an engine that does not sum."""
+    """Elements that differ from the exact sum, over all workers and turns; None for an engine that does not sum."""
 
 
 def measure(
     teams: Sequence[Team], lab: Lab, payloads: Sequence[Payload], rounds: int, warmup: int, batch: int | None
 ) -> list[Sample]:
-    """``rounds`` turns for every team with every payload, in alternation."""
+    """Measure ``rounds`` turns of every team with every payload. The teams take turns."""
     samples = {
         (payload, team.spec.label): Sample(
             team.spec.label, payload, payload.count * team.spec.wire_itemsize(payload.dtype)
@@ -105,9 +105,9 @@ def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, b
 
 
 def between_last_ends(ends_ns: Iterable[list[int]]) -> list[float]:
-    """The seconds between the moments when the last worker was done, from every worker's ends.
+    """The seconds from one all-reduce's end on the last worker to the next one's, from every worker's end times.
 
-    They add up to the whole time, so nothing is hidden by workers that run ahead. All hosts have one clock.
+    These times add up to the whole time, so workers that run ahead cannot hide any of it. All hosts have one clock.
     """
     last = [max(ends) for ends in zip(*ends_ns, strict=True)]
     return [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(last)]
@@ -144,5 +144,5 @@ def _grown(totals: list[int], now: tuple[int, ...], before: tuple[int, ...]) -> 
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds of a process, to the nanosecond: what clock_getcpuclockid(3) makes of a pid."""
+    """CPU seconds of a process, to the nanosecond. The clock's id is that of clock_getcpuclockid(3)."""
     return time.clock_gettime((~pid << 3) | 2)

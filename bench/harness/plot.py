@@ -1,4 +1,4 @@
-"""Size against time for every engine, with the limit."""
+"""The plot of size against time for every engine, with the best possible time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_plot(path: Path, rows: list[Row], conditions: Conditions, title: str) 
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [format_size(size) for size in sizes])
     axes.set_yscale("log")
-    # The limit of a few bytes is far below anything that can be measured.
+    # The best possible time of a few bytes is far below any measured time.
     axes.set_ylim(bottom=min(row.median_s for row in rows) * 1e3 / 4)
     axes.set(xlabel="payload S of each worker", ylabel="median time, ms", title=title)
     axes.grid(which="major", alpha=0.3)

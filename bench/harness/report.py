@@ -1,4 +1,4 @@
-"""The figures of a run as rows, as a table in the manner of nccl-tests, and as JSON."""
+"""The figures of a run as rows, as a table like that of nccl-tests, and as JSON."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Row:
     count: int
     dtype: str
     bucket_count: int
-    """In how many all-reduces of one compiled program."""
+    """The all-reduces of one compiled program that carry the payload."""
     median_s: float
     p99_s: float
     algbw_bytes_per_s: float
     of_rate: float | None
-    """algbw over the interface's rate."""
+    """algbw / rate of the interface."""
     sent_over_size: float | None
     """Bytes that the busiest worker's interface sent for each byte of payload."""
     received_over_size: float | None
@@ -49,13 +49,13 @@ class Row:
     reducer_cpu_s_per_gb: float | None
     """CPU seconds of one dedicated reducer, on average, for each GB that the job all-reduced."""
     worker_extra_bytes: int
-    """The most that a worker had resident beyond operand, result, and what it had before the first payload."""
+    """The most resident memory of a worker, less operand, result, and its memory before the first payload."""
     reducer_extra_bytes: int | None
-    """The most that a dedicated reducer had resident beyond what it had before the first payload."""
+    """The most resident memory of a dedicated reducer, less its memory before the first payload."""
     over_limit: float
-    """median over the best possible time for the bytes on the wire."""
+    """median_s / best possible time for the bytes on the wire."""
     round_trips: float
-    """median over the time of a ping."""
+    """median_s / time of a ping."""
     times_faster_than: dict[str, float]
     wrong_count: int | None
     times_s: list[float]
@@ -145,7 +145,7 @@ def number(value: float | None) -> str:
 def write_json(
     path: Path, benchmark: str, rows: Sequence[Any], conditions: Conditions, options: Any, lab: str, **more: Any
 ) -> None:
-    """``rows`` and ``options`` are dataclasses."""
+    """Write a run as JSON. ``rows`` and ``options`` are dataclasses."""
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -161,7 +161,7 @@ def write_json(
 
 
 def describe_machine() -> dict[str, Any]:
-    """What of this machine the figures may depend on; nothing that tells whose it is."""
+    """The properties of this machine on which figures may depend. None of them identifies the machine."""
     return {
         "cpu": _first_value(Path("/proc/cpuinfo"), "model name"),
         "core_count": os.cpu_count(),

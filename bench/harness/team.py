@@ -36,11 +36,11 @@ class _Process:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = log.read().decode(errors="replace").strip()
         code = self.popen.poll()
-        return f"{self.name} {'still runs' if code is None else f'ended with {code}'}; its last words:\n{tail}"
+        return f"{self.name} {'still runs' if code is None else f'ended with {code}'}; its last output:\n{tail}"
 
 
 class Team:
-    """One engine's processes, all started and joined; they sleep unless a request is under way."""
+    """The processes of one engine. They sleep unless a request is in progress."""
 
     def __init__(self, spec: EngineSpec, lab: Lab, job: Job, folder: Path) -> None:
         self.spec = spec
@@ -61,7 +61,7 @@ class Team:
             self._start(process)
 
     def join(self) -> None:
-        """Wait until every worker has met the others and reported."""
+        """Wait until all workers have met and have connected to this process."""
         deadline_s = time.monotonic() + START_S
         arrived: dict[int, tuple[int, socket.socket, IO[str]]] = {}
         self._server.settimeout(0.2)
@@ -82,12 +82,12 @@ class Team:
         self._first_bytes = {pid: memory_bytes(pid, "VmRSS") for pid in self.worker_pids + self.reducer_pids}
 
     def forget_peaks(self) -> None:
-        """Let ``grown_bytes`` begin anew."""
+        """Reset the peaks of memory that ``grown_bytes`` reads."""
         for pid in self._first_bytes:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def grown_bytes(self) -> tuple[int, int]:
-        """The most memory that a worker, and a dedicated reducer, had at any moment, beyond that at ``join``."""
+        """The most memory of a worker, and of a dedicated reducer, since ``forget_peaks``, less that at ``join``."""
         grown = {pid: memory_bytes(pid, "VmHWM") - first for pid, first in self._first_bytes.items()}
         worker_bytes, reducer_bytes = (
             max((grown[pid] for pid in pids), default=0) for pids in (self.worker_pids, self.reducer_pids)
@@ -103,9 +103,9 @@ class Team:
             raise BenchError(f"{self.spec.label}: {arrived_count} of {self._worker_count} workers came\n{told}")
 
     def request(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Have every worker do the same; their answers by rank."""
+        """Send every worker the same request. Returns their answers by rank."""
         for stream in self._streams:
-            with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            with contextlib.suppress(BrokenPipeError):  # the missing answer raises
                 print(json.dumps({"do": do, **arguments}), file=stream, flush=True)
         return [self._answer(do, rank, stream) for rank, stream in enumerate(self._streams)]
 
@@ -121,7 +121,7 @@ class Team:
         return answer
 
     def stop(self) -> None:
-        """Part in order; raises if a process ends with anything but 0."""
+        """Stop all processes. Raises ``BenchError`` if one ends with another code than 0."""
         self.request("stop")
         self.close()
         deadline_s = time.monotonic() + _END_S
@@ -154,9 +154,9 @@ class Team:
 def start_teams(
     specs: Sequence[EngineSpec], lab: Lab, job: Job, folder: Path, stack: contextlib.ExitStack
 ) -> list[Team]:
-    """A team for every engine, all of them joined; ``stack`` closes them.
+    """Start a team for every engine and wait until it has joined. ``stack`` closes the teams.
 
-    One after the other: an engine may measure the network when it starts.
+    One team starts after the other, because an engine may measure the network when it starts.
     """
     teams = []
     for spec in specs:
@@ -168,7 +168,7 @@ def start_teams(
 
 
 def memory_bytes(pid: int, field: str) -> int:
-    """VmRSS, what a process has resident, or VmHWM, the most it had since ``forget_peaks``."""
+    """A process's VmRSS, its resident memory, or VmHWM, the most since ``forget_peaks``."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

@@ -1,7 +1,7 @@
-"""One worker process of one engine: does what the controller tells it, and sleeps in between.
+"""One worker process of one engine. It runs the requests of a team, and sleeps between them.
 
 ``python -m bench.harness.worker LABEL KIND SOCKET``. Requests and answers are lines of JSON over a Unix socket. Unlike
-TCP, such a socket reaches across network namespaces, and it does not disturb what is measured.
+TCP, such a socket works across network namespaces, and its traffic does not use the measured interfaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.engines.in_process import ENGINES, Arrays, Engine
 
 
 class Worker:
-    """Answers to the requests, by their names."""
+    """The requests are the names of its public methods."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -39,15 +39,15 @@ class Worker:
         self._emulation: Emulation | None = None
 
     def _sum_each(self, arrays: Arrays) -> Arrays:
-        """An all-reduce for each array; nothing says which is first."""
+        """One all-reduce for each array. No data dependence orders them."""
         return [self._engine.psum([array], f"bench {index}")[0] for index, array in enumerate(arrays)]
 
     def _sum_each_computed(self, arrays: Arrays) -> Arrays:
-        """The same of arrays that the program seems to have computed, as a train step's gradients are."""
+        """The same for arrays that count as computed by the program, like the gradients of a train step."""
         return self._sum_each([self._engine.computed(array) for array in arrays])
 
     def greet(self) -> None:
-        """All-reduce one element, so that what the first one costs is not charged to any payload."""
+        """All-reduce one element, so that no payload includes the cost of the first all-reduce."""
         jax.block_until_ready(self._all_reduce([self._engine.put(np.ones(1, np.float32))]))
 
     def prepare(
@@ -61,7 +61,7 @@ class Worker:
         whole = pattern.contribution(rank=engine.rank, **self._shape)
         self._given = jax.block_until_ready([engine.put(part) for part in np.array_split(whole, bucket_count)])
         del whole
-        # What making the pattern took would else be counted as the engine's.
+        # Otherwise memory that the pattern took would count as the engine's.
         ctypes.CDLL(None).malloc_trim(0)
         for _ in range(warmup):
             self._run_all_reduce()
@@ -69,11 +69,11 @@ class Worker:
         return {}
 
     def measure(self, count: int) -> dict[str, Any]:
-        """All-reduce once to begin together and ``count`` times more; when each one ended."""
+        """All-reduce once to start together, then ``count`` times. Answers with the end time of each all-reduce."""
         return {"ends_ns": _time(self._run_all_reduce, count)}
 
     def check(self) -> dict[str, Any]:
-        """How many elements of the last result are wrong. Frees what ``prepare`` made."""
+        """Count the wrong elements of the last result, and free the arrays that ``prepare`` made."""
         parts = [part.addressable_data(0) if isinstance(part, jax.Array) else part for part in self._result]
         result = np.concatenate([np.asarray(part) for part in parts])
         self._given = self._result = []
@@ -88,7 +88,7 @@ class Worker:
             self._given = self._result
 
     def all_reduce(self, arrays: Arrays, in_place: bool) -> Arrays:
-        """No request: their sums, in memory of their own or in that of ``arrays``, which are then gone."""
+        """Not a request: the sums of ``arrays``. In place they take the memory of ``arrays``, which are then gone."""
         program = self._all_reduce_in_place if in_place else self._all_reduce
         sums: Arrays = jax.block_until_ready(program(arrays))
         return sums
@@ -100,7 +100,7 @@ class Worker:
         return {}
 
     def measure_emulation(self, program: str, count: int) -> dict[str, Any]:
-        """Run a program once to warm up and ``count`` times more; when each run began and ended."""
+        """Run a program once to warm up, then ``count`` times. Answers with the begin and the end of each run."""
         assert self._emulation is not None
         gc.disable()
         begins_ns, ends_ns = [], []
@@ -113,7 +113,7 @@ class Worker:
         return {"begins_ns": begins_ns[1:], "ends_ns": ends_ns[1:]}
 
     def check_emulation(self) -> dict[str, Any]:
-        """How many elements of the last sums are wrong."""
+        """Count the wrong elements of the last sums."""
         assert self._emulation is not None
         return {"wrong_count": self._emulation.wrong_count()}
 

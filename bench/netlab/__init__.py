@@ -1,12 +1,12 @@
-"""Many hosts on one machine: a network namespace and a network interface of a given rate for each.
+"""Many hosts on one machine, each with a network namespace and a network interface of a given rate.
 
     with Lab({"w0": "200mbit", "w1": "200mbit", "r0": None}) as lab:
         server = lab["r0"].start(["python", "server.py", lab["r0"].address])
         lab["w0"].run(["python", "client.py", "r0"])
         lab["w1"].cut()
 
-Needs root and iproute2. Without them the same processes run on loopback, each host on an address of its own, and
-whatever needs a network interface raises ``LabError``. With ``CI=true`` a missing lab is an error at once.
+This needs root and iproute2. Without them the hosts are on loopback, each with an address of its own, and operations
+that need a network interface raise ``LabError``. With ``CI=true``, ``Lab`` raises if there can be no namespaces.
 """
 
 from bench.netlab._namespaces import missing

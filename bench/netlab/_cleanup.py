@@ -1,8 +1,8 @@
 """Ends a lab: its processes, its namespaces, its files.
 
-Run as a process of its own (``python _cleanup.py LAB``) it waits until its standard input ends, which is when the lab's
-owner closes it or dies, even by SIGKILL, and then removes the lab. Every lab ends this way, so the way is well tested.
-Imports nothing but the standard library, so that it starts fast.
+Every lab has a guard: ``python _cleanup.py LAB`` as a process of its own. The guard waits for the end of its standard
+input and then removes the lab. The input ends when the lab's owner closes it or dies, even by SIGKILL. Every lab ends
+this way, so the code is well tested. The file imports only the standard library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PREFIX = "jaxhetero-lab"
-# In the environment of every process of a lab: LAB/HOST. Tells who is who where there are no namespaces.
+# In the environment of every process of a lab: LAB/HOST. Without namespaces it tells the hosts' processes apart.
 MARK = "JAXHETERO_NETLAB"
 NETNS = Path("/run/netns")
 ETC_NETNS = Path("/etc/netns")
@@ -28,7 +28,7 @@ _KILL_S = 10.0
 
 
 def name_of(pid: int, serial: int) -> str:
-    """A lab's name; the processes of a lab without an owner are found by it."""
+    """The name of a lab. It has the owner's pid, so that a lab whose owner is dead can be recognised."""
     return f"{PREFIX}-{pid}-{serial}"
 
 
@@ -37,17 +37,17 @@ def namespace_of(lab: str, host: str) -> str:
 
 
 def remove(lab: str) -> None:
-    """Nothing is left of the lab afterwards. May be called twice, also at the same time."""
+    """Remove the whole lab. Two calls, also at the same time, do no harm."""
     kill(lab)
     for namespace in _namespaces(NETNS, lab):
-        # Another cleaner may be faster.
+        # Another process may remove it first.
         subprocess.run(["ip", "netns", "delete", namespace.name], check=False, capture_output=True)
     for folder in _namespaces(ETC_NETNS, lab):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_stale() -> None:
-    """Remove the labs whose owner is dead, should their guard have been killed as well."""
+    """Remove the labs whose owner is dead: their guards may have been killed as well."""
     for lab in sorted(_labs()):
         pid = int(lab.split("-")[2])
         if not (_PROC / str(pid)).exists():
@@ -55,9 +55,9 @@ def remove_stale() -> None:
 
 
 def kill(lab: str, host: str | None = None) -> None:
-    """Kill the processes of the lab, or of one host, and what they have started."""
+    """Kill the processes of the lab, or of one host, and their children."""
     deadline = time.monotonic() + _KILL_S
-    # One that forks while we look is found the next time.
+    # The next pass finds a child that is forked during this one.
     while found := list(_processes(lab, host)):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ def _processes(lab: str, host: str | None) -> Iterator[int]:
     for process in _numbered():
         # The process may end at any moment.
         with contextlib.suppress(OSError):
-            # One entry begins at the start or after the zero byte that ends another.
+            # An entry begins at the start, or after the zero byte of the entry before.
             marked = b"\0" + mark in b"\0" + (process / "environ").read_bytes()
             if marked or _identity(process / "ns" / "net") in inside:
                 yield int(process.name)
@@ -98,7 +98,7 @@ def _namespaces(folder: Path, lab: str, host: str | None = None) -> list[Path]:
 
 
 def _labs() -> set[str]:
-    """The labs of which anything is left."""
+    """The names of all labs that have a namespace, a folder or a process."""
     pattern = rf"{PREFIX}-\d+-\d+"
     names = [path.name for folder in (NETNS, ETC_NETNS) if folder.is_dir() for path in folder.iterdir()]
     for process in _numbered():
@@ -108,7 +108,7 @@ def _labs() -> set[str]:
 
 
 def main() -> None:
-    # What ends the owner must not end its guard first.
+    # A signal that ends the owner must not end its guard first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""The hosts of a lab on the machine's loopback interface, an address each."""
+"""The hosts of a lab on the machine's loopback interface, each with an address of its own."""
 
 from __future__ import annotations
 

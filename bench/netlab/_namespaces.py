@@ -1,8 +1,8 @@
 """The hosts of a lab in network namespaces.
 
-One more namespace holds the bridge and the other end of each host's veth pair, so nothing of a lab lies in the
-machine's own network, and any number of labs use the same addresses at the same time. A token bucket on either end of
-the pair limits both directions.
+Each host has a veth pair. One more namespace holds a bridge and the other ends of the pairs. The machine's own network
+has no part of a lab, so any number of labs can use the same addresses at the same time. A token bucket on both ends of
+a pair limits both directions.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from bench.netlab.rate import Rate
 _SUBNET = ipaddress.IPv4Network("10.77.0.0/16")
 _BRIDGE = "switch"
 _NIC = "eth0"
-# Room for a packet of 64 KiB before segmentation, its headers, and acknowledgements of the other direction: with 64 KiB
-# tbf cuts such packets itself, and traffic in both directions loses 2 % of 100 Mbit/s. More would only be a gift to
-# small payloads.
+# Room for a packet of 64 KiB before segmentation, its headers, and acknowledgements of the other direction. With 64 KiB
+# tbf splits such packets itself, and traffic in both directions loses 2 % of 100 Mbit/s. A larger burst would only let
+# small payloads exceed the rate.
 _BURST_BYTES = 80 << 10
-# The bucket must hold what the rate lets through between two looks of the kernel.
+# The bucket must hold the bytes that the rate allows between two ticks of the kernel's timer.
 _BURST_S = 0.001
 _QUEUE_MS = 50
 _FIRST_PORT = 20_000
-# As bridge ports count: disabled drops every frame in silence, where a link that is down would tell its host.
+# States of a bridge port. A disabled port drops every frame in silence; a link that is down would notify its host.
 _DISABLED, _FORWARDING = 0, 3
 
-# The three programs become each other, so the process that is started is the command's own.
+# `ip`, `unshare` and `sh` each replace themselves by the next program, so the started process is the command's own.
 _ENTER = 'printf %s "$0" >/proc/sys/kernel/hostname && exec "$@"'
-# A switch passes frames on. Where br_netfilter is loaded, each would go through the rules of a firewall as well.
+# If br_netfilter is loaded, the frames of a bridge go through the rules of the firewall, unless this turns it off.
 _NO_FIREWALL = "for setting in /proc/sys/net/bridge/bridge-nf-call-*; do [ ! -e $setting ] || echo 0 >$setting; done"
 _PROBE = (
     "ip link add name v0 type veth peer name v1 && ip link add name s0 type bridge && ip link set dev v1 master s0 && "
@@ -47,13 +47,13 @@ _PROBE = (
 
 @functools.cache
 def missing() -> str | None:
-    """Why there can be no namespaces here; None when there can."""
+    """The reason why there can be no namespaces here; None if there can."""
     if os.geteuid() != 0:
         return "needs root"
     for program in ("ip", "tc", "bridge", "unshare"):
         if shutil.which(program) is None:
             return f"there is no `{program}`: install {'util-linux' if program == 'unshare' else 'iproute2'}"
-    # In a namespace without a name, so that nothing is left of it.
+    # In a namespace without a name, which ends with the process.
     probe = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", _PROBE], capture_output=True, text=True)
     return None if probe.returncode == 0 else f"the kernel refuses: {probe.stderr.strip()}"
 
@@ -101,7 +101,7 @@ class Namespaces:
         self._write_hosts_file(namespace)
 
     def _write_hosts_file(self, namespace: str) -> None:
-        """Names for addresses. `ip netns exec` puts this in the place of /etc/hosts."""
+        """Write the hosts' names and addresses. `ip netns exec` mounts this file over /etc/hosts."""
         folder = ETC_NETNS / namespace
         folder.mkdir(parents=True, exist_ok=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in self._addresses.items())]
@@ -128,14 +128,14 @@ class Namespaces:
 
     def set_rate(self, host: str, rate: Rate | None) -> None:
         for namespace, device in ((self._lab, host), (namespace_of(self._lab, host), _NIC)):
-            # Deleting what is not there is an error, hence first a qdisc that is.
+            # Deleting a qdisc that does not exist is an error, so there is one to delete.
             lines = [f"qdisc replace dev {device} root {_bucket(rate)}"]
             if rate is None:
                 lines.append(f"qdisc delete dev {device} root")
             _batch("tc", namespace, lines)
 
     def counters(self) -> dict[str, Counters]:
-        """All at one moment, seen from the bridge: what a host sends, its port receives."""
+        """The counters of all hosts at one moment, read at the bridge: its ports receive what the hosts send."""
         links = json.loads(_call("ip", "-n", self._lab, "-s", "-j", "link", "show", "type", "veth"))
         return {link["ifname"]: _read_counters(link["stats64"]) for link in links}
 

@@ -1,4 +1,4 @@
-"""What a lab asks of the network below it."""
+"""The interface between a lab and its network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.netlab.rate import Rate
 
 
 class Network(Protocol):
-    """Two implementations: namespaces, and loopback, which has no interface to cut, slow or count."""
+    """There are two implementations: namespaces, and loopback, whose hosts have no interface to cut, slow or count."""
 
     description: str
     isolated: bool

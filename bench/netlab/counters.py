@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Counters:
-    """What a host's network interface has carried since the lab began.
+    """The traffic of a host's network interface since the lab began.
 
-    A packet that the kernel has not yet cut to the size of the wire (segmentation offload) counts its headers once.
+    With segmentation offload the kernel counts a packet before it is cut for the wire, so its headers count once.
     """
 
     sent_bytes: int

@@ -1,2 +1,2 @@
 class LabError(Exception):
-    """The lab cannot be built, or not do what was asked of it."""
+    """The lab cannot be built, or one of its operations failed."""

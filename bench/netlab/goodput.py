@@ -1,6 +1,6 @@
-"""How many bytes a second TCP really carries from one host to another.
+"""The goodput of TCP from one host to another: the bytes of payload per second.
 
-Run as a program it is one end: ``goodput.py receive ADDRESS`` or ``goodput.py send ADDRESS PORT SECONDS``.
+As a program, this file is one end: ``goodput.py receive ADDRESS`` or ``goodput.py send ADDRESS PORT SECONDS``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from bench.netlab.host import Host
 
 _BLOCK_BYTES = 1 << 18
-# What comes before belongs to slow start and to the full buckets of the beginning.
+# The first bytes do not count: TCP is in slow start, and the token buckets are still full.
 _SETTLE_S = 0.4
 
 
 def measure_goodput(source: Host, target: Host, duration_s: float = 2.0) -> float:
-    """Bytes per second of one TCP connection from ``source`` to ``target``, once it has found its pace."""
+    """Bytes per second of one TCP connection from ``source`` to ``target``, measured after slow start."""
     program: list[str | Path] = [sys.executable, "-I", "-S", Path(__file__)]
     receiver = target.start([*program, "receive", target.address], stdout=subprocess.PIPE)
     with receiver:

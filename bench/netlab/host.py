@@ -18,7 +18,7 @@ _Stream = int | IO[bytes] | IO[str] | None
 
 
 class Host:
-    """One machine of a lab. Its host name, as processes on it see it, is ``name``."""
+    """One host of a lab. Its processes see ``name`` as the host name."""
 
     def __init__(self, lab: str, name: str, rate: Rate | None, network: Network) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Host:
         stdout: _Stream = None,
         stderr: _Stream = None,
     ) -> subprocess.Popen[str]:
-        """Start a process; it ends with the lab at the latest. ``env`` is added to this process's own environment."""
+        """Start a process. The end of the lab kills it. ``env`` is added to the environment of this process."""
         popen = subprocess.Popen(
             self.command(command),
             env={**os.environ, **(env or {}), _cleanup.MARK: f"{self._lab}/{self.name}"},
@@ -47,7 +47,7 @@ class Host:
             stdout=stdout,
             stderr=stderr,
             text=True,
-            # Ctrl-C is for the owner, who ends the lab.
+            # Ctrl-C must reach only the owner, which then ends the lab.
             start_new_session=True,
         )
         self._processes.append(popen)
@@ -62,7 +62,11 @@ class Host:
         timeout_s: float = 60.0,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a process to its end and return what it printed; ``check`` makes a failure a ``LabError``."""
+        """Run a process to its end and return its output. With ``check`` a failure raises ``LabError``.
+
+        Raises:
+          LabError: the process runs for longer than ``timeout_s``, or failed and ``check`` is True.
+        """
         popen = self.start(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         shown = f"{self.name}: `{' '.join(map(str, command))}`"
         with popen:
@@ -79,7 +83,7 @@ class Host:
         return subprocess.CompletedProcess(popen.args, popen.returncode, output, errors)
 
     def command(self, command: Sequence[str | Path]) -> list[str]:
-        """What runs ``command`` on this host, for programs that start others themselves."""
+        """The command that runs ``command`` on this host, for programs that start others themselves."""
         return self._network.command(self.name, [str(word) for word in command])
 
     def stop(self) -> None:
@@ -93,7 +97,7 @@ class Host:
         self._processes.clear()
 
     def cut(self) -> None:
-        """Pull the cable: whatever is sent to or from the host is lost, and nobody is told."""
+        """Pull the cable: all packets to and from the host are lost, and no process gets an error."""
         self._network.cut(self.name)
 
     def slow(self, rate: str) -> None:

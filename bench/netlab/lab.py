@@ -20,15 +20,15 @@ from bench.netlab.host import Host
 from bench.netlab.rate import Rate
 
 _serials = itertools.count()
-# Also the name of an interface, which has at most 15 letters.
+# A host's name is also the name of an interface, which has at most 15 characters.
 _HOST_NAME = r"[a-z][a-z0-9-]{0,13}"
 _RESERVED = {"lo", "switch", "localhost"}
 
 
 class Lab:
-    """Named hosts with a rate each, ``None`` for no limit. A context manager: the hosts exist inside ``with``.
+    """Hosts by name, each with a rate; ``None`` is no limit. A context manager: the hosts exist inside ``with``.
 
-    ``loopback=True`` asks for hosts on loopback, which is otherwise what happens where namespaces cannot be made.
+    With ``loopback=True``, or if namespaces cannot be made, the hosts are on loopback.
     """
 
     def __init__(self, rates: Mapping[str, str | None], *, loopback: bool = False) -> None:
@@ -71,7 +71,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Kill the processes and remove the hosts. The guard does it, as it would if this process had been killed."""
+        """Kill the processes and remove the hosts. The guard does both, as it does if this process is killed."""
         if self._guard is None:
             return
         guard, self._guard = self._guard, None
@@ -96,7 +96,7 @@ class Lab:
 
     @property
     def isolated(self) -> bool:
-        """True when every host has a network interface of its own, with its rate."""
+        """True if every host has a network interface of its own, with its rate."""
         return self._entered.isolated
 
     @property
@@ -104,7 +104,7 @@ class Lab:
         return self._entered.description
 
     def counters(self) -> dict[str, Counters]:
-        """What every host has sent and received, by name, read at one moment."""
+        """The counters of every host by name, read at one moment."""
         return self._entered.counters()
 
     @property

@@ -1,6 +1,6 @@
-"""How long a byte takes from one host to another and back.
+"""The round-trip time of a byte between two hosts.
 
-Run as a program it is one end: ``ping.py answer ADDRESS`` or ``ping.py ask ADDRESS PORT COUNT``.
+As a program, this file is one end: ``ping.py answer ADDRESS`` or ``ping.py ask ADDRESS PORT COUNT``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def measure_round_trip(source: Host, target: Host, count: int = 200) -> float:
-    """Seconds, the median of ``count``, of one byte from ``source`` to ``target`` and back over a TCP connection."""
+    """Median seconds of ``count`` round trips of one byte from ``source`` to ``target`` and back over TCP."""
     program: list[str | Path] = [sys.executable, "-I", "-S", Path(__file__)]
     echo = target.start([*program, "answer", target.address], stdout=subprocess.PIPE)
     with echo:

@@ -10,12 +10,12 @@ _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast a network interface sends and, at the same time, receives."""
+    """The rate at which a network interface sends and, at the same time, receives."""
 
     bits_per_s: int
 
     def __post_init__(self) -> None:
-        # tbf stores bytes per second, and less than a packet in ten seconds is a typing error.
+        # tbf stores bytes per second. A rate below one packet in ten seconds is certainly a mistake.
         if self.bits_per_s < 1000:
             raise LabError(f"rate is {self.bits_per_s} bit/s; it must be at least 1kbit")
 
