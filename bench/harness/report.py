@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
 import jaxhetero
 from bench.harness.job import Conditions
 from bench.harness.measure import Sample
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SCHEMA_VERSION = 2
 _COLUMNS = (
@@ -143,9 +146,15 @@ def number(value: float | None) -> str:
 
 
 def write_json(
-    path: Path, benchmark: str, rows: Sequence[Any], conditions: Conditions, options: Any, lab: str, **more: Any
+    path: Path,
+    benchmark: str,
+    rows: Sequence[DataclassInstance],
+    conditions: Conditions,
+    options: DataclassInstance,
+    lab: str,
+    **more: object,
 ) -> None:
-    """Write a run as JSON. ``rows`` and ``options`` are dataclasses."""
+    """Write the figures of a run and its circumstances as JSON. ``more`` are further fields."""
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -160,7 +169,7 @@ def write_json(
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, str | int | None]:
     """The properties of this machine on which figures may depend. None of them identifies the machine."""
     return {
         "cpu": _first_value(Path("/proc/cpuinfo"), "model name"),
