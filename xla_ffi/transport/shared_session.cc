@@ -1,162 +1,156 @@
-// What a connection does in memory that the two processes share: agreeing on it, leaving the socket for the channel in
-// it, and lending payloads that lie there.
+#include "xla_ffi/transport/shared_session.h"
+
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "xla_ffi/base/status.h"
-#include "xla_ffi/transport/tcp_connection.h"
-#include "xla_ffi/wire/codec.h"
-#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {
 
-constexpr size_t kLeastLentBytes = 4096;  // less is copied sooner than found
+constexpr size_t kLeastLentBytes = 4096;  // below this size, copying is cheaper than lending
 
-}  // namespace
-
-bool TcpConnection::is_on_this_host() const {
+// Whether both ends of the socket have the same address.
+bool is_on_this_host(const Fd& socket) {
   TcpAddress own;
   TcpAddress peer;
   own.length = peer.length = sizeof own.storage;
-  return getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length) == 0 &&
-         getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) == 0 &&
+  return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length) == 0 &&
+         getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) == 0 &&
          own.host() == peer.host();
 }
 
-void TcpConnection::offer_memory() {
-  if (phase_ != Phase::kOpen || shared_ || !is_on_this_host()) return;
-  Result<std::unique_ptr<SharedRing>> channel = SharedRing::create();
-  if (!channel.ok()) return;
-  shared_ = std::move(*channel);
-  share_lent_memory();
-  send(OutFrame::control(FrameType::kShare, encode(shared_->offer())));
+}  // namespace
+
+// --- The agreement.
+
+std::optional<OutFrame> SharedSession::offer() {
+  if (ring_ || !is_on_this_host(socket_)) return std::nullopt;
+  Result<std::unique_ptr<SharedRing>> ring = SharedRing::create();
+  if (!ring.ok()) return std::nullopt;
+  adopt(std::move(*ring));
+  return OutFrame::control(FrameType::kShare, encode(ring_->offer()));
 }
 
-Status TcpConnection::take_offer() {
-  Result<SharedOffer> offer = decode_shared_offer(offer_bytes_);
+std::span<std::byte> SharedSession::place_for(size_t payload_bytes) {
+  message_.resize(payload_bytes);
+  return message_;
+}
+
+Status SharedSession::on_frame(FrameType type, Replies& replies) {
+  if (type == FrameType::kShare) return on_share(replies);
+  if (type == FrameType::kShared) return on_shared(replies);
+  return on_reads();
+}
+
+Status SharedSession::on_share(Replies& replies) {
+  Result<SharedOffer> offer = decode_shared_offer(message_);
   if (!offer.ok()) return offer.status();
-  if (shared_) return {Code::kProtocol, "it offered memory that is shared already"};
-  Result<std::unique_ptr<SharedRing>> channel = SharedRing::open(*offer);
-  if (!channel.ok()) return {};
-  shared_ = std::move(*channel);
-  share_lent_memory();
-  send_shared();
+  if (ring_) return {Code::kProtocol, "it offered memory that is shared already"};
+  Result<std::unique_ptr<SharedRing>> ring = SharedRing::open(*offer);
+  if (!ring.ok()) return {};
+  adopt(std::move(*ring));
+  replies.last_on_socket = announce();
   return {};
 }
 
-// Where that fails, and where every byte is to have a checksum, payloads go through the channel.
-void TcpConnection::share_lent_memory() {
-  if (context_.checksums) return;
-  [[maybe_unused]] const Status status = context_.lent_memory->share();
-}
-
-void TcpConnection::send_shared() {
-  const std::optional<SharedOffer> offer = context_.lent_memory->offer();
-  send(OutFrame::control(FrameType::kShared, offer.has_value() ? encode(*offer) : Bytes()));
-  last_socket_frame_ = queued_frame_count_;
-}
-
-// The peer's frames come through the memory from now on.
-Status TcpConnection::take_shared() {
-  if (!shared_ || receives_shared_) return {Code::kProtocol, "it moved to shared memory that there is not"};
-  receives_shared_ = true;
-  if (last_socket_frame_ == 0) send_shared();
-  shared_->close_descriptor();
+Status SharedSession::on_shared(Replies& replies) {
+  if (!ring_ || receives_) return {Code::kProtocol, "it moved to shared memory that there is not"};
+  receives_ = true;
+  if (!has_announced_) replies.last_on_socket = announce();
+  ring_->close_descriptor();
   ++context_.counters->shared_connection_count;
-  return offer_bytes_.empty() ? Status() : borrow_memory();
-}
-
-Status TcpConnection::borrow_memory() {
-  Result<SharedOffer> offer = decode_shared_offer(offer_bytes_);
+  if (message_.empty()) return {};
+  Result<SharedOffer> offer = decode_shared_offer(message_);
   if (!offer.ok()) return offer.status();
-  Result<std::shared_ptr<const BorrowedMemory>> lent_memory = BorrowedMemory::open(*offer);
-  if (!lent_memory.ok()) return {};
-  borrowed_memory_ = std::move(*lent_memory);
-  send(OutFrame::control(FrameType::kReads, {}));
+  Result<std::shared_ptr<const BorrowedMemory>> memory = BorrowedMemory::open(*offer);
+  if (!memory.ok()) return {};
+  borrowed_memory_ = std::move(*memory);
+  replies.reads = OutFrame::control(FrameType::kReads, {});
   return {};
 }
 
-Status TcpConnection::take_reads() {
-  if (!offer_bytes_.empty()) return {Code::kProtocol, "malformed answer to an offer of memory"};
-  if (last_socket_frame_ == 0) return {Code::kProtocol, "it reads memory that it was not offered"};
+Status SharedSession::on_reads() {
+  if (!message_.empty()) return {Code::kProtocol, "malformed answer to an offer of memory"};
+  if (!has_announced_) return {Code::kProtocol, "it reads memory that it was not offered"};
   lends_ = true;
   return {};
 }
 
-void TcpConnection::leave_socket() {
-  wait_for_room(false);
-  sends_shared_ = true;
-  if (owes_call_) call_peer();
+void SharedSession::adopt(std::unique_ptr<SharedRing> ring) {
+  ring_ = std::move(ring);
+  if (context_.checksums) return;  // every byte goes through the ring, under a checksum
+  // If this fails, payloads go through the ring as well.
+  [[maybe_unused]] const Status status = context_.lent_memory->share();
 }
 
-// The socket says that there may be something in the shared memory, or room; or that the peer is gone.
-void TcpConnection::hear_calls() {
-  std::array<std::byte, 64> calls;
-  const ssize_t got = ::recv(socket_.get(), calls.data(), calls.size(), MSG_DONTWAIT);
-  if (got == 0) hung_up_ = {Code::kInternal, "it closed the connection"};
-  if (got < 0 && errno != EAGAIN && errno != EINTR) hung_up_ = {Code::kInternal, std::strerror(errno)};
-  if (waits_for_room_) write_queued();
+OutFrame SharedSession::announce() {
+  has_announced_ = true;
+  const std::optional<SharedOffer> offer = context_.lent_memory->offer();
+  return OutFrame::control(FrameType::kShared, offer.has_value() ? encode(*offer) : Bytes());
 }
 
-// A full socket will wake it as well.
-void TcpConnection::call_peer() {
-  owes_call_ = !sends_shared_;
-  if (owes_call_) return;
-  const std::byte call{};
-  [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), &call, sizeof call, MSG_NOSIGNAL | MSG_DONTWAIT);
+// --- Frames in the ring.
+
+void SharedSession::leave_socket() {
+  sends_ = true;
+  if (owes_wakeup_) wake_peer();
 }
 
-size_t TcpConnection::receive_shared(std::span<const iovec> pieces) {
+Result<size_t> SharedSession::write(std::span<const iovec> pieces) {
   do {
-    Result<size_t> got = shared_->read(pieces);
-    if (!got.ok()) {
-      end(got.status());
-      return 0;
+    Result<size_t> written = ring_->write(pieces);
+    if (!written.ok()) return written;
+    if (*written > 0) {
+      if (ring_->reader_slept()) wake_peer();
+      return written;
     }
-    if (*got > 0) return *got;
-    if (!hung_up_.ok()) {
-      end(hung_up_);
-      return 0;
-    }
-  } while (!shared_->sleep_for_bytes());
-  return 0;
+  } while (!ring_->sleep_for_room());
+  return size_t{0};
 }
 
-// Only now: the frame may have been about something that is lent until it is read.
-void TcpConnection::release_read() {
-  shared_->release();
-  if (phase_ == Phase::kOpen && shared_->writer_slept()) call_peer();
-}
-
-size_t TcpConnection::transmit_shared() {
+Result<size_t> SharedSession::read(std::span<const iovec> pieces) {
   do {
-    Result<size_t> sent = shared_->write(output_);
-    if (!sent.ok()) {
-      end(sent.status());
-      return 0;
-    }
-    if (*sent > 0) {
-      if (shared_->reader_slept()) call_peer();
-      return *sent;
-    }
-  } while (!shared_->sleep_for_room());
-  return 0;
+    Result<size_t> got = ring_->read(pieces);
+    if (!got.ok() || *got > 0) return got;
+    if (!socket_end_.ok()) return socket_end_;
+  } while (!ring_->sleep_for_bytes());
+  return size_t{0};
 }
 
-// Leaves the payload where it is, if the peer can read it there.
-void TcpConnection::lend(OutFrame& frame) {
-  if (frame.payload_bytes < kLeastLentBytes) return;
-  output_.clear();
-  frame.append_payload(output_);
-  if (output_.size() != 1) return;
-  const std::optional<uint32_t> place = context_.lent_memory->place_of(bytes_of(output_.front()));
+void SharedSession::wake_writer() {
+  if (ring_->writer_slept()) wake_peer();
+}
+
+void SharedSession::wake_peer() {
+  owes_wakeup_ = !sends_;
+  if (owes_wakeup_) return;
+  const std::byte wakeup{};
+  // If the socket is full, its unread bytes wake the peer.
+  [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), &wakeup, sizeof wakeup, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void SharedSession::drain_socket() {
+  std::array<std::byte, 64> wakeups;
+  const ssize_t got = ::recv(socket_.get(), wakeups.data(), wakeups.size(), MSG_DONTWAIT);
+  if (got == 0) socket_end_ = {Code::kInternal, "it closed the connection"};
+  if (got < 0 && errno != EAGAIN && errno != EINTR) socket_end_ = {Code::kInternal, std::strerror(errno)};
+}
+
+// --- Payloads that are lent.
+
+void SharedSession::lend(OutFrame& frame) {
+  if (!lends_ || frame.payload_bytes < kLeastLentBytes) return;
+  pieces_.clear();
+  frame.append_payload(pieces_);
+  if (pieces_.size() != 1) return;
+  const std::optional<uint32_t> place = context_.lent_memory->place_of(bytes_of(pieces_.front()));
   if (!place.has_value()) return;
   set_place(frame.header, *place);
   frame.lent_bytes = std::exchange(frame.payload_bytes, 0);
@@ -164,27 +158,34 @@ void TcpConnection::lend(OutFrame& frame) {
   frame.leaves = nullptr;
 }
 
-// What the peer has read is not lent any more.
-void TcpConnection::drop_returned() {
+void SharedSession::keep_lent(OutFrame& frame) {
+  if (frame.lent_bytes == 0 || !frame.owner) return;
+  lent_.push_back({ring_->written_bytes(), frame.lent_bytes, std::move(frame.owner)});
+}
+
+void SharedSession::drop_read() {
   if (lent_.empty()) return;
-  const uint64_t read_bytes = shared_->written_bytes() - shared_->unread_bytes();
+  const uint64_t read_bytes = ring_->written_bytes() - ring_->unread_bytes();
   while (!lent_.empty() && lent_.front().written_bytes <= read_bytes) lent_.pop_front();
 }
 
-Status TcpConnection::take_lent() {
-  std::optional<std::span<const std::byte>> payload;
-  if (borrowed_memory_) payload = borrowed_memory_->at(header_.place, header_.payload_bytes);
-  if (!payload.has_value()) return {Code::kProtocol, "it lends memory that it has not offered"};
-  received_bytes_ += payload->size();
-  context_.counters->received_bytes += payload->size();
-  Result<bool> is_read = owner_->on_lent(*this, header_, {borrowed_memory_, payload->data()});
-  if (!is_read.ok() || *is_read || phase_ != Phase::kOpen) return is_read.status();
-  if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
-  for (const iovec& piece : into_) {
-    std::memcpy(piece.iov_base, payload->data(), piece.iov_len);
-    payload = payload->subspan(piece.iov_len);
-  }
-  return finish_frame();
+void SharedSession::abandon_lent() {
+  for (Lent& lent : lent_) context_.unread.push_back(std::move(lent.owner));
+  lent_.clear();
+}
+
+std::shared_ptr<const std::byte> SharedSession::borrow(uint32_t place, size_t bytes) const {
+  if (!borrowed_memory_) return nullptr;
+  const std::optional<std::span<const std::byte>> payload = borrowed_memory_->at(place, bytes);
+  if (!payload.has_value()) return nullptr;
+  return {borrowed_memory_, payload->data()};
+}
+
+uint64_t SharedSession::unread_bytes() const {
+  uint64_t unread = ring_->unread_bytes();
+  const uint64_t read_bytes = ring_->written_bytes() - unread;
+  for (const Lent& lent : lent_) unread += lent.written_bytes > read_bytes ? lent.bytes : 0;
+  return unread;
 }
 
 }  // namespace jaxhetero

@@ -5,17 +5,21 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
-#include "xla_ffi/base/status.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/counters.h"
+#include "xla_ffi/wire/auth.h"
 #include "xla_ffi/wire/checksum.h"
 #include "xla_ffi/wire/codec.h"
-#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 namespace {
@@ -23,22 +27,23 @@ namespace {
 constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
 constexpr size_t kMaxPieces = 256;              // of one sendmsg or readv; IOV_MAX is 1024
-constexpr size_t kTurnBytes = size_t{1} << 20;  // what one connection may move before the others have their turn
+constexpr size_t kTurnBytes = size_t{1} << 20;  // that one connection may move before the others have their turn
 
 std::string error_text(int error) { return std::strerror(error); }
 
-// Drops `bytes` from the front of `pieces[begin..]`; returns the new begin. `checksum`, if any, goes over them first.
-size_t advance(std::vector<iovec>& pieces, size_t begin, size_t bytes, uint32_t* checksum = nullptr) {
+// Cuts `bytes` off the front of `pieces`, from index `first` on, and returns the index of the first piece that has any
+// left. Updates `checksum`, if given, with the bytes cut off.
+size_t advance(std::vector<iovec>& pieces, size_t first, size_t bytes, uint32_t* checksum = nullptr) {
   while (bytes > 0) {
-    iovec& piece = pieces[begin];
+    iovec& piece = pieces[first];
     const size_t part = std::min(bytes, piece.iov_len);
     if (checksum != nullptr) *checksum = crc32c(*checksum, bytes_of(piece).first(part));
     piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
     piece.iov_len -= part;
     bytes -= part;
-    if (piece.iov_len == 0) ++begin;
+    if (piece.iov_len == 0) ++first;
   }
-  return begin;
+  return first;
 }
 
 void add_checksum(OutFrame& frame) {
@@ -49,7 +54,7 @@ void add_checksum(OutFrame& frame) {
   set_checksum(frame.header, checksum);
 }
 
-// Makes the frame independent of the memory that it was to be read from.
+// Copies the payload, so that the frame no longer needs the memory it was to be sent from.
 void own_payload(OutFrame& frame) {
   std::vector<iovec> pieces;
   frame.append_payload(pieces);
@@ -64,25 +69,21 @@ void own_payload(OutFrame& frame) {
   frame.owner = std::move(copy);
 }
 
-// Frames of the connection itself, of which its owner hears nothing.
-bool is_about_memory(FrameType type) {
-  return type == FrameType::kShare || type == FrameType::kShared || type == FrameType::kReads;
-}
-
 void set_option(int fd, int level, int name) {
   const int on = 1;
-  setsockopt(fd, level, name, &on, sizeof on);  // an optimisation: a socket without it still works
+  setsockopt(fd, level, name, &on, sizeof on);  // only an optimisation: a failure does not matter
 }
 
-// What is under way is bounded by our own window, and flows pause whenever others are behind. Congestion control that
-// paces by what a flow sent lately, as bbr does, takes the pauses for the path and slows down: six times, see
-// docs/notebook/connections.md. Where cubic is not to be had the system's choice stays.
+// Our window bounds the bytes under way, and a flow pauses whenever others are behind. Congestion control that paces by
+// a flow's recent rate, such as bbr, takes these pauses for a slow path and sends up to six times slower: see
+// docs/notebook/connections.md. If the kernel has no cubic, its default stays.
 void set_congestion_control(int fd) {
   constexpr std::string_view kName = "cubic";
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kName.data(), kName.size());
 }
 
-// The error number of that, or 0. The port is chosen when we connect: so many connections can share one.
+// Returns 0 or the error number. The kernel chooses the port when we connect, so that connections to different peers
+// can share one.
 int bind_source(int fd, const TcpAddress& source) {
   set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT);
   const auto* address = reinterpret_cast<const sockaddr*>(&source.storage);
@@ -92,7 +93,7 @@ int bind_source(int fd, const TcpAddress& source) {
 }  // namespace
 
 TcpConnection::TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner)
-    : context_(context), owner_(&owner), peer_(peer.text()), peer_host_(peer.host()) {}
+    : context_(context), owner_(&owner), peer_(peer.text()), peer_host_(peer.host()), shared_(context, socket_) {}
 
 std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const TcpAddress& address,
                                                       ConnectionOwner& owner, std::chrono::milliseconds patience) {
@@ -107,11 +108,11 @@ std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const
     error = errno;
   }
   if (error != 0) {
-    // The owner does not know this connection yet: let it hear of the failure after we have returned.
+    // The owner does not have this connection yet: report the failure after we have returned.
     context.loop.at_end_of_turn([self, error] { self->end({Code::kInternal, error_text(error)}); });
     return self;
   }
-  self->start(EPOLLOUT, patience);
+  self->start_watching(EPOLLOUT, patience);
   return self;
 }
 
@@ -122,15 +123,15 @@ std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd soc
   self->admission_ = std::move(admission);
   set_option(self->socket_.get(), IPPROTO_TCP, TCP_NODELAY);
   set_congestion_control(self->socket_.get());
-  if (const Status status = self->begin_handshake(Handshake::Side::kServer); !status.ok()) {
+  if (const Status status = self->start_handshake(Handshake::Side::kServer); !status.ok()) {
     context.loop.at_end_of_turn([self, status] { self->end(status); });
     return self;
   }
-  self->start(EPOLLIN, kHandshakePatience);
+  self->start_watching(EPOLLIN, kHandshakePatience);
   return self;
 }
 
-void TcpConnection::start(uint32_t epoll_events, std::chrono::milliseconds patience) {
+void TcpConnection::start_watching(uint32_t epoll_events, std::chrono::milliseconds patience) {
   const auto self = shared_from_this();
   deadline_ = context_.loop.after(patience, [self] {
     self->end({Code::kInternal, self->phase_ == Phase::kConnecting ? "no answer" : "no answer in the handshake"});
@@ -149,12 +150,15 @@ void TcpConnection::on_events(uint32_t epoll_events) {
   if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
   switch (phase_) {
     case Phase::kOpen:
-      if (receives_shared_) hear_calls();
+      if (shared_.receives()) {
+        shared_.drain_socket();
+        if (waits_for_room_) write_queued();
+      }
       read_frames();
       break;
     case Phase::kFlushing:
       discard_input();
-      if (sends_shared_) write_queued();
+      if (shared_.sends()) write_queued();
       break;
     case Phase::kHandshake:
       read_handshake();
@@ -175,17 +179,17 @@ void TcpConnection::finish_connecting() {
   }
   set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY);
   set_congestion_control(socket_.get());
-  Status status = begin_handshake(Handshake::Side::kClient);
+  Status status = start_handshake(Handshake::Side::kClient);
   if (status.ok()) status = context_.loop.change(socket_.get(), EPOLLIN);
   if (!status.ok()) end(status);
 }
 
-Status TcpConnection::begin_handshake(Handshake::Side side) {
+Status TcpConnection::start_handshake(Handshake::Side side) {
   phase_ = Phase::kHandshake;
   const std::optional<Nonce> nonce = fresh_nonce();
   if (!nonce.has_value()) return {Code::kInternal, "the system gives no random numbers"};
   handshake_.emplace(side, context_.token, *nonce, peer_);
-  send_raw(handshake_->opening());
+  send_handshake(handshake_->opening());
   return {};
 }
 
@@ -201,9 +205,16 @@ void TcpConnection::read_handshake() {
   context_.counters->received_bytes += static_cast<uint64_t>(got);
   Bytes reply;
   const Status status = handshake_->take(static_cast<size_t>(got), reply);
-  send_raw(reply);
+  send_handshake(reply);
   if (!status.ok()) return end(status);
   if (handshake_->is_done()) open();
+}
+
+// A handshake is a hundred bytes, and the socket's buffer is empty: they always fit.
+void TcpConnection::send_handshake(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) context_.counters->sent_bytes += static_cast<uint64_t>(sent);
 }
 
 void TcpConnection::open() {
@@ -215,120 +226,158 @@ void TcpConnection::open() {
 }
 
 void TcpConnection::read_frames() {
-  for (const uint64_t begin = received_bytes_; phase_ == Phase::kOpen;) {
-    if (received_bytes_ - begin >= kTurnBytes) {
-      // The socket calls us again by itself.
-      if (receives_shared_) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
+  const uint64_t before = received_bytes_;
+  while (phase_ == Phase::kOpen) {
+    if (received_bytes_ - before >= kTurnBytes) {
+      // epoll reports a readable socket again by itself.
+      if (shared_.receives()) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
       return;
     }
-    // One call reads the rest of a payload to where it belongs and the header of the frame behind it.
     std::array<iovec, kMaxPieces + 1> pieces;
-    size_t count = 0;
-    for (size_t i = into_begin_; in_payload_ && i < into_.size() && count < kMaxPieces; ++i) pieces[count++] = into_[i];
-    if (!in_payload_ || into_.size() - into_begin_ == count) {
-      pieces[count++] = {header_bytes_.data() + header_received_, kHeaderBytes - header_received_};
+    const auto wanted = std::span(pieces).first(collect_input(pieces));
+    const bool from_ring = shared_.receives();
+    const Result<size_t> got = from_ring ? shared_.read(wanted) : read_socket(wanted);
+    if (!got.ok()) return end(got.status());
+    if (got.value() == 0) return;
+    received_bytes_ += got.value();
+    context_.counters->received_bytes += got.value();
+    consume(got.value());
+    if (from_ring) {
+      shared_.release_read();
+      if (phase_ == Phase::kOpen) shared_.wake_writer();
     }
-    const bool from_socket = !receives_shared_;
-    const auto wanted = std::span(pieces).first(count);
-    const size_t got = from_socket ? receive(wanted) : receive_shared(wanted);
-    if (got == 0) return;
-    received_bytes_ += got;
-    context_.counters->received_bytes += got;
-    consume(got);
-    if (!from_socket) release_read();
-    if (!receives_shared_ && got < total_bytes(wanted)) return;  // the socket is empty
+    if (!shared_.receives() && got.value() < total_bytes(wanted)) return;  // the socket is empty
   }
 }
 
-// What there is; 0 where there is nothing now, or the connection has ended over it.
-size_t TcpConnection::receive(std::span<const iovec> pieces) {
+// The memory for the next bytes: the rest of the current payload, and the header of the frame behind it. Returns the
+// number of pieces.
+size_t TcpConnection::collect_input(std::span<iovec> pieces) {
+  Incoming& in = incoming_;
+  size_t count = 0;
+  if (in.in_payload) {
+    const auto rest = std::span(in.into).subspan(in.first_piece);
+    count = std::min(rest.size(), kMaxPieces);
+    std::ranges::copy(rest.first(count), pieces.begin());
+    if (count < rest.size()) return count;
+  }
+  pieces[count++] = {in.header_bytes.data() + in.header_received_bytes, kHeaderBytes - in.header_received_bytes};
+  return count;
+}
+
+// Returns 0 if there are no bytes now.
+Result<size_t> TcpConnection::read_socket(std::span<const iovec> pieces) {
   ssize_t got = 0;
   do {
     got = ::readv(socket_.get(), pieces.data(), static_cast<int>(pieces.size()));
   } while (got < 0 && errno == EINTR);
-  if (got < 0 && errno == EAGAIN) return 0;
-  if (got <= 0) {
-    end({Code::kInternal, got == 0 ? "it closed the connection" : error_text(errno)});
-    return 0;
-  }
+  if (got < 0 && errno == EAGAIN) return size_t{0};
+  if (got <= 0) return Status(Code::kInternal, got == 0 ? "it closed the connection" : error_text(errno));
   return static_cast<size_t>(got);
 }
 
 void TcpConnection::consume(size_t bytes) {
+  Incoming& in = incoming_;
   Status status;
-  if (in_payload_) {
-    const size_t payload_left = total_bytes(std::span(into_).subspan(into_begin_));
+  if (in.in_payload) {
+    const size_t payload_left = total_bytes(std::span(in.into).subspan(in.first_piece));
     const size_t payload_part = std::min(bytes, payload_left);
-    into_begin_ = advance(into_, into_begin_, payload_part, header_.has_checksum ? &checksum_ : nullptr);
+    in.first_piece = advance(in.into, in.first_piece, payload_part, in.header.has_checksum ? &in.checksum : nullptr);
     bytes -= payload_part;
     if (payload_part == payload_left) {
-      in_payload_ = false;
+      in.in_payload = false;
       status = finish_frame();
     }
   }
-  header_received_ += bytes;
-  if (status.ok() && phase_ == Phase::kOpen && header_received_ == kHeaderBytes) status = begin_frame();
+  in.header_received_bytes += bytes;
+  if (status.ok() && phase_ == Phase::kOpen && in.header_received_bytes == kHeaderBytes) status = start_frame();
   if (!status.ok() && phase_ == Phase::kOpen) end(status);
 }
 
-Status TcpConnection::begin_frame() {
-  header_received_ = 0;
-  Result<FrameHeader> header = decode(header_bytes_);
+Status TcpConnection::start_frame() {
+  Incoming& in = incoming_;
+  in.header_received_bytes = 0;
+  Result<FrameHeader> header = decode(in.header_bytes);
   if (!header.ok()) return header.status();
-  header_ = *header;
-  const bool carries_data = header_.type == FrameType::kPush || header_.type == FrameType::kResult;
-  if (context_.checksums && carries_data && !header_.has_checksum) {
+  in.header = *header;
+  const bool carries_data = in.header.type == FrameType::kPush || in.header.type == FrameType::kResult;
+  if (context_.checksums && carries_data && !in.header.has_checksum) {
     return {Code::kProtocol, "it sends no checksums, which this job asks for"};
   }
-  if (header_.is_lent) return take_lent();
-  checksum_ = header_.has_checksum ? start_checksum(header_bytes_) : 0;
+  if (in.header.is_lent) return take_lent();
+  in.checksum = in.header.has_checksum ? start_checksum(in.header_bytes) : 0;
   if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
-  if (header_.payload_bytes == 0) return finish_frame();
-  in_payload_ = true;
+  if (in.header.payload_bytes == 0) return finish_frame();
+  in.in_payload = true;
   return {};
 }
 
 Status TcpConnection::find_place() {
-  into_.clear();
-  into_begin_ = 0;
-  if (is_about_memory(header_.type)) {
-    offer_bytes_.resize(header_.payload_bytes);
-    into_ = as_pieces(offer_bytes_);
-  } else if (Status status = owner_->on_header(*this, header_, into_); !status.ok()) {
+  Incoming& in = incoming_;
+  in.into.clear();
+  in.first_piece = 0;
+  if (SharedSession::handles(in.header.type)) {
+    in.into = as_pieces(shared_.place_for(in.header.payload_bytes));
+  } else if (Status status = owner_->on_header(*this, in.header, in.into); !status.ok()) {
     return status;
   }
-  const bool fits = phase_ != Phase::kOpen || total_bytes(into_) == header_.payload_bytes;
+  const bool fits = phase_ != Phase::kOpen || total_bytes(in.into) == in.header.payload_bytes;
   return fits ? Status() : Status(Code::kInternal, "a frame has no place for its payload");
 }
 
 Status TcpConnection::finish_frame() {
-  if (header_.has_checksum && checksum_ != header_.checksum) {
+  const FrameHeader& header = incoming_.header;
+  if (header.has_checksum && incoming_.checksum != header.checksum) {
     ++context_.counters->checksum_mismatch_count;
-    return {Code::kProtocol, "a frame of type " + std::to_string(static_cast<int>(header_.type)) + " and " +
-                                 std::to_string(header_.payload_bytes) +
+    return {Code::kProtocol, "a frame of type " + std::to_string(static_cast<int>(header.type)) + " and " +
+                                 std::to_string(header.payload_bytes) +
                                  " bytes came damaged: its checksum is not the one that was sent"};
   }
-  if (header_.type == FrameType::kShare) return take_offer();
-  if (header_.type == FrameType::kShared) return take_shared();
-  if (header_.type == FrameType::kReads) return take_reads();
-  return owner_->on_frame(*this, header_);
+  if (SharedSession::handles(header.type)) return finish_session_frame();
+  return owner_->on_frame(*this, header);
 }
 
-void TcpConnection::discard_input() {
-  std::array<std::byte, 16384> waste;
-  const ssize_t got = ::recv(socket_.get(), waste.data(), waste.size(), MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) end({});
+Status TcpConnection::finish_session_frame() {
+  SharedSession::Replies replies;
+  if (Status status = shared_.on_frame(incoming_.header.type, replies); !status.ok()) return status;
+  if (replies.last_on_socket.has_value()) {
+    send(std::move(*replies.last_on_socket));
+    last_socket_frame_ = queued_frame_count_;
+  }
+  if (replies.reads.has_value()) send(std::move(*replies.reads));
+  return {};
+}
+
+Status TcpConnection::take_lent() {
+  const FrameHeader& header = incoming_.header;
+  const std::shared_ptr<const std::byte> payload = shared_.borrow(header.place, header.payload_bytes);
+  if (!payload) return {Code::kProtocol, "it lends memory that it has not offered"};
+  received_bytes_ += header.payload_bytes;
+  context_.counters->received_bytes += header.payload_bytes;
+  Result<bool> is_read = owner_->on_lent(*this, header, payload);
+  if (!is_read.ok() || *is_read || phase_ != Phase::kOpen) return is_read.status();
+  if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
+  size_t offset = 0;
+  for (const iovec& piece : incoming_.into) {
+    std::memcpy(piece.iov_base, payload.get() + offset, piece.iov_len);
+    offset += piece.iov_len;
+  }
+  return finish_frame();
+}
+
+void TcpConnection::offer_memory() {
+  if (phase_ != Phase::kOpen) return;
+  if (std::optional<OutFrame> offer = shared_.offer(); offer.has_value()) send(std::move(*offer));
 }
 
 void TcpConnection::send(OutFrame frame) {
   if (phase_ != Phase::kOpen) return;
   if (context_.checksums) add_checksum(frame);
-  if (lends_) lend(frame);
+  shared_.lend(frame);
   queue_.push_back(std::move(frame));
   ++queued_frame_count_;
   if (flush_planned_ || waits_for_room_) return;
-  // At the end of the turn, so that frames queued by several callbacks leave in one system call.
+  // At the end of the turn, so that one system call writes the frames that several callbacks have queued.
   flush_planned_ = true;
   context_.loop.at_end_of_turn([self = shared_from_this()] {
     self->flush_planned_ = false;
@@ -336,62 +385,40 @@ void TcpConnection::send(OutFrame frame) {
   });
 }
 
-// The handshake is a hundred bytes on an empty socket buffer: it always fits.
-void TcpConnection::send_raw(std::span<const std::byte> bytes) {
-  if (bytes.empty()) return;
-  const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent > 0) context_.counters->sent_bytes += static_cast<uint64_t>(sent);
-}
-
 uint64_t TcpConnection::passed_bytes() const {
-  uint64_t on_the_way = 0;
+  uint64_t under_way = 0;
   int unacknowledged = 0;
-  if (sends_shared_) {
-    on_the_way = shared_->unread_bytes();
-    const uint64_t read_bytes = shared_->written_bytes() - on_the_way;
-    for (const Lent& lent : lent_) on_the_way += lent.written_bytes > read_bytes ? lent.bytes : 0;
+  if (shared_.sends()) {
+    under_way = shared_.unread_bytes();
   } else if (ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0) {
-    on_the_way = static_cast<uint64_t>(unacknowledged);
+    under_way = static_cast<uint64_t>(unacknowledged);
   }
-  return received_bytes_ + sent_bytes_ - std::min(sent_bytes_, on_the_way);
+  return received_bytes_ + sent_bytes_ - std::min(sent_bytes_, under_way);
 }
 
 void TcpConnection::write_queued() {
-  drop_returned();
+  shared_.drop_read();
   for (size_t turn_bytes = 0; !queue_.empty();) {
-    if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
+    if (!may_write()) return;
     if (turn_bytes >= kTurnBytes) {
-      if (sends_shared_) context_.loop.post([self = shared_from_this()] { self->write_queued(); });
+      // epoll reports a socket with room again by itself.
+      if (shared_.sends()) context_.loop.post([self = shared_from_this()] { self->write_queued(); });
       break;
     }
     collect_output();
-    const size_t sent = sends_shared_ ? transmit_shared() : transmit();
-    if (sent == 0) break;
-    sent_bytes_ += sent;
-    context_.counters->sent_bytes += sent;
-    turn_bytes += sent;
-    front_written_ += sent;
-    while (!queue_.empty() && front_written_ >= kHeaderBytes + queue_.front().payload_bytes) {
-      OutFrame& frame = queue_.front();
-      front_written_ -= kHeaderBytes + frame.payload_bytes;
-      sent_bytes_ += frame.lent_bytes;
-      context_.counters->sent_bytes += frame.lent_bytes;
-      context_.counters->lent_bytes += frame.lent_bytes;
-      if (frame.lent_bytes > 0 && frame.owner) {
-        lent_.push_back({shared_->written_bytes(), frame.lent_bytes, std::move(frame.owner)});
-      }
-      queue_.pop_front();
-      ++written_frame_count_;
-    }
-    if (!sends_shared_ && last_socket_frame_ > 0 && written_frame_count_ == last_socket_frame_) leave_socket();
+    const Result<size_t> written = shared_.sends() ? shared_.write(output_) : write_socket();
+    if (!written.ok()) return end(written.status());
+    if (written.value() == 0) break;
+    turn_bytes += written.value();
+    pop_written(written.value());
   }
-  if (phase_ != Phase::kOpen && phase_ != Phase::kFlushing) return;
+  if (!may_write()) return;
   wait_for_room(!queue_.empty());
   if (phase_ == Phase::kFlushing && queue_.empty()) finish_flushing();
 }
 
-// 0 where there is no room now, or the connection has ended over it.
-size_t TcpConnection::transmit() {
+// Returns 0 if there is no room now.
+Result<size_t> TcpConnection::write_socket() {
   msghdr message{};
   message.msg_iov = output_.data();
   message.msg_iovlen = output_.size();
@@ -399,12 +426,32 @@ size_t TcpConnection::transmit() {
   do {
     sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
-  if (sent < 0 && errno != EAGAIN) end({Code::kInternal, error_text(errno)});
+  if (sent < 0 && errno != EAGAIN) return Status(Code::kInternal, error_text(errno));
   return static_cast<size_t>(std::max<ssize_t>(sent, 0));
 }
 
+void TcpConnection::pop_written(size_t bytes) {
+  sent_bytes_ += bytes;
+  context_.counters->sent_bytes += bytes;
+  front_written_bytes_ += bytes;
+  while (!queue_.empty() && front_written_bytes_ >= kHeaderBytes + queue_.front().payload_bytes) {
+    OutFrame& frame = queue_.front();
+    front_written_bytes_ -= kHeaderBytes + frame.payload_bytes;
+    sent_bytes_ += frame.lent_bytes;
+    context_.counters->sent_bytes += frame.lent_bytes;
+    context_.counters->lent_bytes += frame.lent_bytes;
+    shared_.keep_lent(frame);
+    queue_.pop_front();
+    ++written_frame_count_;
+  }
+  if (!shared_.sends() && last_socket_frame_ > 0 && written_frame_count_ == last_socket_frame_) {
+    wait_for_room(false);
+    shared_.leave_socket();
+  }
+}
+
 void TcpConnection::wait_for_room(bool waits) {
-  if (waits == std::exchange(waits_for_room_, waits) || sends_shared_) return;
+  if (waits == std::exchange(waits_for_room_, waits) || shared_.sends()) return;
   const Status status = context_.loop.change(socket_.get(), waits ? EPOLLIN | EPOLLOUT : EPOLLIN);
   if (!status.ok()) end(status);
 }
@@ -417,8 +464,8 @@ void TcpConnection::collect_output() {
     frame.append_payload(output_);
     if (output_.size() >= kMaxPieces || ++number == last_socket_frame_) break;
   }
-  const size_t begin = advance(output_, 0, front_written_);
-  output_.erase(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(begin));
+  const size_t written_pieces = advance(output_, 0, front_written_bytes_);
+  output_.erase(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(written_pieces));
   if (output_.size() > kMaxPieces) output_.resize(kMaxPieces);
 }
 
@@ -427,11 +474,12 @@ void TcpConnection::close_with(OutFrame last) {
     close();
     return;
   }
-  // The rest of a frame that is half sent must follow, or the peer would take `last` for it.
-  queue_.resize(front_written_ > 0 ? 1 : 0);
+  // A frame that is half sent must be completed, or the peer would take `last` for the rest of it.
+  queue_.resize(front_written_bytes_ > 0 ? 1 : 0);
   if (!queue_.empty()) own_payload(queue_.front());
   queued_frame_count_ = written_frame_count_ + queue_.size();
-  if (last_socket_frame_ > queued_frame_count_) last_socket_frame_ = 0;  // it is dropped, and the socket stays
+  if (last_socket_frame_ > queued_frame_count_)
+    last_socket_frame_ = 0;  // our kShared is dropped: we stay on the socket
   send(std::move(last));
   close_after_flush();
 }
@@ -452,11 +500,18 @@ void TcpConnection::close_after_flush() {
   });
 }
 
+void TcpConnection::discard_input() {
+  std::array<std::byte, 16384> waste;
+  const ssize_t got = ::recv(socket_.get(), waste.data(), waste.size(), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) end({});
+}
+
 void TcpConnection::finish_flushing() { ::shutdown(socket_.get(), SHUT_WR); }
 
 void TcpConnection::end(const Status& why) {
   if (phase_ == Phase::kClosed) return;
-  const auto self = shared_from_this();  // the owner may let go of us
+  const auto self = shared_from_this();  // the owner may drop us
   if (handshake_.has_value() && handshake_->side() == Handshake::Side::kServer) ++context_.counters->refused_count;
   if (phase_ == Phase::kOpen && why.code() == Code::kProtocol) ++context_.counters->bad_frame_count;
   close();
@@ -471,10 +526,9 @@ void TcpConnection::close() {
   context_.loop.unwatch(socket_.get());
   socket_.reset();
   queue_.clear();
-  for (Lent& lent : lent_) context_.unread.push_back(std::move(lent.owner));
-  lent_.clear();
-  into_.clear();
-  in_payload_ = false;
+  shared_.abandon_lent();
+  incoming_.into.clear();
+  incoming_.in_payload = false;
   admission_.reset();
 }
 

@@ -1,0 +1,40 @@
+// What all TCP connections of one event loop share: settings, counters, and the memory that they lend.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/base/counters.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/wire/codec.h"
+
+namespace jaxhetero {
+
+// Outlives its connections. Owned by the loop's thread; only `counters` may be read on others.
+struct TcpContext {
+  TcpContext(EventLoop& loop, Bytes token, bool checksums = false)
+      : loop(loop), token(std::move(token)), checksums(checksums) {}
+  // A copy would end the lent_memory that it shares with the original.
+  TcpContext(const TcpContext&) = delete;
+  TcpContext& operator=(const TcpContext&) = delete;
+  ~TcpContext() { lent_memory->end(); }
+
+  EventLoop& loop;
+  Bytes token;
+  // Send a checksum with every frame, and refuse chunks that come without one.
+  bool checksums;
+  // The address of the local interface that outgoing connections bind to. Without one, the routing table decides.
+  std::optional<TcpAddress> source = std::nullopt;
+  std::shared_ptr<Counters> counters = std::make_shared<Counters>();
+  // Payloads allocated here can be lent to peers on this host.
+  std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>();
+  // Payloads that were lent, and not yet read, when their connection ended. A peer may still read them: they stay
+  // until whoever owns the context knows better and clears this.
+  std::vector<std::shared_ptr<const void>> unread = {};
+};
+
+}  // namespace jaxhetero
