@@ -11,15 +11,15 @@ namespace jaxhetero {
 namespace {
 
 using std::chrono::duration_cast;
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kWatchInterval{250};
-constexpr milliseconds kFailureFlush{500};
-constexpr int64_t kLateReportMs = 5000;
 constexpr milliseconds kFeedInterval{20};
+constexpr milliseconds kFailureFlush{500};
 
 }  // namespace
+
+// --- Start.
 
 Communicator::Communicator(CommunicatorConfig config)
     : config_(std::move(config)), callback_threads_(std::make_unique<CallbackThreads>()) {}
@@ -35,51 +35,19 @@ Communicator::~Communicator() {
 Status Communicator::start() {
   Result<TcpAddress> address = resolve(config_.coordinator);
   if (!address.ok()) return address.status();
-  Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
-  if (!loop.ok()) return loop.status();
-  loop_ = std::move(*loop);
-  context_ = std::make_unique<TcpContext>(*loop_, config_.token, config_.job.checksum);
-  context_->counters = counters_;
-  if (!config_.source.empty()) {
-    Result<TcpAddress> source = resolve(config_.source, 0);
-    if (!source.ok()) return source.status();
-    context_->source = *source;
-  }
+  if (Status status = make_context(); !status.ok()) return status;
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
     if (Status status = coordinator_->bind(*address); !status.ok()) return status;
   }
-  Registration registration;
-  registration.role = Role::kWorker;
-  registration.rank = static_cast<int32_t>(config_.rank);
-  registration.job = config_.job;
-  registration.version = config_.version;
-  registration.host_name = config_.host_name;
-  member_ = std::make_unique<Member>(*context_, *address, std::move(registration), log_, config_.timeout);
-  loop_->post([this] {
-    if (coordinator_) {
-      if (const Status status = coordinator_->start(config_.start_timeout, config_.timeout); !status.ok())
-        return fail(status);
-    }
-    member_->start(config_.start_timeout, {
-                                              .on_view = [this](const View& view) { join(view); },
-                                              .on_halt = [this](const Halt& word) { halt(word); },
-                                              .on_forget = [this](const Progress& all) { forget(all); },
-                                              .on_leaving =
-                                                  [this] {
-                                                    asked_whether_idle_ = true;
-                                                    note_idle();
-                                                  },
-                                              .on_goodbye =
-                                                  [this] {
-                                                    coordinator_has_left_ = true;
-                                                    if (phase_ == Phase::kLeaving) end_in_order();
-                                                  },
-                                              .on_failure = [this](const Status& why) { fail_as_told(why); },
-                                          });
-    watch_progress();
-    feed_starved();
-  });
+  member_ = std::make_unique<Member>(*context_, *address, registration(), log_, config_.timeout);
+  schedule_ = std::make_unique<Schedule>(context_->lent_memory, counters_);
+  StallWatch::Accuse accuse;
+  if (config_.job.failover)
+    accuse = [this](const ReducerLink& link, const std::string& why) { report_lost(link, why); };
+  stall_watch_ = std::make_unique<StallWatch>(StallWatch::Config{own_name(), config_.timeout, config_.start_timeout},
+                                              *schedule_, links_, log_, std::move(accuse));
+  loop_->post([this] { enrol(); });
   thread_ = std::thread([this] {
     loop_->run();
     refuse_inbox();
@@ -87,25 +55,83 @@ Status Communicator::start() {
   return {};
 }
 
-std::optional<Status> Communicator::wait_ready(milliseconds patience) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [this] { return ready_.has_value(); });
-  return ready_;
+Status Communicator::make_context() {
+  Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
+  if (!loop.ok()) return loop.status();
+  loop_ = std::move(*loop);
+  context_ = std::make_unique<TcpContext>(*loop_, config_.token, config_.job.checksum);
+  context_->counters = counters_;
+  if (config_.source.empty()) return {};
+  Result<TcpAddress> source = resolve(config_.source, 0);
+  if (!source.ok()) return source.status();
+  context_->source = *source;
+  return {};
 }
 
-void Communicator::set_ready(Status status) {
-  const std::lock_guard lock(mutex_);
-  if (!ready_.has_value()) ready_ = std::move(status);
-  changed_.notify_all();
+Registration Communicator::registration() const {
+  Registration registration;
+  registration.role = Role::kWorker;
+  registration.rank = static_cast<int32_t>(config_.rank);
+  registration.job = config_.job;
+  registration.version = config_.version;
+  registration.host_name = config_.host_name;
+  return registration;
 }
 
-// The coordinator's word who reduces from now on: at the start, and again after every halt().
+void Communicator::enrol() {
+  if (coordinator_) {
+    const Status status = coordinator_->start(config_.start_timeout, config_.timeout);
+    if (!status.ok()) return fail(status);
+  }
+  member_->start(config_.start_timeout, member_callbacks());
+  watch();
+  feed_starved();
+}
+
+Member::Callbacks Communicator::member_callbacks() {
+  return {
+      .on_view = [this](const View& view) { join(view); },
+      .on_halt = [this](const Halt& word) { halt(word); },
+      .on_forget = [this](const Progress& completed) { schedule_->forget(completed); },
+      .on_leaving =
+          [this] {
+            asked_whether_idle_ = true;
+            note_idle();
+          },
+      .on_goodbye =
+          [this] {
+            coordinator_has_left_ = true;
+            if (phase_ == Phase::kLeaving) end_in_order();
+          },
+      .on_failure = [this](const Status& why) { fail_as_told(why); },
+  };
+}
+
+std::optional<Status> Communicator::wait_ready(milliseconds patience) const {
+  if (ready_.wait_for(patience) != std::future_status::ready) return std::nullopt;
+  return ready_.get();
+}
+
+// Runs the rounds of the measurement one by one. The plan follows from the last one, and the program's rounds can run.
+void Communicator::probe_rates() {
+  if (std::optional<RoundRequest> request = planner_.next_probe()) return enqueue(std::move(*request));
+  if (config_.rank == 0 && config_.job.measure_rates) log_.add(Severity::kInfo, planner_.rates_text());
+  phase_ = Phase::kRunning;
+  ready_promise_.set_value({});
+  start_waiting();
+}
+
+std::string Communicator::own_name() const {
+  return "rank " + std::to_string(config_.rank) + " (host " + config_.host_name + ")";
+}
+
+// --- Views.
+
+// The coordinator names the reducers of the next view: at the start, and again after every halt().
 void Communicator::join(const View& view) {
   if (has_ended()) return;
   if (view.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
-  job_id_ = view.job_id;
-  view_number_ = view.number;
-  resume_ = view.resume;
+  view_ = view;
   planner_.enter(view);
   for (const View::Reducer& reducer : view.reducers) {
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
@@ -115,127 +141,74 @@ void Communicator::join(const View& view) {
     }
     links_.emplace_back(reducer, *address, config_.job, config_.rank);
   }
-  const milliseconds patience = view_number_ == 0 ? config_.start_timeout : config_.timeout;
+  const milliseconds patience = view.number == 0 ? config_.start_timeout : config_.timeout;
   for (ReducerLink& link : links_) link.connect(*context_, *this, patience);
-}
-
-uint32_t Communicator::reducer_of(const Connection& connection) const {
-  const auto link = std::ranges::find_if(links_, [&](const ReducerLink& l) { return l.has(connection); });
-  return static_cast<uint32_t>(link - links_.begin());
 }
 
 void Communicator::on_open(Connection& connection) {
   ReducerLink& link = links_[reducer_of(connection)];
   link.set_open();
   if (config_.shared_memory) link.offer_memory();
-  connection.send(
-      OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, view_number_, planner_.digest()})));
+  const Join join{view_.job_id, config_.rank, view_.number, planner_.digest()};
+  connection.send(OutFrame::control(FrameType::kJoin, encode(join)));
   if (std::ranges::all_of(links_, &ReducerLink::is_open)) resume();
 }
 
-// Every reducer of the view is reached: the rounds go on, first those that are over here and not everywhere.
+// All reducers of the view are connected. First the rounds run again that are complete here and not on every worker.
 void Communicator::resume() {
   halted_ = false;
   if (phase_ != Phase::kStarting) {
-    const auto stood = duration_cast<milliseconds>(EventLoop::Clock::now() - halted_since_);
+    const auto halted_for = duration_cast<milliseconds>(EventLoop::Clock::now() - halted_at_);
     log_.add(Severity::kWarning, "going on with " + std::to_string(links_.size()) + " reducers after " +
-                                     std::to_string(stood.count()) + " ms");
+                                     std::to_string(halted_for.count()) + " ms");
   }
-  for (auto& [op_id, op] : ops_) op.enter_view();
-  for (const View::Resume& again : resume_) replay(again.op, again.round);
+  for (auto& [op_id, op] : schedule_->ops()) op.enter_view();
+  for (const View::Resume& again : view_.resume) replay(again.op, again.round);
   start_waiting();
   if (phase_ == Phase::kStarting && !planner_.has_begun_probe()) probe_rates();
   note_idle();
   if (phase_ == Phase::kLeaving) leave();
 }
 
-void Communicator::start_waiting() {
-  for (auto& [op_id, op] : ops_) {
-    if (may_start(op)) start_next(op_id, op);
-  }
-}
-
-// The program's rounds need the plan, which the start makes.
-bool Communicator::may_start(const Op& op) const {
-  return !halted_ && op.running() == nullptr && op.next() != nullptr &&
-         (phase_ != Phase::kStarting || op.next()->is_internal);
-}
-
-// Runs the rounds of the measurement, one by one. With its answer comes the plan, and the job can begin.
-void Communicator::probe_rates() {
-  if (std::optional<RoundRequest> request = planner_.next_probe()) return enqueue(std::move(*request));
-  if (config_.rank == 0 && config_.job.measure_rates) log_.add(Severity::kInfo, planner_.rates_text());
-  phase_ = Phase::kRunning;
-  set_ready({});
-  start_waiting();
-}
-
 void Communicator::replay(uint64_t op_id, uint64_t number) {
-  const auto found = ops_.find(op_id);
-  if (found == ops_.end() || found->second.begun_count() <= number) return;  // not over here either
-  Op& op = found->second;
-  if (!op.keeps(number)) {
-    return fail({Code::kInternal, own_name() + " is asked for " + op.kept_description() + " round " +
+  Op* op = schedule_->find(op_id);
+  if (op == nullptr || op->begun_count() <= number) return;  // not complete here either
+  if (!op->keeps(number)) {
+    return fail({Code::kInternal, own_name() + " is asked for " + op->kept_description() + " round " +
                                       std::to_string(number) + ", which it does not keep"});
   }
-  run(op_id, op, op.begin_again(number));
+  run(*op, schedule_->replay_round(*op, number));
 }
 
-// The view has changed. Nothing of the old one is to come in later, so its connections go; what runs begins anew.
+// The view ends. Its connections close, so that no late frame of it can come in; its running rounds will run anew.
 void Communicator::halt(const Halt& halt) {
   if (has_ended()) return;
   log_.add(Severity::kWarning, halt.why);
   ++counters_->view_count;
-  if (!halted_) halted_since_ = EventLoop::Clock::now();
+  if (!halted_) halted_at_ = EventLoop::Clock::now();
   halted_ = true;
-  view_number_ = halt.view;
+  view_.number = halt.view;
   for (ReducerLink& link : links_) link.close();
   links_.clear();
-  if (running_round_count_ > 0) note_busy();
-  running_round_count_ = 0;
-  for (auto& [op_id, op] : ops_) {
-    if (op.running() != nullptr && op.stop()) ++waiting_round_count_;
-  }
-  member_->send(OutFrame::control(FrameType::kProgress, encode(progress())));
+  schedule_->stop_rounds();
+  member_->send(OutFrame::control(FrameType::kProgress, encode(Progress{view_.number, schedule_->progress()})));
 }
 
-Progress Communicator::progress() const {
-  Progress progress{view_number_, {}};
-  for (const auto& [op_id, op] : ops_) progress.ops.push_back({op_id, op.begun_count()});
-  return progress;
-}
-
-// Of ops that the program has left behind, or that it runs once, the coordinator finds out when nobody can need the
-// last round again.
+// The coordinator learns which ops the program has left behind, and answers with on_forget once every worker has
+// completed the same rounds of them.
 void Communicator::report_still(EventLoop::Clock::time_point now) {
   if (!config_.job.failover || phase_ != Phase::kRunning || halted_) return;
-  Progress still{view_number_, {}};
-  size_t kept_bytes = 0;
-  for (auto& [op_id, op] : ops_) {
-    if (op.is_still(now - config_.timeout)) still.ops.push_back({op_id, op.begun_count()});
-    kept_bytes += op.kept_bytes();
-  }
-  counters_->kept_bytes = kept_bytes;
+  counters_->kept_bytes = schedule_->kept_bytes();
+  const Progress still{view_.number, schedule_->take_still(now - config_.timeout)};
   if (!still.ops.empty()) member_->send(OutFrame::control(FrameType::kStill, encode(still)));
 }
 
-void Communicator::forget(const Progress& completed) {
-  for (const Progress::OpProgress& op : completed.ops) {
-    if (const auto found = ops_.find(op.op); found != ops_.end()) found->second.forget(op.completed_count);
-  }
-}
+// --- Rounds, from the program's request to its end.
 
 void Communicator::start_round(RoundRequest request) {
   request.requested = EventLoop::Clock::now();
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.has_value()) {
-      inbox_.push_back(std::move(request));
-      loop_->post([this] { take_inbox(); });
-      return;
-    }
-  }
-  complete(std::move(request), failure());
+  if (const Status closed = inbox_.add(request); !closed.ok()) return complete(std::move(request), closed);
+  loop_->post([this] { take_inbox(); });
 }
 
 void Communicator::feed() {
@@ -244,86 +217,58 @@ void Communicator::feed() {
   });
 }
 
-void Communicator::abort(Status why) {
-  loop_->post([this, why = std::move(why)] { fail(why); });
-}
-
-Status Communicator::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_.value_or(Status());
-}
-
 void Communicator::take_inbox() {
-  std::vector<RoundRequest> requests;
-  {
-    const std::lock_guard lock(mutex_);
-    requests.swap(inbox_);
-  }
-  for (RoundRequest& request : requests) enqueue(std::move(request));
-}
-
-// The loop has ended: from here on start_round() answers by itself, and what it left for the loop is answered here.
-void Communicator::refuse_inbox() {
-  std::vector<RoundRequest> requests;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.has_value()) failure_ = Status(Code::kNotInitialized, "jaxhetero was shut down");
-    requests.swap(inbox_);
-  }
-  for (RoundRequest& request : requests) complete(std::move(request), failure());
-}
-
-void Communicator::complete(RoundRequest request, const Status& status) {
-  if (!request.done) return;  // a replay: nobody waits for it here
-  callback_threads_->run([done = std::move(request.done), status] { done(status); });
+  for (RoundRequest& request : inbox_.take_all()) enqueue(std::move(request));
 }
 
 void Communicator::enqueue(RoundRequest request) {
-  if (phase_ == Phase::kLeaving) {
+  if (phase_ == Phase::kFailed) return complete(std::move(request), failure());
+  if (phase_ == Phase::kLeaving || phase_ == Phase::kLeft) {
     return complete(std::move(request), {Code::kNotInitialized, "a round was started during the shutdown"});
   }
-  if (has_ended()) return complete(std::move(request), failure());
-  const uint64_t op_id = request.op;
-  Op& op = ops_.try_emplace(op_id, context_->lent_memory).first->second;
-  if (!op.agrees(request.spec)) {
-    const std::string what = describe(request.spec) + " is not what " + request.description + " was before";
-    return complete(std::move(request), {Code::kInternal, what});
+  const Result<Op*> op = schedule_->add(request);
+  if (!op.ok()) return complete(std::move(request), op.status());
+  if (may_start(*op.value())) start_next(*op.value());
+}
+
+// The program's rounds need the plan, which the start makes.
+bool Communicator::may_start(const Op& op) const {
+  return !halted_ && op.running() == nullptr && op.next() != nullptr &&
+         (phase_ != Phase::kStarting || op.next()->is_internal);
+}
+
+void Communicator::start_waiting() {
+  for (auto& [op_id, op] : schedule_->ops()) {
+    if (may_start(op)) start_next(op);
   }
-  op.add(std::move(request));
-  ++waiting_round_count_;
-  if (may_start(op)) start_next(op_id, op);
 }
 
-void Communicator::start_next(uint64_t op_id, Op& op) {
-  --waiting_round_count_;
-  run(op_id, op, op.begin());
-}
+void Communicator::start_next(Op& op) { run(op, schedule_->start_next_round(op)); }
 
-void Communicator::run(uint64_t op_id, Op& op, Round& round) {
-  round.begin = round.progress = EventLoop::Clock::now();
-  if (running_round_count_++ == 0) busy_since_ = round.progress;
-
+void Communicator::run(Op& op, Round& round) {
   const OpSpec& spec = round.request.spec;
   const ShardPlan& plan = planner_.plan_of(round.request);
   const size_t item = item_bytes(spec.dtype);
   round.least_window_bytes = plan.least_window_bytes(spec.total_count, item);
   const uint64_t chunk_count = plan.chunk_count(spec.total_count, item, spec.call_bytes);
-  for (const Shard& shard : plan.cut(op_id, spec.total_count, item)) round.segments.emplace_back(shard, chunk_count);
+  for (const Shard& shard : plan.cut(round.request.op, spec.total_count, item)) {
+    round.segments.emplace_back(shard, chunk_count);
+  }
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
     copy(round.request.inputs, round.request.outputs);
   }
   for (Segment& segment : round.segments) {
-    describe_op(op_id, op, segment.shard.reducer);
+    describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].begin(round, segment);
   }
 }
 
-void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
+void Communicator::describe_op(Op& op, uint32_t reducer) {
   if (!op.is_new_to(reducer)) return;
   const Round& round = *op.running();
   FrameHeader header;
-  header.op = op_id;
+  header.op = round.request.op;
   header.round = round.number;
   const OpDescription description{round.request.spec, round.request.description};
   links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
@@ -332,6 +277,40 @@ void Communicator::describe_op(uint64_t op_id, Op& op, uint32_t reducer) {
 void Communicator::feed_starved() {
   for (ReducerLink& link : links_) link.feed_starved(EventLoop::Clock::now());
   if (!has_ended()) loop_->after(kFeedInterval, [this] { feed_starved(); });
+}
+
+void Communicator::finish_round(Op& op) {
+  const std::unique_ptr<Round> round = schedule_->finish_round(op);
+  if (!round->is_replay) {
+    if (round->request.is_internal) {
+      planner_.finish_probe();
+      probe_rates();
+    } else {
+      record(*round);
+      complete(std::move(round->request), {});
+    }
+  }
+  if (may_start(op)) start_next(op);
+  note_idle();
+  if (phase_ == Phase::kLeaving) leave();
+}
+
+void Communicator::record(const Round& round) {
+  const RoundRequest& request = round.request;
+  timeline_.add({request.description, round.number, request.spec.total_count * item_bytes(request.spec.dtype),
+                 request.requested, round.begin, round.first_result, round.progress});
+}
+
+void Communicator::complete(RoundRequest request, const Status& status) {
+  if (!request.done) return;  // a replay: no caller waits for it here
+  callback_threads_->run([done = std::move(request.done), status] { done(status); });
+}
+
+// --- Frames of reducers.
+
+uint32_t Communicator::reducer_of(const Connection& connection) const {
+  const auto link = std::ranges::find_if(links_, [&](const ReducerLink& l) { return l.has(connection); });
+  return static_cast<uint32_t>(link - links_.begin());
 }
 
 Status Communicator::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
@@ -346,38 +325,6 @@ Status Communicator::on_header(Connection& connection, const FrameHeader& header
     default:
       return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
   }
-}
-
-// The open segment whose next chunk this result is; a reducer that sends anything else is refused.
-Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t reducer) {
-  const auto op = ops_.find(header.op);
-  Round* round = op == ops_.end() ? nullptr : op->second.running();
-  if (round == nullptr || round->number != header.round) {
-    return Status(Code::kProtocol, "it sent a result of a round that does not run");
-  }
-  Segment* segment = round->segment_at(reducer);
-  if (segment == nullptr || segment->done) {
-    return Status(Code::kProtocol, "it sent a result that nobody asked for");
-  }
-  return segment;
-}
-
-Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
-  Result<Segment*> found = segment_of(header, reducer);
-  if (!found.ok()) return found.status();
-  Op& op = ops_.at(header.op);
-  Round& round = *op.running();
-  const OpSpec& spec = round.request.spec;
-  if (Status status = links_[reducer].check_result(spec, *found.value(), header); !status.ok()) return status;
-  if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
-    op.keep(contributes(spec, config_.rank));
-  }
-  if (round.is_replay) {  // the result is here already
-    into = links_[reducer].take_control(header.payload_bytes);
-  } else {
-    round.place(header.offset * item_bytes(spec.dtype), header.payload_bytes, into);
-  }
-  return {};
 }
 
 Status Communicator::on_frame(Connection& connection, const FrameHeader& header) {
@@ -395,8 +342,37 @@ Status Communicator::on_frame(Connection& connection, const FrameHeader& header)
   }
 }
 
+// The open segment whose next chunk this result is; a reducer that sends anything else is refused.
+Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t reducer) {
+  Round* round = schedule_->running_round(header.op, header.round);
+  if (round == nullptr) return Status(Code::kProtocol, "it sent a result of a round that does not run");
+  Segment* segment = round->segment_at(reducer);
+  if (segment == nullptr || segment->done) {
+    return Status(Code::kProtocol, "it sent a result that nobody asked for");
+  }
+  return segment;
+}
+
+Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
+  Result<Segment*> found = segment_of(header, reducer);
+  if (!found.ok()) return found.status();
+  Op& op = *schedule_->find(header.op);
+  Round& round = *op.running();
+  const OpSpec& spec = round.request.spec;
+  if (Status status = links_[reducer].check_result(spec, *found.value(), header); !status.ok()) return status;
+  if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
+    op.keep(contributes(spec, config_.rank));
+  }
+  if (round.is_replay) {  // the result is here already
+    into = links_[reducer].take_control(header.payload_bytes);
+  } else {
+    round.place(header.offset * item_bytes(spec.dtype), header.payload_bytes, into);
+  }
+  return {};
+}
+
 void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
-  Op& op = ops_.at(header.op);
+  Op& op = *schedule_->find(header.op);
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
   const size_t begin = header.offset * item_bytes(round.request.spec.dtype);
@@ -411,149 +387,55 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
     for (ReducerLink& link : links_) link.push_chunks();
   }
   if (!segment.done) return;
-  if (--round.open_segment_count == 0) finish_round(header.op, op);
+  if (--round.open_segment_count == 0) finish_round(op);
 }
 
-void Communicator::finish_round(uint64_t op_id, Op& op) {
-  const std::unique_ptr<Round> round = op.finish();
-  if (--running_round_count_ == 0) note_busy();
-  if (round->request.is_internal) {
-    if (!round->is_replay) {
-      planner_.finish_probe();
-      probe_rates();
-    }
-  } else if (!round->is_replay) {
-    last_completed_ = round->name();
-    ++counters_->round_count;
-    record(*round);
-    complete(std::move(round->request), {});
-  }
-  if (may_start(op)) start_next(op_id, op);
-  note_idle();
-  if (phase_ == Phase::kLeaving) leave();
+void Communicator::note_late(const FrameHeader& header, const Bytes& late_workers) {
+  Round* round = schedule_->running_round(header.op, header.round);
+  if (round != nullptr) stall_watch_->note_late(*round, decode_text(late_workers), header.count);
 }
 
-void Communicator::note_busy() {
-  counters_->busy_us +=
-      static_cast<uint64_t>(duration_cast<microseconds>(EventLoop::Clock::now() - busy_since_).count());
-}
+// --- Stalls, losses and the end.
 
-void Communicator::record(const Round& round) {
-  constexpr size_t kMostRecords = 4096;
-  const RoundRequest& request = round.request;
-  const std::lock_guard lock(mutex_);
-  if (timeline_.size() == kMostRecords) timeline_.pop_front();
-  timeline_.push_back({request.description, round.number, request.spec.total_count * item_bytes(request.spec.dtype),
-                       request.requested, round.begin, round.first_result, round.progress});
-}
-
-std::vector<RoundRecord> Communicator::timeline() const {
-  const std::lock_guard lock(mutex_);
-  return {timeline_.begin(), timeline_.end()};
-}
-
-std::string Communicator::own_name() const {
-  return "rank " + std::to_string(config_.rank) + " (host " + config_.host_name + ")";
-}
-
-void Communicator::note_late(const FrameHeader& header, const Bytes& text) {
-  const auto op = ops_.find(header.op);
-  if (op == ops_.end() || op->second.running() == nullptr || op->second.running()->number != header.round) return;
-  Round& round = *op->second.running();
-  round.late = decode_text(text);
-  if (header.count > 0) round.others_moved = EventLoop::Clock::now();
-  const int64_t now = loop_->now_ms();
-  if (now < round.next_late_report_ms) return;
-  round.next_late_report_ms = now + kLateReportMs;
-  const auto waited = duration_cast<milliseconds>(EventLoop::Clock::now() - round.progress);
-  log_.add(Severity::kWarning, "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " +
-                                   round.name() + (header.count > 0 ? "; data still moves there, slowly" : ""));
-}
-
-void Communicator::watch_progress() {
+void Communicator::watch() {
   if (has_ended()) return;
   const EventLoop::Clock::time_point now = EventLoop::Clock::now();
-  const bool is_changing = halted_ && phase_ != Phase::kStarting;
-  if (is_changing && now - halted_since_ >= 2 * config_.timeout) {
-    return fail({Code::kRoundTimeout,
-                 own_name() + ": no word how to go on for " + std::to_string(2 * config_.timeout.count()) + " ms"});
-  }
-  for (const auto& [op_id, op] : ops_) {
-    if (op.running() == nullptr) continue;
-    Round& round = *op.running();
-    // The first round of an op waits for the slowest compiler of the job as well.
-    milliseconds allowed = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
-    if (phase_ == Phase::kLeaving) allowed = std::min(allowed, leave_patience_);
-    if (now - std::max(round.progress, round.others_moved) < allowed || accuse_silent(round)) continue;
-    const std::string where =
-        " for " + std::to_string(allowed.count()) + " ms in " + round.name() + "; last completed: " + last_completed_;
-    if (!round.late.empty()) {
-      return fail({Code::kRoundTimeout, own_name() + ": still waiting for " + round.late + ": no progress" + where});
-    }
-    return fail({Code::kRoundTimeout, own_name() + ": no word from " + silent_reducers(round) + where});
-  }
+  const bool has_no_view = halted_ && phase_ != Phase::kStarting;
+  const Status stall = has_no_view ? stall_watch_->check_halt(now, halted_at_) : stall_watch_->check_rounds(now);
+  if (!stall.ok()) return fail(stall);
   report_still(now);
-  loop_->after(kWatchInterval, [this] { watch_progress(); });
-}
-
-std::string Communicator::silent_reducers(const Round& round) const {
-  std::string names;
-  for (const Segment& segment : round.segments) {
-    if (segment.done) continue;
-    if (!names.empty()) names += ", ";
-    names += links_[segment.shard.reducer].name();
-  }
-  return names;
-}
-
-// Whether some reducers hold a round up, while others do not: then the job is better off without them. They wait for
-// nobody, or they would have said so. Once for a round.
-bool Communicator::accuse_silent(Round& round) {
-  const auto is_silent = [](const Segment& segment) { return !segment.done; };
-  const auto silent_count = static_cast<size_t>(std::ranges::count_if(round.segments, is_silent));
-  if (!config_.job.failover || round.has_accused || !round.late.empty() || silent_count == links_.size()) return false;
-  for (const Segment& segment : round.segments) {
-    if (!segment.done) report_lost(links_[segment.shard.reducer], "it has said nothing in " + round.name());
-  }
-  round.has_accused = true;
-  round.progress = EventLoop::Clock::now();
-  return true;
+  loop_->after(kWatchInterval, [this] { watch(); });
 }
 
 void Communicator::report_lost(const ReducerLink& link, const std::string& why) {
-  member_->send(
-      OutFrame::control(FrameType::kLost, encode(Lost{view_number_, link.number(), own_name() + ": " + why})));
+  const Lost lost{view_.number, link.number(), own_name() + ": " + why};
+  member_->send(OutFrame::control(FrameType::kLost, encode(lost)));
 }
 
 void Communicator::on_close(Connection& connection, const Status& why) {
   if (has_ended()) return;
   const uint32_t reducer = reducer_of(connection);
   if (reducer >= links_.size()) return;
-  ReducerLink& link = links_[reducer];
+  const ReducerLink& link = links_[reducer];
   const bool refused = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
-  // The coordinator halts everybody and makes a new view.
+  // The coordinator halts every worker and makes a new view.
   if (config_.job.failover && !refused) return report_lost(link, why.message());
   if (phase_ == Phase::kLeaving && is_idle()) return;
   std::string text = link.name() + " was lost: " + why.message();
   if (phase_ == Phase::kStarting) text += ", in the stage connect";
-  fail({refused ? why.code() : Code::kReducerLost, text + circumstances()});
+  fail({refused ? why.code() : Code::kReducerLost, text + schedule_->circumstances()});
 }
 
-// By the coordinator, or by a reducer.
+// The coordinator or a reducer says that the job has failed.
 void Communicator::fail_as_told(const Status& why) {
   const bool lost = why.code() == Code::kWorkerLost || why.code() == Code::kReducerLost;
   const bool told = why.message().find("last completed") != std::string::npos;  // by a worker who knew
-  fail({why.code(), why.message() + (lost && !told && phase_ != Phase::kStarting ? circumstances() : "")});
+  const bool adds = lost && !told && phase_ != Phase::kStarting;
+  fail({why.code(), why.message() + (adds ? schedule_->circumstances() : "")});
 }
 
-// What the loss of somebody interrupts.
-std::string Communicator::circumstances() const {
-  std::string text;
-  for (const auto& [op_id, op] : ops_) {
-    if (op.running() != nullptr) text += "; running: " + op.running()->name();
-    if (text.size() > 1000) break;
-  }
-  return text + "; last completed: " + last_completed_;
+void Communicator::abort(Status why) {
+  loop_->post([this, why = std::move(why)] { fail(why); });
 }
 
 Status Communicator::shutdown(milliseconds patience) {
@@ -562,7 +444,7 @@ Status Communicator::shutdown(milliseconds patience) {
     if (has_ended()) return;
     if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
     phase_ = Phase::kLeaving;
-    leave_patience_ = patience;
+    stall_watch_->limit_patience(patience);
     if (patience.count() == 0) return fail({Code::kNotInitialized, "shut down without ceremony"});
     leave();
   });
@@ -576,8 +458,8 @@ void Communicator::note_idle() {
   member_->send(OutFrame::control(FrameType::kIdle, {}));
 }
 
-// Says goodbye once nothing runs any more. The coordinator lets us go when the same holds for everybody: a reducer that
-// is lost before may make others need what we keep.
+// Says goodbye once no round runs or waits. The coordinator answers when every worker is idle: until then a reducer may
+// be lost, and other workers may need what this one keeps.
 void Communicator::leave() {
   if (!is_idle()) return;
   if (coordinator_has_left_) return end_in_order();
@@ -596,26 +478,25 @@ void Communicator::end_in_order() {
 
 void Communicator::fail(const Status& why) {
   if (has_ended()) return;
+  if (phase_ == Phase::kStarting) ready_promise_.set_value(why);
   phase_ = Phase::kFailed;
-  {
-    const std::lock_guard lock(mutex_);
-    failure_ = why;
-  }
-  set_ready(why);
+  inbox_.close(why);
   context_->lent_memory->end();
-  // That we end without having failed is nothing to the others but the loss of us.
+  // A clean local shutdown still looks like a lost worker to the other processes, so they are told WorkerLost.
   const bool ours = why.code() == Code::kNotInitialized;
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
-  // First no more bytes move between the network and XLA's buffers, then the rounds let go of those buffers.
-  for (ReducerLink& link : links_) {
-    link.close_with(word);
-  }
-  for (auto& [op_id, op] : ops_) {
-    for (RoundRequest& request : op.give_up()) complete(std::move(request), why);
-  }
+  // First the network lets go of XLA's buffers, then the program gets them back.
+  for (ReducerLink& link : links_) link.close_with(word);
+  for (RoundRequest& request : schedule_->give_up()) complete(std::move(request), why);
   member_->stop(word);
-  // Time for that last word, and on rank 0 for the coordinator's.
+  // Time for that last word to be sent, and on rank 0 for the coordinator's.
   loop_->after(kFailureFlush, [this] { loop_->stop(); });
+}
+
+// The loop has ended: start_round() refuses from now on, and what it left for the loop is refused here.
+void Communicator::refuse_inbox() {
+  inbox_.close({Code::kNotInitialized, "jaxhetero was shut down"});
+  for (RoundRequest& request : inbox_.take_all()) complete(std::move(request), failure());
 }
 
 }  // namespace jaxhetero

@@ -1,16 +1,18 @@
-// The worker's end of a job: runs the rounds that the program asks for over the links to the reducers, one after the
-// other for each op, and takes them through every change of the view.
+// A worker's part of a job: it joins the job and each of its views, runs the program's rounds over the links to the
+// reducers, and leaves or fails.
+//
+// One event loop on one thread of its own does all of this; the program's threads only put requests into an inbox. The
+// end of a round is told on other threads again (callback_threads.h). A round's inputs and outputs belong to the
+// program, and are touched until its `done` is called.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
+#include <cstdint>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "xla_ffi/base/counters.h"
@@ -25,10 +27,14 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/callback_threads.h"
+#include "xla_ffi/worker/inbox.h"
 #include "xla_ffi/worker/op.h"
 #include "xla_ffi/worker/planner.h"
 #include "xla_ffi/worker/reducer_link.h"
 #include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/schedule.h"
+#include "xla_ffi/worker/stall_watch.h"
+#include "xla_ffi/worker/timeline.h"
 
 namespace jaxhetero {
 
@@ -36,7 +42,7 @@ struct CommunicatorConfig {
   uint32_t rank = 0;
   JobShape job;
   std::string coordinator;  // "host:port"
-  std::string source;       // the address to connect from; empty: as the routes decide
+  std::string source;       // the address to connect from; empty: the routes decide
   Bytes token;
   std::string host_name;
   std::string version;
@@ -57,103 +63,99 @@ void for_each_worker_setting(Visit&& visit) {
   visit("shared_memory", &CommunicatorConfig::shared_memory);
 }
 
-// When a round that is over went through its stages.
-struct RoundRecord {
-  using Time = EventLoop::Clock::time_point;
-
-  std::string description;
-  uint64_t number = 0;
-  uint64_t bytes = 0;
-  Time requested;     // by the program
-  Time first_push;    // given to the transport
-  Time first_result;  // received
-  Time end;           // the last one received
-};
-
 class Communicator final : private ConnectionOwner {
  public:
   explicit Communicator(CommunicatorConfig config);
+  // Fails the rounds that are not complete, and joins the thread.
   ~Communicator() override;
 
-  // Looks up addresses, binds the coordinator on rank 0, starts the thread. Does not wait for the others.
+  // Looks up addresses, binds the coordinator on rank 0 and starts the thread. Waits for no other process.
   Status start();
-  // How the start went, or nothing if that is not known after `patience`.
-  std::optional<Status> wait_ready(std::chrono::milliseconds patience);
+  // How the start went; nothing if that is not known after `patience`. Any thread.
+  [[nodiscard]] std::optional<Status> wait_ready(std::chrono::milliseconds patience) const;
   // Any thread; never blocks. Rounds of one op run one after the other, in the order of these calls.
   void start_round(RoundRequest request);
-  // Any thread; never blocks. More of some round's inputs is ready.
+  // Any thread; never blocks. More bytes of some round's inputs are ready (RoundRequest::ready_bytes).
   void feed();
-  // Any thread; never blocks. Ends the job for everybody.
+  // Any thread; never blocks. Ends the job for every process.
   void abort(Status why);
-  // Finishes the running rounds, takes leave of the reducers and ends the thread; without ceremony once the rounds
-  // stand still for `patience`, and at once if that is 0. When none runs here, it is for the others to end what stands
-  // still.
+  // Completes the rounds that were started, says goodbye to the reducers and joins the thread. Fails once a round has
+  // made no progress for `patience`, and at once if that is 0. A worker without rounds waits for as long as the others
+  // have some: they may need what it keeps, and end the job themselves when it stalls.
   Status shutdown(std::chrono::milliseconds patience);
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
-  // Why rounds cannot run any more, once something has failed.
-  [[nodiscard]] Status failure() const;
+  // Why no round can run any more; ok while rounds can. Any thread.
+  [[nodiscard]] Status failure() const { return inbox_.why_closed(); }
   [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
-  // The latest rounds, oldest first; a bounded number.
-  [[nodiscard]] std::vector<RoundRecord> timeline() const;
+  // The latest completed rounds, oldest first; a bounded number. Any thread.
+  [[nodiscard]] std::vector<RoundRecord> timeline() const { return timeline_.records(); }
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
 
+  // Start.
+  Status make_context();
+  [[nodiscard]] Registration registration() const;
+  [[nodiscard]] Member::Callbacks member_callbacks();
+  void enrol();
+  void probe_rates();
+
+  // Views.
+  void join(const View& view);
+  void resume();
+  void replay(uint64_t op_id, uint64_t number);
+  void halt(const Halt& halt);
+  void report_still(EventLoop::Clock::time_point now);
+
+  // Rounds, from the program's request to its end.
+  void take_inbox();
+  void enqueue(RoundRequest request);
+  [[nodiscard]] bool may_start(const Op& op) const;
+  void start_waiting();
+  void start_next(Op& op);
+  void run(Op& op, Round& round);
+  void describe_op(Op& op, uint32_t reducer);
+  void feed_starved();
+  void finish_round(Op& op);
+  void record(const Round& round);
+  void complete(RoundRequest request, const Status& status);
+
+  // Frames of reducers.
   void on_open(Connection& connection) override;
   Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
   Status on_frame(Connection& connection, const FrameHeader& header) override;
   void on_close(Connection& connection, const Status& why) override;
-
-  void join(const View& view);
-  void resume();
-  void probe_rates();
-  void start_waiting();
-  [[nodiscard]] bool may_start(const Op& op) const;
-  void replay(uint64_t op_id, uint64_t number);
-  void halt(const Halt& halt);
-  [[nodiscard]] Progress progress() const;
-  void report_still(EventLoop::Clock::time_point now);
-  void forget(const Progress& completed);
-  void set_ready(Status status);
-
-  [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
-
-  void take_inbox();
-  void refuse_inbox();
-  void enqueue(RoundRequest request);
-  void start_next(uint64_t op_id, Op& op);
-  void run(uint64_t op_id, Op& op, Round& round);
-  void describe_op(uint64_t op_id, Op& op, uint32_t reducer);
-  void feed_starved();
+  [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);
-  void finish_round(uint64_t op_id, Op& op);
-  void record(const Round& round);
-  void note_busy();
-  void note_late(const FrameHeader& header, const Bytes& text);
-  void complete(RoundRequest request, const Status& status);
+  void note_late(const FrameHeader& header, const Bytes& late_workers);
 
-  void watch_progress();
-  [[nodiscard]] std::string silent_reducers(const Round& round) const;
-  bool accuse_silent(Round& round);
+  // Stalls, losses and the end.
+  void watch();
   void report_lost(const ReducerLink& link, const std::string& why);
   void fail_as_told(const Status& why);
-  [[nodiscard]] std::string circumstances() const;
-
-  [[nodiscard]] bool is_idle() const { return !halted_ && running_round_count_ + waiting_round_count_ == 0; }
   void note_idle();
   void leave();
   void end_in_order();
   void fail(const Status& why);
-  [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
+  void refuse_inbox();
+  [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
+  [[nodiscard]] bool is_idle() const { return !halted_ && schedule_->is_empty(); }
   [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
 
   const CommunicatorConfig config_;
+
+  // Any thread.
   EventLog log_;
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+  Timeline timeline_;
+  Inbox inbox_;  // closed once rounds cannot run any more
+  std::promise<Status> ready_promise_;
+  const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
+
   std::unique_ptr<CallbackThreads> callback_threads_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TcpContext> context_;
@@ -163,29 +165,16 @@ class Communicator final : private ConnectionOwner {
 
   // The loop's thread only.
   Phase phase_ = Phase::kStarting;
-  uint64_t job_id_ = 0;
-  uint32_t view_number_ = 0;
+  View view_;
   bool halted_ = true;  // not connected to all reducers of the view
-  EventLoop::Clock::time_point halted_since_;
-  std::vector<View::Resume> resume_;
+  EventLoop::Clock::time_point halted_at_;
   Planner planner_{config_.job};
+  std::vector<ReducerLink> links_;  // by place in the view
+  std::unique_ptr<Schedule> schedule_;
+  std::unique_ptr<StallWatch> stall_watch_;
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
-  std::vector<ReducerLink> links_;  // by place in the view
-  std::unordered_map<uint64_t, Op> ops_;
-  size_t running_round_count_ = 0;
-  size_t waiting_round_count_ = 0;
-  EventLoop::Clock::time_point busy_since_;
-  std::string last_completed_ = "none";
-  std::chrono::milliseconds leave_patience_{0};
-  std::vector<iovec> pieces_;
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Status> ready_;      // guarded by mutex_, as is all below
-  std::optional<Status> failure_;    // why rounds cannot run any more
-  std::vector<RoundRequest> inbox_;  // on their way to the loop's thread
-  std::deque<RoundRecord> timeline_;
+  std::vector<iovec> pieces_;  // of a total that is widened
 };
 
 }  // namespace jaxhetero

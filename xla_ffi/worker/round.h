@@ -87,7 +87,7 @@ struct Round {
   EventLoop::Clock::time_point progress;
   EventLoop::Clock::time_point others_moved;  // by the reducers' word: whom it waits for is slow, not stuck
   std::string late;                           // whom the reducers wait for, by their last word
-  int64_t next_late_report_ms = 0;
+  EventLoop::Clock::time_point next_late_report;
   bool is_replay = false;                // it is over here, but not for others
   bool is_answered = false;              // a total has begun to come
   KeptContribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed, and that is what is sent

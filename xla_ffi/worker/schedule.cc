@@ -1,0 +1,109 @@
+#include "xla_ffi/worker/schedule.h"
+
+#include "xla_ffi/wire/op_spec.h"
+
+namespace jaxhetero {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+
+Result<Op*> Schedule::add(RoundRequest& request) {
+  Op& op = ops_.try_emplace(request.op, lent_memory_).first->second;
+  if (!op.agrees(request.spec)) {
+    return Status(Code::kInternal, describe(request.spec) + " is not what " + request.description + " was before");
+  }
+  op.add(std::move(request));
+  ++waiting_count_;
+  return &op;
+}
+
+Round& Schedule::start_next_round(Op& op) {
+  --waiting_count_;
+  return note_started(op.begin());
+}
+
+Round& Schedule::replay_round(Op& op, uint64_t number) { return note_started(op.begin_again(number)); }
+
+Round& Schedule::note_started(Round& round) {
+  round.begin = round.progress = Clock::now();
+  if (running_count_++ == 0) busy_since_ = round.begin;
+  return round;
+}
+
+std::unique_ptr<Round> Schedule::finish_round(Op& op) {
+  std::unique_ptr<Round> round = op.finish();
+  if (--running_count_ == 0) note_busy();
+  if (!round->is_replay && !round->request.is_internal) {
+    last_completed_ = round->name();
+    ++counters_->round_count;
+  }
+  return round;
+}
+
+void Schedule::stop_rounds() {
+  if (running_count_ > 0) note_busy();
+  running_count_ = 0;
+  for (auto& [op_id, op] : ops_) {
+    if (op.running() != nullptr && op.stop()) ++waiting_count_;
+  }
+}
+
+std::vector<RoundRequest> Schedule::give_up() {
+  std::vector<RoundRequest> requests;
+  for (auto& [op_id, op] : ops_) {
+    for (RoundRequest& request : op.give_up()) requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+Op* Schedule::find(uint64_t op_id) {
+  const auto found = ops_.find(op_id);
+  return found == ops_.end() ? nullptr : &found->second;
+}
+
+Round* Schedule::running_round(uint64_t op_id, uint64_t number) {
+  const Op* op = find(op_id);
+  Round* round = op == nullptr ? nullptr : op->running();
+  return round != nullptr && round->number == number ? round : nullptr;
+}
+
+std::vector<Progress::OpProgress> Schedule::progress() const {
+  std::vector<Progress::OpProgress> progress;
+  for (const auto& [op_id, op] : ops_) progress.push_back({op_id, op.begun_count()});
+  return progress;
+}
+
+std::vector<Progress::OpProgress> Schedule::take_still(Clock::time_point since) {
+  std::vector<Progress::OpProgress> still;
+  for (auto& [op_id, op] : ops_) {
+    if (op.is_still(since)) still.push_back({op_id, op.begun_count()});
+  }
+  return still;
+}
+
+void Schedule::forget(const Progress& completed) {
+  for (const Progress::OpProgress& progress : completed.ops) {
+    if (Op* op = find(progress.op); op != nullptr) op->forget(progress.completed_count);
+  }
+}
+
+size_t Schedule::kept_bytes() const {
+  size_t bytes = 0;
+  for (const auto& [op_id, op] : ops_) bytes += op.kept_bytes();
+  return bytes;
+}
+
+std::string Schedule::circumstances() const {
+  std::string text;
+  for (const auto& [op_id, op] : ops_) {
+    if (op.running() != nullptr) text += "; running: " + op.running()->name();
+    if (text.size() > 1000) break;
+  }
+  return text + "; last completed: " + last_completed_;
+}
+
+void Schedule::note_busy() {
+  counters_->busy_us += static_cast<uint64_t>(duration_cast<microseconds>(Clock::now() - busy_since_).count());
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,82 @@
+// The ops of a worker's program: which of their rounds wait, run and have completed, and what is kept of them.
+//
+// The communicator asks it what to run next; it counts, but sends nothing. The event loop's thread only.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/base/counters.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/transport/lent_memory.h"
+#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/op.h"
+#include "xla_ffi/worker/round.h"
+
+namespace jaxhetero {
+
+class Schedule {
+ public:
+  using Clock = EventLoop::Clock;
+
+  // Kept contributions lie in `lent_memory`.
+  Schedule(std::shared_ptr<LentMemory> lent_memory, std::shared_ptr<Counters> counters)
+      : lent_memory_(std::move(lent_memory)), counters_(std::move(counters)) {}
+
+  // Queues the request behind the op's others and returns the op. Fails, and leaves the request as it is, where the
+  // spec is not that of the op's earlier rounds.
+  Result<Op*> add(RoundRequest& request);
+
+  // Of an op that has a request and no running round.
+  Round& start_next_round(Op& op);
+  // Of an op without a running round: runs a round again that is complete here and not on every other worker.
+  Round& replay_round(Op& op, uint64_t number);
+  std::unique_ptr<Round> finish_round(Op& op);
+  // The reducers change: every round that runs will run anew as its op's next one. A replay ends.
+  void stop_rounds();
+  // Ends all rounds and returns the requests that are not complete.
+  std::vector<RoundRequest> give_up();
+
+  [[nodiscard]] std::unordered_map<uint64_t, Op>& ops() { return ops_; }
+  [[nodiscard]] const std::unordered_map<uint64_t, Op>& ops() const { return ops_; }
+  // Null if there is no such op.
+  [[nodiscard]] Op* find(uint64_t op_id);
+  // The round of this number, if it is the op's running one; else null.
+  [[nodiscard]] Round* running_round(uint64_t op_id, uint64_t number);
+  // Whether no round runs or waits.
+  [[nodiscard]] bool is_empty() const { return running_count_ + waiting_count_ == 0; }
+
+  // How many rounds of each op are complete, if none runs.
+  [[nodiscard]] std::vector<Progress::OpProgress> progress() const;
+  // The same of the ops that had no running or waiting round since then. Each standstill is reported once.
+  [[nodiscard]] std::vector<Progress::OpProgress> take_still(Clock::time_point since);
+  // All workers have completed so many rounds: frees the contributions that no reducer can need again.
+  void forget(const Progress& completed);
+  [[nodiscard]] size_t kept_bytes() const;
+
+  // "psum 3 (float32[10]) round 17", or "none".
+  [[nodiscard]] const std::string& last_completed() const { return last_completed_; }
+  // What a loss interrupts: "; running: ...; last completed: ...".
+  [[nodiscard]] std::string circumstances() const;
+
+ private:
+  Round& note_started(Round& round);
+  void note_busy();
+
+  const std::shared_ptr<LentMemory> lent_memory_;
+  const std::shared_ptr<Counters> counters_;
+  std::unordered_map<uint64_t, Op> ops_;
+  size_t running_count_ = 0;
+  size_t waiting_count_ = 0;
+  Clock::time_point busy_since_;  // while a round runs
+  std::string last_completed_ = "none";
+};
+
+}  // namespace jaxhetero

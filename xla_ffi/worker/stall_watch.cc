@@ -1,0 +1,81 @@
+#include "xla_ffi/worker/stall_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kReportInterval{5000};
+
+}  // namespace
+
+StallWatch::StallWatch(Config config, const Schedule& schedule, const std::vector<ReducerLink>& links, EventLog& log,
+                       Accuse accuse)
+    : config_(std::move(config)), schedule_(schedule), links_(links), log_(log), accuse_(std::move(accuse)) {}
+
+Status StallWatch::check_rounds(Clock::time_point now) {
+  for (const auto& [op_id, op] : schedule_.ops()) {
+    if (op.running() == nullptr) continue;
+    Round& round = *op.running();
+    const milliseconds patience = patience_with(round);
+    if (now - std::max(round.progress, round.others_moved) < patience || accuse_silent(round)) continue;
+    const std::string where = " for " + std::to_string(patience.count()) + " ms in " + round.name() +
+                              "; last completed: " + schedule_.last_completed();
+    const std::string who = round.late.empty() ? "no word from " + silent_reducers(round)
+                                               : "still waiting for " + round.late + ": no progress";
+    return {Code::kRoundTimeout, config_.own_name + ": " + who + where};
+  }
+  return {};
+}
+
+// The first round of an op waits for the slowest compiler of the job as well.
+milliseconds StallWatch::patience_with(const Round& round) const {
+  const milliseconds patience = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
+  return std::min(patience, most_patience_);
+}
+
+Status StallWatch::check_halt(Clock::time_point now, Clock::time_point halted_at) const {
+  const milliseconds patience = 2 * config_.timeout;
+  if (now - halted_at < patience) return {};
+  return {Code::kRoundTimeout,
+          config_.own_name + ": the coordinator has sent no new view for " + std::to_string(patience.count()) + " ms"};
+}
+
+// The silent reducers wait for no worker, or they would have said so. Once a round.
+bool StallWatch::accuse_silent(Round& round) {
+  const auto is_silent = [](const Segment& segment) { return !segment.done; };
+  const auto silent_count = static_cast<size_t>(std::ranges::count_if(round.segments, is_silent));
+  if (!accuse_ || round.has_accused || !round.late.empty() || silent_count == links_.size()) return false;
+  for (const Segment& segment : round.segments) {
+    if (is_silent(segment)) accuse_(links_[segment.shard.reducer], "it has said nothing in " + round.name());
+  }
+  round.has_accused = true;
+  round.progress = Clock::now();
+  return true;
+}
+
+std::string StallWatch::silent_reducers(const Round& round) const {
+  std::string names;
+  for (const Segment& segment : round.segments) {
+    if (segment.done) continue;
+    names += (names.empty() ? "" : ", ") + links_[segment.shard.reducer].name();
+  }
+  return names;
+}
+
+void StallWatch::note_late(Round& round, const std::string& late_workers, uint32_t moving_count) {
+  const Clock::time_point now = Clock::now();
+  round.late = late_workers;
+  if (moving_count > 0) round.others_moved = now;
+  if (now < round.next_late_report) return;
+  round.next_late_report = now + kReportInterval;
+  const auto waited = duration_cast<milliseconds>(now - round.progress);
+  log_.add(Severity::kWarning, "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " +
+                                   round.name() + (moving_count > 0 ? "; data still moves there, slowly" : ""));
+}
+
+}  // namespace jaxhetero
