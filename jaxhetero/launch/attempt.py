@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -23,34 +23,16 @@ from typing import Self
 from jaxhetero.config import Config, read_environment, write_environment
 from jaxhetero.errors import ConfigError
 from jaxhetero.launch.culprit import find_culprit, find_lasting, is_known
-from jaxhetero.launch.process import Guard, Process, any_runs, signal_name
-from jaxhetero.launch.terminal import Display, LineSplitter, Sink, show_count
+from jaxhetero.launch.guard import Guard
+from jaxhetero.launch.pipes import LIVE, Pipe, Pipes
+from jaxhetero.launch.process import Process, any_runs, signal_name
+from jaxhetero.launch.terminal import Display, show_count
 
 # Failures this close to the first one are judged together: one process's end makes others fail within milliseconds.
 _SETTLE_S = 0.3
 _REDUCERS_END_S = 5.0
 _STRAGGLERS_END_S = 1.0
 _TICK_S = 0.05
-_READ_BYTES = 1 << 16
-# More than a pipe can hold (1 MiB unless privileged).
-_DRAIN_BLOCKS = 32
-# The process whose progress bar stays in place on a terminal.
-_LIVE = "worker 0"
-
-
-@dataclass
-class _Pipe:
-    """Our end of a child's standard output or standard error."""
-
-    process: Process
-    fd: int
-    sink: Sink
-    splitter: LineSplitter = field(default_factory=LineSplitter)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether its progress bar is the one that stays in place on a terminal."""
-        return self.process.name == _LIVE
 
 
 @dataclass(frozen=True)
@@ -84,7 +66,6 @@ class Attempt:
         self._failover = bool(read_environment(write_environment(settings)).get("failover", Config.failover))
         self._processes: list[Process] = []
         self._lost_reducers: list[Process] = []
-        self._pipes: list[_Pipe] = []
         self._exit_stack = contextlib.ExitStack()
         self.signals: list[int] = []
         """The signals that the launcher has received, up to the end of the context."""
@@ -92,6 +73,7 @@ class Attempt:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._pipes = Pipes(self._selector, self._display)
             stack.enter_context(self._handled_signals())
             self._guard = Guard()
             stack.callback(self._guard.close)
@@ -134,7 +116,7 @@ class Attempt:
         environment.setdefault("PYTHONUNBUFFERED", "1")
         # A process that crashes in native code says where.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
-        if name == _LIVE and self._display.err.is_terminal:
+        if name == LIVE and self._display.err.is_terminal:
             # With this, rich and other libraries of its convention draw a progress bar although they write to a pipe.
             environment.setdefault("TTY_COMPATIBLE", "1")
             environment["COLUMNS"] = str(self._display.columns_for(name))
@@ -153,10 +135,7 @@ class Attempt:
         process = self._adopt(name, popen)
         for stream, sink in ((popen.stdout, self._display.out), (popen.stderr, self._display.err)):
             assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            pipe = _Pipe(process, stream.fileno(), sink)
-            self._pipes.append(pipe)
-            self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
+            self._pipes.add(process, stream.fileno(), sink)
 
     def _adopt(self, name: str, popen: subprocess.Popen[bytes]) -> Process:
         try:
@@ -223,44 +202,12 @@ class Attempt:
             # Without a deadline an event comes with every change of a condition. With a deadline the condition may be
             # about grandchildren, and no event tells of their end: hence the tick.
             for key, _ in self._selector.select(None if seconds == math.inf else min(left, _TICK_S)):
-                if isinstance(key.data, _Pipe):
-                    self._read(key.data)
+                if isinstance(key.data, Pipe):
+                    self._pipes.read(key.data)
                 else:
                     with contextlib.suppress(BlockingIOError):
                         key.data.recv(4096)
         return True
-
-    def _read(self, pipe: _Pipe) -> bool:
-        """Pass on the bytes in a pipe, up to one block; return whether it may hold more."""
-        try:
-            data = os.read(pipe.fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        trouble = pipe.process.log(data)
-        if trouble:
-            self._display.message(trouble)
-        had_update = pipe.splitter.update() is not None
-        lines = pipe.splitter.feed(data) if data else pipe.splitter.close()
-        if pipe.is_live and had_update and (lines or not data):
-            self._display.end_update(pipe.sink)
-        self._display.lines(pipe.sink, pipe.process.name, lines)
-        update = pipe.splitter.update()
-        if update is not None:
-            self._display.update(pipe.sink, pipe.process.name, update, live=pipe.is_live)
-        if not data:
-            self._selector.unregister(pipe.fd)
-            self._pipes.remove(pipe)
-        return bool(data)
-
-    def _drain(self, process: Process) -> None:
-        """Pass on the bytes that an ended process left in its pipes.
-
-        Does not wait for end of file: a grandchild may hold a pipe open for ever.
-        """
-        for pipe in [pipe for pipe in self._pipes if pipe.process is process]:
-            for _ in range(_DRAIN_BLOCKS):
-                if not self._read(pipe):
-                    break
 
     def _can_be_lost(self, process: Process) -> bool:
         """Whether the process is a reducer that was killed: workers can go on without it.
@@ -276,7 +223,7 @@ class Attempt:
         """The processes that have failed, after the last of their output was read."""
         failures = self._failures()
         for process in failures:
-            self._drain(process)
+            self._pipes.drain(process)
         return failures
 
     def _workers_ended(self) -> bool:
@@ -353,7 +300,7 @@ class Attempt:
             process.send(signal.SIGKILL)
         for process in self._processes:
             process.popen.wait()
-            self._drain(process)
+            self._pipes.drain(process)
             process.close_log()
             for stream in (process.popen.stdout, process.popen.stderr):
                 assert stream is not None

@@ -1,35 +1,46 @@
-"""The guard: kills the processes of a launcher that was killed itself.
-
-``jaxhetero launch`` starts this file as a process of its own, and holds the other end of its standard input. There it
-writes ``+PGID`` for every process group that it starts, and ``-PGID`` for every group that is gone. Input ends when the
-launcher ends, even by SIGKILL; the guard then kills the groups that are left. PR_SET_PDEATHSIG would reach children,
-but not grandchildren.
-"""
+"""The launcher's side of the guard, which kills the job's processes if the launcher is killed: see guard_program.py."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import subprocess
 import sys
+from pathlib import Path
+
+from jaxhetero.errors import InternalError
 
 
-def main() -> None:
-    """Wait for the end of standard input, then kill the process groups that the launcher left running."""
-    # A signal meant for the launcher (say, from `pkill jaxhetero`) must not end its guard first.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    groups: set[int] = set()
-    for line in sys.stdin:
-        group = int(line[1:])
-        if line[0] == "+":
-            groups.add(group)
-        else:
-            groups.discard(group)
-    for group in groups:
-        with contextlib.suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
+class Guard:
+    """The process that kills the job's processes if the launcher is killed."""
 
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("guard_program.py")
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InternalError(f"cannot start {sys.executable}: {error.strerror}") from None
 
-if __name__ == "__main__":
-    main()
+    def watch_this_process(self) -> None:
+        """Put this process's group under guard. A new child calls it before it can start other processes."""
+        self._tell(b"+%d\n" % os.getpid())
+
+    def forget(self, group: int) -> None:
+        """Take a group that is gone from the guard: the system may give its number to strangers."""
+        self._tell(b"-%d\n" % group)
+
+    def close(self) -> None:
+        """End the guard, which kills the groups that are left."""
+        with self._popen:
+            pass
+
+    def _tell(self, line: bytes) -> None:
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._popen.stdin.fileno(), line)

@@ -1,4 +1,4 @@
-"""A child process of the launcher: its signals, its end, its log; and the guard that outlives the launcher."""
+"""A child process of the launcher: its signals, its end, its log."""
 
 from __future__ import annotations
 
@@ -6,51 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from io import FileIO
 from pathlib import Path
 
-from jaxhetero.errors import InternalError
+from jaxhetero.launch.guard import Guard
 from jaxhetero.launch.terminal import last_lines
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
-
-
-class Guard:
-    """The process that kills the job's processes if the launcher is killed; see guard.py."""
-
-    def __init__(self) -> None:
-        script = Path(__file__).with_name("guard.py")
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", script],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise InternalError(f"cannot start {sys.executable}: {error.strerror}") from None
-
-    def watch_this_process(self) -> None:
-        """Put this process's group under guard. A new child calls it before it can start other processes."""
-        self._tell(b"+%d\n" % os.getpid())
-
-    def forget(self, group: int) -> None:
-        """Take a group that is gone from the guard: the system may give its number to strangers."""
-        self._tell(b"-%d\n" % group)
-
-    def close(self) -> None:
-        """End the guard, which kills the groups that are left."""
-        with self._popen:
-            pass
-
-    def _tell(self, line: bytes) -> None:
-        assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._popen.stdin.fileno(), line)
 
 
 class Process:
