@@ -178,6 +178,6 @@ def test_dry_run_of_fine_tuning(
 ) -> None:
     assert answer_questions(prepared / "vocab.txt", alone[0], tmp_path / "dry-run", "--dry-run") is None
     shown = capsys.readouterr().out
-    assert "split.json: 6 questions in 6 windows, 3 of them without an answer\n" in shown
+    assert "dry-run.json: 6 questions in 6 windows, 3 of them without an answer\n" in shown
     assert "BERT fine-tuning" in shown
     assert "windows per step" in shown
