@@ -6,14 +6,17 @@
 #include <string>
 #include <utility>
 
-#include "xla_ffi/base/status.h"
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/transport/tcp_context.h"
+#include "xla_ffi/wire/auth.h"
 
 namespace jaxhetero {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReportInterval{3000};  // how often those who wait hear whom for
+constexpr milliseconds kReportInterval{3000};  // between reports of who is missing
 
 std::string named(const Registration& registration) {
   std::string name = registration.role == Role::kWorker ? "rank " : "reducer";
@@ -47,18 +50,30 @@ Status Coordinator::start(milliseconds patience, milliseconds timeout) {
   });
 }
 
-bool Coordinator::is_worker(const Guest& guest) const {
-  return guest.registered && guest.registration.role == Role::kWorker;
+bool Coordinator::takes(const Guest& guest, FrameType type) {
+  switch (type) {
+    case FrameType::kRegister:
+    case FrameType::kFault:
+    case FrameType::kAlive:
+      return true;
+    case FrameType::kReady:
+      return !guest.is_worker();
+    case FrameType::kLost:
+    case FrameType::kProgress:
+    case FrameType::kStill:
+    case FrameType::kIdle:
+    case FrameType::kGoodbye:
+      return guest.is_worker();
+    default:
+      return false;
+  }
 }
 
 Status Coordinator::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
   Guest& guest = guests_[&connection];
-  const bool known = header.type == FrameType::kRegister || header.type == FrameType::kFault ||
-                     header.type == FrameType::kAlive || (header.type == FrameType::kReady && !is_worker(guest)) ||
-                     (is_worker(guest) && (header.type == FrameType::kLost || header.type == FrameType::kProgress ||
-                                           header.type == FrameType::kStill || header.type == FrameType::kIdle ||
-                                           header.type == FrameType::kGoodbye));
-  if (!known) return {Code::kProtocol, "the coordinator takes no frame of type " + std::to_string(int(header.type))};
+  if (!takes(guest, header.type)) {
+    return {Code::kProtocol, "the coordinator takes no frame of type " + std::to_string(int(header.type))};
+  }
   guest.control.resize(header.payload_bytes);
   into = as_pieces(guest.control);
   return {};
@@ -71,7 +86,7 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     if (!registration.ok()) return registration.status();
     return admit(guest, std::move(*registration));
   }
-  if (!guest.registered) return {Code::kProtocol, "it spoke before it registered"};
+  if (!guest.is_registered()) return {Code::kProtocol, "it sent a frame before it registered"};
   guest.heartbeat.heard();
   switch (header.type) {
     case FrameType::kAlive:
@@ -107,37 +122,38 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
 }
 
 Status Coordinator::on_ready(Guest& guest) {
-  if (guest.ready) return {Code::kProtocol, "it was ready before"};
-  guest.ready = true;
+  if (guest.phase == Guest::Phase::kReady) return {Code::kProtocol, "it reported ready twice"};
+  guest.phase = Guest::Phase::kReady;
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
-    if (has_left_) return {};  // there is nothing to reduce any more; it hears of the end like all others
-    view_.reducers.push_back(enter_reducer(guest));
-    change_view("reducer " + std::to_string(guest.number) + " (host " + guest.registration.host_name + ") has come");
+    if (has_released_) return {};  // no rounds will come; the reducer is told when the job ends
+    view_.reducers.push_back(describe_reducer(guest));
+    change_view("reducer " + std::to_string(guest.number) + " (host " + guest.registration.host_name + ") joined");
     return {};
   }
-  if (phase_ != Phase::kReducersToldMembers) return {Code::kProtocol, "nobody asked it whether it is ready"};
-  const auto is_ready = [](const auto& entry) {
-    return entry.second.ready || !entry.second.registered || entry.second.registration.role == Role::kWorker;
+  if (phase_ != Phase::kReducersToldMembers)
+    return {Code::kProtocol, "it reported ready before it was told the members"};
+  const auto is_awaited = [](const auto& entry) {
+    return entry.second.is_reducer() && entry.second.phase != Guest::Phase::kReady;
   };
-  if (std::ranges::all_of(guests_, is_ready)) tell_view();
+  if (std::ranges::none_of(guests_, is_awaited)) tell_view();
   return {};
 }
 
 // --- Views.
 
-View::Reducer Coordinator::enter_reducer(Guest& guest) {
+View::Reducer Coordinator::describe_reducer(const Guest& guest) {
   const Registration& who = guest.registration;
   return {guest.number, who.address, who.port, who.host_name, who.rank};
 }
 
 void Coordinator::on_lost(const Lost& lost) {
-  // Who has not heard of the new view yet may well complain of the end of the old one.
+  // A worker that has not received the current view yet may still report connections of the previous one.
   if (lost.view == view_.number) lose_reducer(lost.reducer, lost.why);
 }
 
 void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
   if (phase_ != Phase::kStarted && phase_ != Phase::kChanging) return;
-  if (has_left_) return;  // there is no round any more that everybody could take part in
+  if (has_released_) return;  // a worker has gone: no view could have all of them
   const auto lost = std::ranges::find(view_.reducers, number, &View::Reducer::number);
   if (lost == view_.reducers.end()) return;
   const std::string text =
@@ -146,30 +162,30 @@ void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
   if (!job_.failover) return refuse_all({Code::kReducerLost, text});
   if (view_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
   for (auto& [connection, guest] : guests_) {
-    if (guest.registered && !is_worker(guest) && guest.number == number) {
-      // It may live, only not for all of us.
+    if (guest.is_reducer() && guest.number == number) {
+      // It may be alive: one worker that cannot reach it is enough.
       refuse(*connection, {Code::kReducerLost, text + "; the job goes on without it"});
     }
   }
   change_view(text);
 }
 
-// Halts the workers; when all have answered, tell_view() sets them going again.
+// Halts the workers. Once all have answered, tell_view() lets them continue.
 void Coordinator::change_view(const std::string& why) {
   phase_ = Phase::kChanging;
   completed_.clear();
   const uint32_t number = ++view_.number;
   log_.add(Severity::kInfo, "view " + std::to_string(number) + ": " + why);
   for (auto& [connection, guest] : guests_) {
-    if (!is_worker(guest)) continue;
-    guest.halted = false;
+    if (!guest.is_worker()) continue;
+    guest.phase = Guest::Phase::kHalting;
     connection->send(OutFrame::control(FrameType::kHalt, encode(Halt{number, why})));
   }
   context_.loop.after(timeout_, [this, number] {
     if (phase_ != Phase::kChanging || view_.number != number) return;
     std::string silent;
     for (const auto& [connection, guest] : guests_) {
-      if (is_worker(guest) && !guest.halted) append_list(silent, named(guest.registration));
+      if (guest.phase == Guest::Phase::kHalting) append_list(silent, named(guest.registration));
     }
     refuse_all({Code::kWorkerLost,
                 silent + " did not answer for " + std::to_string(timeout_.count()) + " ms when the reducers changed"});
@@ -177,19 +193,22 @@ void Coordinator::change_view(const std::string& why) {
 }
 
 Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
-  if (phase_ != Phase::kChanging || progress.view != view_.number || guest.halted) return {};
-  guest.halted = true;
+  if (phase_ != Phase::kChanging || progress.view != view_.number) return {};
+  if (guest.phase != Guest::Phase::kHalting) return {};
+  guest.phase = Guest::Phase::kHalted;
   for (const Progress::OpProgress& op : progress.ops) {
     Completed& completed = completed_[op.op];
     completed.least = completed.reports == 0 ? op.completed_count : std::min(completed.least, op.completed_count);
     completed.most = std::max(completed.most, op.completed_count);
     ++completed.reports;
   }
-  const auto has_answered = [this](const auto& entry) { return !is_worker(entry.second) || entry.second.halted; };
-  if (!std::ranges::all_of(guests_, has_answered)) return {};
+  const auto is_halting = [](const auto& entry) { return entry.second.phase == Guest::Phase::kHalting; };
+  if (std::ranges::any_of(guests_, is_halting)) return {};
   view_.resume = rounds_to_resume();
-  // Goodbyes from before the halt are said again by who still has nothing to do.
-  for (auto& [connection, other] : guests_) other.leaving = false;
+  // A worker that still has no rounds will say goodbye again.
+  for (auto& [connection, other] : guests_) {
+    if (other.phase == Guest::Phase::kHalted) other.phase = Guest::Phase::kRegistered;
+  }
   is_asking_ = false;
   tell_view();
   return {};
@@ -204,7 +223,7 @@ std::vector<View::Resume> Coordinator::rounds_to_resume() const {
   return resume;
 }
 
-// Unlike the answers to a halt this is true in every view: what all have completed nobody can ask for again.
+// Valid in every view, unlike the answers to a halt: nobody can ask again for rounds that all have completed.
 Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
   Progress forgettable{view_.number, {}};
   for (const Progress::OpProgress& op : progress.ops) {
@@ -215,34 +234,35 @@ Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
     forgettable.ops.push_back({op.op, still.completed_count});
     still_.erase(op.op);
   }
-  if (still_.size() > kMaxOps) return {Code::kProtocol, "it names more than " + std::to_string(kMaxOps) + " ops"};
+  if (still_.size() > kMaxOps)
+    return {Code::kProtocol, "it reports progress in more than " + std::to_string(kMaxOps) + " ops"};
   if (forgettable.ops.empty()) return {};
   for (auto& [connection, other] : guests_) {
-    if (!is_worker(other) || other.released) continue;
+    if (!other.is_worker() || !other.is_member()) continue;
     connection->send(OutFrame::control(FrameType::kForget, encode(forgettable)));
   }
   return {};
 }
 
 void Coordinator::tell_view() {
-  if (phase_ != Phase::kChanging) {  // the start: from now on everybody is to be heard
+  if (phase_ != Phase::kChanging) {  // the start: heartbeats count from now on
     for (auto& [connection, guest] : guests_) guest.heartbeat.heard();
     Heartbeat::start(context_.loop, timeout_, [this] { return beat(); });
   }
   phase_ = Phase::kStarted;
   for (auto& [connection, guest] : guests_) {
-    if (!is_worker(guest)) continue;
+    if (!guest.is_worker()) continue;
     view_.own_index = static_cast<uint32_t>(guest.registration.rank);
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
 }
 
-// Whether to go on. One loss at a time: it may change guests_.
+// Returns whether to beat again. Handles one loss at a time, because that may change guests_.
 bool Coordinator::beat() {
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed) return false;
   const Guest* stopped = nullptr;
   for (const auto& [connection, guest] : guests_) {
-    if (!guest.registered || guest.released) continue;
+    if (!guest.is_member()) continue;
     connection->send(OutFrame::control(FrameType::kAlive, {}));
     if (guest.heartbeat.stopped(timeout_)) stopped = &guest;
   }
@@ -253,7 +273,7 @@ bool Coordinator::beat() {
         {Code::kWorkerLost, "rank 0 (host " + view_.worker_hosts[0] +
                                 "), where the coordinator is, was cut off: no other host gave a sign of life for " +
                                 std::to_string(Heartbeat::patience(timeout_).count()) + " ms"});
-  } else if (is_worker(*stopped)) {
+  } else if (stopped->is_worker()) {
     refuse_all({Code::kWorkerLost, named(stopped->registration) + " was lost: " + why});
   } else {
     lose_reducer(stopped->number, why);
@@ -261,12 +281,12 @@ bool Coordinator::beat() {
   return true;
 }
 
-// Whether all other hosts, of several, went silent within a few beats of each other: then it is not they who broke.
+// Whether several other hosts, and all of them, went silent within a few beats of each other. Then the fault is here.
 bool Coordinator::is_cut_off() const {
   std::set<std::string> others;
   for (const auto& [connection, guest] : guests_) {
     const Registration& who = guest.registration;
-    if (!guest.registered || guest.released || who.host_name == view_.worker_hosts[0]) continue;
+    if (!guest.is_member() || who.host_name == view_.worker_hosts[0]) continue;
     if (guest.heartbeat.silence() < Heartbeat::patience(timeout_) * 3 / 4) return false;
     others.insert(who.host_name);
   }
@@ -276,30 +296,31 @@ bool Coordinator::is_cut_off() const {
 // --- Leaving.
 
 void Coordinator::on_goodbye(Guest& guest) {
-  guest.leaving = true;
+  if (guest.phase == Guest::Phase::kRegistered) guest.phase = Guest::Phase::kLeaving;
   if (!is_asking_) ask_whether_idle();
 }
 
 void Coordinator::ask_whether_idle() {
   is_asking_ = true;
   for (auto& [connection, guest] : guests_) {
-    if (!is_worker(guest) || guest.released) continue;
+    if (!guest.is_worker() || !guest.is_member()) continue;
     guest.idle = false;
     connection->send(OutFrame::control(FrameType::kLeaving, {}));
   }
 }
 
-// Who wants to leave may when nobody has a round running: whatever has been completed anywhere then is everywhere.
+// Workers may leave once no worker has a round running: then every completed round is complete everywhere.
 void Coordinator::on_idle(Guest& idle) {
   idle.idle = true;
-  const auto is_busy = [this](const auto& entry) {
-    return is_worker(entry.second) && !entry.second.released && !entry.second.idle;
+  const auto is_busy = [](const auto& entry) {
+    return entry.second.is_worker() && entry.second.is_member() && !entry.second.idle;
   };
   if (!is_asking_ || phase_ != Phase::kStarted || std::ranges::any_of(guests_, is_busy)) return;
   is_asking_ = false;
   for (auto& [connection, guest] : guests_) {
-    if (!guest.leaving || guest.released) continue;
-    has_left_ = guest.released = true;
+    if (guest.phase != Guest::Phase::kLeaving) continue;
+    has_released_ = true;
+    guest.phase = Guest::Phase::kReleased;
     connection->send(OutFrame::control(FrameType::kGoodbye, {}));
   }
 }
@@ -320,7 +341,7 @@ void Coordinator::end(std::function<void()> done) {
 // --- The start.
 
 Status Coordinator::admit(Guest& guest, Registration registration) {
-  if (guest.registered) return {Code::kProtocol, "it registered twice"};
+  if (guest.is_registered()) return {Code::kProtocol, "it registered twice"};
   if (registration.role == Role::kReducer && registration.address.empty()) {
     registration.address = guest.connection->peer_host();
   }
@@ -330,9 +351,9 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
     refuse(*guest.connection, refusal);
     return {};
   }
-  guest.registered = true;
+  guest.phase = Guest::Phase::kRegistered;
   guest.registration = std::move(registration);
-  if (phase_ != Phase::kGathering) {  // a reducer that comes later; it is used once it is ready
+  if (phase_ != Phase::kGathering) {  // a reducer that joins later: a new view will have it once it is ready
     guest.number = next_reducer_number_++;
     view_.own_index = guest.number;
     guest.connection->send(OutFrame::control(FrameType::kView, encode(view_)));
@@ -343,10 +364,10 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
 }
 
 Status Coordinator::check(const Registration& registration) const {
-  const bool may_come_later = job_.failover && !has_left_ && registration.role == Role::kReducer &&
+  const bool may_join_later = job_.failover && !has_released_ && registration.role == Role::kReducer &&
                               registration.rank < 0 && (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
   if (phase_ == Phase::kFailed) return fault_;
-  if (phase_ != Phase::kGathering && !may_come_later) {
+  if (phase_ != Phase::kGathering && !may_join_later) {
     return {Code::kInvalidArgument, "this job has started already, with everybody it needs"};
   }
   if (registration.version != version_) {
@@ -369,7 +390,7 @@ Status Coordinator::check(const Registration& registration) const {
             "this job has reducers inside its first " + std::to_string(job_.colocated_count) + " workers only"};
   }
   for (const auto& [connection, guest] : guests_) {
-    if (!guest.registered || guest.registration.role != registration.role || registration.rank < 0) continue;
+    if (!guest.is_registered() || guest.registration.role != registration.role || registration.rank < 0) continue;
     if (guest.registration.rank == registration.rank) {
       return {Code::kInvalidArgument, named(registration) + " is taken already, by " + connection->peer() +
                                           "; give every worker a rank of its own"};
@@ -396,15 +417,13 @@ void Coordinator::refuse_all(const Status& why) {
 
 size_t Coordinator::count(Role role) const {
   return static_cast<size_t>(std::ranges::count_if(guests_, [role](const auto& entry) {
-    return entry.second.registered && entry.second.registration.role == role;
+    return entry.second.is_registered() && entry.second.registration.role == role;
   }));
 }
 
 size_t Coordinator::dedicated_count() const {
-  return static_cast<size_t>(std::ranges::count_if(guests_, [](const auto& entry) {
-    const Registration& who = entry.second.registration;
-    return entry.second.registered && who.role == Role::kReducer && who.rank < 0;
-  }));
+  return static_cast<size_t>(std::ranges::count_if(
+      guests_, [](const auto& entry) { return entry.second.is_reducer() && entry.second.registration.rank < 0; }));
 }
 
 void Coordinator::tell_reducers() {
@@ -414,17 +433,15 @@ void Coordinator::tell_reducers() {
   view_.job = job_;
   view_.worker_hosts.resize(job_.worker_count);
   for (auto& [connection, guest] : guests_) {
-    if (!guest.registered) continue;
-    const Registration& who = guest.registration;
-    if (who.role == Role::kWorker) {
-      view_.worker_hosts[static_cast<size_t>(who.rank)] = who.host_name;
-    } else {
+    if (guest.is_worker()) {
+      view_.worker_hosts[static_cast<size_t>(guest.registration.rank)] = guest.registration.host_name;
+    } else if (guest.is_reducer()) {
       guest.number = next_reducer_number_++;
-      view_.reducers.push_back(enter_reducer(guest));
+      view_.reducers.push_back(describe_reducer(guest));
     }
   }
   for (auto& [connection, guest] : guests_) {
-    if (!guest.registered || guest.registration.role != Role::kReducer) continue;
+    if (!guest.is_reducer()) continue;
     view_.own_index = guest.number;
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
@@ -434,11 +451,10 @@ void Coordinator::tell_reducers() {
 std::string Coordinator::missing() const {
   std::string text;
   for (uint32_t rank = 0; rank < job_.worker_count; ++rank) {
-    const auto is_it = [rank](const auto& entry) {
-      return entry.second.registered && entry.second.registration.role == Role::kWorker &&
-             entry.second.registration.rank == static_cast<int32_t>(rank);
+    const auto has_rank = [rank](const auto& entry) {
+      return entry.second.is_worker() && entry.second.registration.rank == static_cast<int32_t>(rank);
     };
-    if (std::ranges::none_of(guests_, is_it)) append_list(text, "rank " + std::to_string(rank));
+    if (std::ranges::none_of(guests_, has_rank)) append_list(text, "rank " + std::to_string(rank));
   }
   const size_t reducers = count(Role::kReducer);
   const uint32_t wanted = total_reducer_count(job_);
@@ -447,8 +463,8 @@ std::string Coordinator::missing() const {
   }
   if (text.empty()) {
     for (const auto& [connection, guest] : guests_) {
-      const bool waits = guest.registered && guest.registration.role == Role::kReducer && !guest.ready;
-      if (waits) append_list(text, named(guest.registration) + " to get ready");
+      const bool is_awaited = guest.is_reducer() && guest.phase != Guest::Phase::kReady;
+      if (is_awaited) append_list(text, named(guest.registration) + " to get ready");
     }
   }
   if (!last_refusal_.empty()) text += " (" + last_refusal_ + ")";
@@ -459,7 +475,7 @@ void Coordinator::report_missing() {
   if (phase_ > Phase::kReducersToldMembers) return;
   const std::string text = "waiting for " + missing();
   for (auto& [connection, guest] : guests_) {
-    if (guest.registered) connection->send(OutFrame::control(FrameType::kWaiting, encode(text)));
+    if (guest.is_registered()) connection->send(OutFrame::control(FrameType::kWaiting, encode(text)));
   }
   context_.loop.after(kReportInterval, [this] { report_missing(); });
 }
@@ -476,9 +492,9 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
   const Guest guest = std::move(found->second);
   guests_.erase(found);
   if (guests_.empty() && on_empty_) return on_empty_();
-  if (phase_ == Phase::kEnded || phase_ == Phase::kFailed || why.ok() || guest.released) return;
-  if (!guest.registered) {
-    // A stranger, or a process with the wrong token: its own message says more than ours can.
+  if (phase_ == Phase::kEnded || phase_ == Phase::kFailed || why.ok() || guest.phase == Guest::Phase::kReleased) return;
+  if (!guest.is_registered()) {
+    // A stranger, or a process with the wrong token, whose own message says more than ours can.
     refusals_.add(log_, Severity::kWarning,
                   "the coordinator refused a connection from " + connection.peer() + ": " + why.message(),
                   context_.loop.now_ms());
@@ -486,7 +502,7 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
     return;
   }
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
-    if (!is_worker(guest)) return lose_reducer(guest.number, why.message());
+    if (!guest.is_worker()) return lose_reducer(guest.number, why.message());
     return refuse_all({Code::kWorkerLost, named(guest.registration) + " was lost: " + why.message()});
   }
   const std::string text = named(guest.registration) + " left before the job started: " + why.message();

@@ -1,20 +1,27 @@
-// How the processes of a job find each other, and agree on who is still there.
+// The coordinator: gathers the processes of a job, and decides which reducers are in use.
 //
-// Everybody enrols at the coordinator, which rank 0 runs. When all are there, the reducers are told who takes part;
-// when every reducer is ready for its workers, the workers are told as well, and connect to the reducers.
+// Start. Every worker and reducer registers here. Once all have, the coordinator tells the reducers who the members
+// are. Once every reducer is ready, it sends view 0 to the workers, which then connect to the reducers.
 //
-// Rounds do not pass through the coordinator. But its connections tell it when a process dies. A worker's death ends
-// the job. A reducer's, where the job has failover, makes a new view: the workers are halted and say which rounds they
-// have completed; when all have, they are told who reduces from now on, and of which ops some have completed a round
-// that others have not. Only rank 0 decides, so nobody can disagree; and without rank 0 there is no job.
+// Changes. Rounds do not pass through the coordinator, but its connections and heartbeats tell it when a process dies.
+// A lost worker ends the job. A lost reducer ends the job too, unless the job has failover: then, and when a reducer
+// joins later, the coordinator makes a new view. It halts the workers. Each reports how many rounds of each op it has
+// completed. Once all have, it sends them the new view: the reducers, and the ops of which some workers have completed
+// a round that others have not. Only rank 0 runs a coordinator, so there is one opinion; if rank 0 is lost, the job
+// ends.
 //
-// What a worker keeps for that of an op that no longer runs it may forget when all have completed the same rounds of
-// it.
+// Forgetting. A worker may free an idle op's kept contribution once all workers have completed the same rounds of that
+// op. Workers report idle ops (kStill); the coordinator tells all when they agree (kForget).
 //
-// A worker that has no more rounds leaves when nobody has one running, for until then others may need what it keeps.
+// Leaving. A worker that has no more rounds says goodbye. The coordinator releases it once no worker has a round
+// running: until then, others may need the contributions that it keeps.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,29 +44,43 @@
 
 namespace jaxhetero {
 
+// Runs in rank 0's process, on the thread of its event loop; never blocks. Owned by the Communicator.
 class Coordinator final : private ConnectionOwner {
  public:
   Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log);
   ~Coordinator() override = default;
 
-  // Binds; call from any thread before the loop runs.
+  // Binds and listens. On any thread, before the loop runs.
   Status bind(const TcpAddress& address);
-  // Gives up when not everybody is there after `patience`, or when a worker does not answer for `timeout`; on the
-  // loop's thread, like end().
+  // Accepts connections. Fails the job if anybody is missing after `patience`; later, if a worker does not answer a
+  // halt within `timeout`, or a process is silent for most of it. On the loop's thread, like end().
   Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout);
-  // Rank 0 leaves: says goodbye to who is still here, and calls `done` when they have heard it.
+  // Rank 0 leaves: says goodbye to everybody who is still connected, and calls `done` when their connections are
+  // closed.
   void end(std::function<void()> done);
 
  private:
+  // A process that is connected to the coordinator.
   struct Guest {
+    // Everybody:  kConnected  -> kRegistered   admit()
+    // A reducer:  kRegistered -> kReady        on_ready()
+    // A worker:   kRegistered -> kLeaving      on_goodbye()
+    //             kLeaving    -> kReleased     on_idle(), and then no view changes any more
+    //             kRegistered, kLeaving, kHalted -> kHalting   change_view()
+    //             kHalting    -> kHalted       on_progress()
+    //             kHalted     -> kRegistered   on_progress() of the last worker; goodbyes are said anew
+    enum class Phase : uint8_t { kConnected, kRegistered, kReady, kHalting, kHalted, kLeaving, kReleased };
+
+    [[nodiscard]] bool is_registered() const { return phase != Phase::kConnected; }
+    [[nodiscard]] bool is_worker() const { return is_registered() && registration.role == Role::kWorker; }
+    [[nodiscard]] bool is_reducer() const { return is_registered() && registration.role == Role::kReducer; }
+    // Still takes part in the job.
+    [[nodiscard]] bool is_member() const { return is_registered() && phase != Phase::kReleased; }
+
     std::shared_ptr<TcpConnection> connection;
-    Bytes control;
-    bool registered = false;
-    bool ready = false;
-    bool halted = false;   // has said how far it is, for the next view
-    bool idle = false;     // has no round running
-    bool leaving = false;  // wants to leave
-    bool released = false;
+    Bytes control;  // payload of the frame that is coming in
+    Phase phase = Phase::kConnected;
+    bool idle = false;    // has no round running: the answer to kLeaving, which may come in any phase
     uint32_t number = 0;  // of a reducer
     Heartbeat heartbeat;
     Registration registration;
@@ -70,7 +91,7 @@ class Coordinator final : private ConnectionOwner {
   Status on_frame(Connection& connection, const FrameHeader& header) override;
   void on_close(Connection& connection, const Status& why) override;
 
-  [[nodiscard]] bool is_worker(const Guest& guest) const;
+  [[nodiscard]] static bool takes(const Guest& guest, FrameType type);
   Status on_ready(Guest& guest);
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
@@ -84,7 +105,7 @@ class Coordinator final : private ConnectionOwner {
   [[nodiscard]] bool is_cut_off() const;
   void ask_whether_idle();
   [[nodiscard]] std::vector<View::Resume> rounds_to_resume() const;
-  View::Reducer enter_reducer(Guest& guest);
+  [[nodiscard]] static View::Reducer describe_reducer(const Guest& guest);
 
   Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;
@@ -98,7 +119,14 @@ class Coordinator final : private ConnectionOwner {
   [[nodiscard]] size_t count(Role role) const;
   [[nodiscard]] size_t dedicated_count() const;
 
-  enum class Phase : uint8_t { kGathering, kReducersToldMembers, kStarted, kChanging, kEnded, kFailed };
+  enum class Phase : uint8_t {
+    kGathering,            // until everybody has registered
+    kReducersToldMembers,  // until every reducer is ready
+    kStarted,
+    kChanging,  // until every worker has answered the halt
+    kEnded,     // rank 0 left
+    kFailed,
+  };
 
   TcpContext& context_;
   JobShape job_;
@@ -108,25 +136,27 @@ class Coordinator final : private ConnectionOwner {
   std::map<Connection*, Guest> guests_;
   View view_;
   Phase phase_ = Phase::kGathering;
-  Status fault_;  // why, once it failed
+  Status fault_;  // why the job failed
   std::string last_refusal_;
   RefusalLog refusals_;
   std::chrono::milliseconds patience_{0};
   std::chrono::milliseconds timeout_{0};
   uint32_t next_reducer_number_ = 0;
+  // Rounds of an op that workers have completed, over the reports of a change of view.
   struct Completed {
     uint32_t reports = 0;
     uint64_t least = 0;
     uint64_t most = 0;
   };
   std::unordered_map<uint64_t, Completed> completed_;  // by op, while the view changes
+  // Workers that report the same progress in an op that they do not run.
   struct Still {
     uint64_t completed_count = 0;
-    std::set<int32_t> ranks;  // who has completed so many and begun no more
+    std::set<int32_t> ranks;  // that have completed so many rounds and run no more
   };
   std::unordered_map<uint64_t, Still> still_;  // by op
-  bool is_asking_ = false;                     // whether everybody is idle
-  bool has_left_ = false;                      // some worker
+  bool is_asking_ = false;                     // the workers, whether they are idle
+  bool has_released_ = false;                  // a worker: from then on no view changes
   std::function<void()> on_empty_;
 };
 

@@ -2,17 +2,17 @@
 
 #include <utility>
 
-#include "xla_ffi/base/status.h"
+#include "xla_ffi/base/buffers.h"
 
 namespace jaxhetero {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReportInterval{3000};  // how often we say that we still try
+constexpr milliseconds kReportInterval{3000};  // between reports that the coordinator is not reached yet
 constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectPatience{5000};
-// What a process waits past its own deadline for the coordinator's word, which names who is missing.
+// Past our own deadline we wait a little for the coordinator's error, which names the missing processes.
 constexpr milliseconds kGrace{2000};
 
 }  // namespace
@@ -37,7 +37,7 @@ void Member::connect() { connection_ = TcpConnection::connect(context_, coordina
 
 void Member::on_open(Connection& connection) {
   last_problem_.clear();
-  // From here on the coordinator's deadline counts, which began when rank 0 did and may be later than ours.
+  // From now on the coordinator's deadline counts. It started with rank 0, and may end after ours.
   context_.loop.cancel(deadline_);
   deadline_ = context_.loop.after(patience_ + kGrace, [this] { expire(); });
   connection.send(OutFrame::control(FrameType::kRegister, encode(registration_)));
