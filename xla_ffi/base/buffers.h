@@ -1,4 +1,4 @@
-// Views over memory that somebody else owns: nothing here copies or allocates payload.
+// Views of payload memory, which others own. Not thread-safe.
 #pragma once
 
 #include <sys/uio.h>
@@ -13,7 +13,7 @@
 
 namespace jaxhetero {
 
-// The memory of a bucket: the leaves one after the other, seen as one range of bytes that is cut anywhere.
+// A bucket: its leaves one after the other, seen as one range of bytes that can be cut anywhere.
 class Leaves {
  public:
   void append(void* data, size_t bytes) {
@@ -26,14 +26,14 @@ class Leaves {
 
   // Appends the pieces of memory that make up [offset, offset + bytes) to `pieces`.
   void slice(size_t offset, size_t bytes, std::vector<iovec>& pieces) const {
-    // The last leaf that begins at or before `offset`; empty leaves before it contribute nothing.
-    auto leaf = std::ranges::upper_bound(leaves_, offset, {}, &Leaf::begin);
+    // Start at the last leaf whose offset is at most `offset`; empty leaves add nothing.
+    auto leaf = std::ranges::upper_bound(leaves_, offset, {}, &Leaf::offset);
     for (size_t index = static_cast<size_t>(leaf - leaves_.begin()); bytes > 0 && index > 0; ++index) {
       const Leaf& current = leaves_[index - 1];
-      const size_t end = index < leaves_.size() ? leaves_[index].begin : total_bytes_;
+      const size_t end = index < leaves_.size() ? leaves_[index].offset : total_bytes_;
       const size_t part = std::min(bytes, end - offset);
       if (part == 0) continue;
-      pieces.push_back({current.data + (offset - current.begin), part});
+      pieces.push_back({current.data + (offset - current.offset), part});
       offset += part;
       bytes -= part;
     }
@@ -42,13 +42,13 @@ class Leaves {
  private:
   struct Leaf {
     std::byte* data;
-    size_t begin;
+    size_t offset;  // of its first byte in the bucket
   };
   std::vector<Leaf> leaves_;
   size_t total_bytes_ = 0;
 };
 
-// Between buckets of the same shapes, so that their pieces pair up. What is in its place already stays.
+// Copies between buckets with the same leaf sizes. Skips leaves that are the same memory in both.
 inline void copy(const Leaves& from, const Leaves& to) {
   std::vector<iovec> sources;
   std::vector<iovec> targets;
@@ -60,30 +60,30 @@ inline void copy(const Leaves& from, const Leaves& to) {
   }
 }
 
-// The bytes of a bucket that something has been done for, once for each.
+// A set of byte ranges, for work that must be done exactly once per byte of a bucket.
 class Ranges {
  public:
-  // Calls `fresh(begin, bytes)` for every part of [begin, end) that was not added before.
+  // Adds [first, end). Calls `fresh(offset, bytes)` for each part of it that was not added before.
   template <typename Fresh>
-  void add(size_t begin, size_t end, const Fresh& fresh) {
-    auto next = ends_.upper_bound(begin);
-    if (next != ends_.begin() && std::prev(next)->second >= begin) --next;
-    size_t from = begin;
-    size_t whole_begin = begin;
-    size_t whole_end = end;
+  void add(size_t first, size_t end, const Fresh& fresh) {
+    auto next = ends_.upper_bound(first);
+    if (next != ends_.begin() && std::prev(next)->second >= first) --next;
+    size_t from = first;
+    size_t merged_first = first;
+    size_t merged_end = end;
     while (next != ends_.end() && next->first <= end) {
       if (next->first > from) fresh(from, next->first - from);
       from = std::max(from, next->second);
-      whole_begin = std::min(whole_begin, next->first);
-      whole_end = std::max(whole_end, next->second);
+      merged_first = std::min(merged_first, next->first);
+      merged_end = std::max(merged_end, next->second);
       next = ends_.erase(next);
     }
     if (from < end) fresh(from, end - from);
-    ends_.emplace(whole_begin, whole_end);
+    ends_.emplace(merged_first, merged_end);
   }
 
  private:
-  std::map<size_t, size_t> ends_;  // of ranges that do not touch, by their begin
+  std::map<size_t, size_t> ends_;  // of ranges that do not touch, by first byte
 };
 
 inline size_t total_bytes(std::span<const iovec> pieces) {

@@ -14,8 +14,8 @@ template <bool kIsWide, typename Half>
   store_all<kIsWide>(values.data(), reinterpret_cast<Half*>(out), values.size());
 }
 
-// From the front. Element i ends at byte 4 (i + 1), and the halves not yet read begin at 2 (count + i + 1) or behind
-// it.
+// Goes from front to back. Element i ends at byte 4 (i + 1); the halves that are not read yet start at byte
+// 2 (count + i + 1), which is never before that.
 template <bool kIsWide, typename Half>
 [[gnu::always_inline]] inline void widen_all(std::span<std::byte> memory) {
   constexpr size_t kBlock = 1024;
@@ -23,10 +23,10 @@ template <bool kIsWide, typename Half>
   const std::byte* halves = memory.data() + count * sizeof(Half);
   auto* values = reinterpret_cast<float*>(memory.data());
   std::array<Half, kBlock> block;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t n = std::min(kBlock, count - begin);
-    std::memcpy(block.data(), halves + begin * sizeof(Half), n * sizeof(Half));
-    load_all<kIsWide>(block.data(), values + begin, n);
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t n = std::min(kBlock, count - first);
+    std::memcpy(block.data(), halves + first * sizeof(Half), n * sizeof(Half));
+    load_all<kIsWide>(block.data(), values + first, n);
   }
 }
 
@@ -40,7 +40,7 @@ template <bool kIsWide>
   from == DType::kF16 ? widen_all<kIsWide, F16>(memory) : widen_all<kIsWide, BF16>(memory);
 }
 
-// The same once more, for processors that have wide vectors.
+// The same functions, compiled for processors with wide vectors.
 JAXHETERO_WIDE void narrow_wide(DType to, std::span<const float> values, std::byte* out) {
   narrow_any<true>(to, values, out);
 }

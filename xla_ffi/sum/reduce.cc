@@ -12,8 +12,8 @@
 namespace jaxhetero {
 namespace {
 
-// What an element is while it is reduced: a half as float, and the summands as unsigned, because they wrap where signed
-// overflow would be undefined.
+// The type that an element has while it is reduced: 16-bit floats as float, integer summands as unsigned. Unsigned
+// integers wrap; signed overflow would be undefined.
 template <Arithmetic kArithmetic, typename T>
 inline auto widen(T value) {
   if constexpr (std::is_same_v<T, F16> || std::is_same_v<T, BF16>) {
@@ -25,8 +25,7 @@ inline auto widen(T value) {
   }
 }
 
-// The larger or the smaller of two numbers as IEEE 754-2019 has it: a NaN wins, and -0 is below +0. Unlike std::max it
-// does not depend on the order of the two.
+// maximum and minimum of IEEE 754-2019: NaN if either operand is, and -0 is below +0. Unlike std::max, symmetric.
 template <Arithmetic kArithmetic, typename Float>
 inline Float extreme_float(Float a, Float b) {
   using Bits = std::conditional_t<sizeof(Float) == 4, uint32_t, uint64_t>;
@@ -50,8 +49,8 @@ inline Wide combine(Wide a, Wide b) {
   }
 }
 
-// Which of two NaNs an addition passes on depends on how the compiler orders its operands, here and in each kernel: one
-// NaN stands for all.
+// Replaces every NaN by one. Which of two NaNs an addition returns depends on how the compiler orders the operands, and
+// that differs between kernels.
 template <typename Wide>
 inline Wide canonical(Wide value) {
   if constexpr (std::is_floating_point_v<Wide>) {
@@ -72,7 +71,7 @@ inline T narrow(Wide value) {
   }
 }
 
-// One block of every piece is reduced while it is in the first-level cache, so each piece is touched once.
+// Reduces block by block, so that the results stay in the first-level cache and each piece is read once.
 template <bool kIsWide, Arithmetic kArithmetic, typename T>
 [[gnu::always_inline]] inline void reduce_blocks(std::span<const std::byte* const> pieces, std::byte* out,
                                                  size_t count) {
@@ -81,10 +80,10 @@ template <bool kIsWide, Arithmetic kArithmetic, typename T>
   constexpr size_t kBlock = 1024;
   alignas(64) std::array<Wide, kBlock> results;
   alignas(64) std::array<Wide, kConvertsBlocks ? kBlock : 1> converted;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t n = std::min(kBlock, count - begin);
+  for (size_t start = 0; start < count; start += kBlock) {
+    const size_t n = std::min(kBlock, count - start);
     const auto block_of = [&](const std::byte* piece) {
-      const T* values = reinterpret_cast<const T*>(piece) + begin;
+      const T* values = reinterpret_cast<const T*>(piece) + start;
       if constexpr (kConvertsBlocks) {
         load_wide(values, converted.data(), n);
         return converted.data();
@@ -97,10 +96,10 @@ template <bool kIsWide, Arithmetic kArithmetic, typename T>
     for (const std::byte* piece : pieces.subspan(1)) {
       const auto* values = block_of(piece);
       for (size_t i = 0; i < n; ++i) results[i] = combine<kArithmetic>(results[i], widen<kArithmetic>(values[i]));
-      // gcc, from -O3 on, takes two pieces at once if it can, and that loop is not vector code.
+      // Without this fence, gcc at -O3 fuses the loops of two pieces, and does not vectorise the result.
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
-    T* target = reinterpret_cast<T*>(out) + begin;
+    T* target = reinterpret_cast<T*>(out) + start;
     if constexpr (kConvertsBlocks) {
       for (size_t i = 0; i < n; ++i) results[i] = canonical(results[i]);
       store_wide(results.data(), target, n);

@@ -1,8 +1,8 @@
-// Memory of this process that others on its host may read in place, so that what goes to them need not be copied into
-// a connection and out of it again: a frame then only says where its payload lies.
+// Lent memory: memory of this process that other processes of its host can read in place. A payload in it is not copied
+// through a connection; its frame carries only its place.
 //
-// Memory is freed when nobody needs it any more by the protocol: a contribution when every total of its round is here,
-// a total when every worker has it. Where connections end earlier, see TcpContext::unread.
+// The protocol says when such memory may be freed: a contribution once every total of its round is here, a total once
+// every worker has it. For connections that end earlier, see TcpContext::unread.
 #pragma once
 
 #include <cstddef>
@@ -20,38 +20,38 @@
 
 namespace jaxhetero {
 
-// One thread only.
+// The allocator of lent memory. Only on the thread of one event loop; never blocks.
 class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
-  // From here on others may read what is allocated. Until then, and where that fails, it is memory like any other.
+  // From now on, others can read what is allocated. Before that, and if this fails, allocate() returns private memory.
   Status share();
-  // Where they find it, if it is shared.
+  // How others find the memory; none if it is not shared.
   [[nodiscard]] std::optional<SharedOffer> offer() const;
 
-  // Aligned to a line of a processor's cache; not set to anything.
+  // Aligned to a cache line; uninitialised. The pointer's last copy frees it, on the loop's thread.
   std::shared_ptr<std::byte> allocate(size_t bytes);
-  // What a frame says of `memory`, if others may read it.
+  // The place that a frame carries for `memory`; none if others cannot read it.
   [[nodiscard]] std::optional<uint32_t> place_of(std::span<const std::byte> memory) const;
 
-  // What is freed from here on stays as it is: the job ends early, and a peer may be about to read it.
+  // From now on, freed memory keeps its content: the job ends early, and a peer may still read it.
   void end() { has_ended_ = true; }
 
  private:
   std::optional<size_t> find_room(size_t bytes);
-  void free(size_t begin, size_t bytes);
+  void free(size_t offset, size_t bytes);
 
   std::optional<SharedMemory> memory_;
-  size_t used_bytes_ = 0;                              // from the front; the rest was never allocated
-  std::map<size_t, std::vector<size_t>> free_begins_;  // in what was, by the bytes that are free there
+  size_t used_bytes_ = 0;                               // from the front; the rest was never allocated
+  std::map<size_t, std::vector<size_t>> free_offsets_;  // of freed ranges, by their size in bytes
   bool has_ended_ = false;
 };
 
-// Another process's lent_memory, to be read.
+// The lent memory of another process, mapped for reading.
 class BorrowedMemory {
  public:
   static Result<std::shared_ptr<const BorrowedMemory>> open(const SharedOffer& offer);
 
-  // Nothing where no payload can be.
+  // The payload at `place`; none if it would reach outside the memory.
   [[nodiscard]] std::optional<std::span<const std::byte>> at(uint32_t place, size_t bytes) const;
 
  private:

@@ -11,15 +11,15 @@ namespace jaxhetero {
 namespace {
 
 constexpr size_t kRingBytes = size_t{512} << 10;
-constexpr size_t kLineBytes = 64;  // of a processor's cache
+constexpr size_t kLineBytes = 64;  // a cache line
 
 bool lower(std::atomic<uint32_t>& flag) { return flag != 0 && flag.exchange(0) != 0; }
 
 }  // namespace
 
-// Positions count bytes from the beginning. All of them, and the flags, are in one order that both sides see alike
-// (std::memory_order_seq_cst): a side that raises its flag and then finds nothing is seen by a side that adds something
-// and then looks for the flag.
+// Positions count bytes since the ring was made. Positions and flags use sequentially consistent atomics. So no wake-up
+// is lost: if a side sets its flag and then finds nothing, the other side, which first adds bytes or room and then
+// looks at the flag, sees it set.
 struct SharedRing::Ring {
   alignas(kLineBytes) std::atomic<uint64_t> written_bytes = 0;
   std::atomic<uint32_t> writer_sleeps = 0;
@@ -29,7 +29,7 @@ struct SharedRing::Ring {
 
   static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-  // The part of the ring from a position on, as far as it is in one piece.
+  // The memory from a position to the end of the ring.
   [[nodiscard]] std::span<std::byte> from(uint64_t position) { return std::span(bytes).subspan(position % kRingBytes); }
 };
 
@@ -59,9 +59,10 @@ Result<std::unique_ptr<SharedRing>> SharedRing::open(const SharedOffer& offer) {
 
 Result<size_t> SharedRing::write(std::span<const iovec> pieces) {
   const uint64_t unread = unread_bytes();
-  if (unread > kRingBytes) return Status(Code::kProtocol, "it has read more of the shared memory than there was");
+  if (unread > kRingBytes)
+    return Status(Code::kProtocol, "it claims to have read more bytes of the shared memory than we wrote");
   size_t room = kRingBytes - unread;
-  const uint64_t begin = written_bytes_;
+  const uint64_t before = written_bytes_;
   for (const iovec& piece : pieces) {
     const size_t wanted = std::min(room, piece.iov_len);
     for (size_t done = 0; done < wanted;) {
@@ -74,14 +75,15 @@ Result<size_t> SharedRing::write(std::span<const iovec> pieces) {
     room -= wanted;
     if (room == 0) break;
   }
-  if (written_bytes_ != begin) out_->written_bytes = written_bytes_;
-  return written_bytes_ - begin;
+  if (written_bytes_ != before) out_->written_bytes = written_bytes_;
+  return written_bytes_ - before;
 }
 
 Result<size_t> SharedRing::read(std::span<const iovec> pieces) {
   uint64_t left = in_->written_bytes - read_bytes_;
-  if (left > kRingBytes) return Status(Code::kProtocol, "it has written more to the shared memory than there is room");
-  const uint64_t begin = read_bytes_;
+  if (left > kRingBytes)
+    return Status(Code::kProtocol, "it claims to have written more bytes than the shared memory holds");
+  const uint64_t before = read_bytes_;
   for (const iovec& piece : pieces) {
     const size_t wanted = std::min<uint64_t>(left, piece.iov_len);
     for (size_t done = 0; done < wanted;) {
@@ -94,14 +96,14 @@ Result<size_t> SharedRing::read(std::span<const iovec> pieces) {
     left -= wanted;
     if (left == 0) break;
   }
-  return read_bytes_ - begin;
+  return read_bytes_ - before;
 }
 
 void SharedRing::release() { in_->read_bytes = read_bytes_; }
 
 bool SharedRing::reader_slept() { return lower(out_->reader_sleeps); }
 
-// Who waits for room is not woken for a little of it.
+// A sleeping writer is woken only once half the ring is free.
 bool SharedRing::writer_slept() {
   return in_->written_bytes - read_bytes_ <= kRingBytes / 2 && lower(in_->writer_sleeps);
 }

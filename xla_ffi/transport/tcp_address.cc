@@ -59,9 +59,9 @@ Result<TcpAddress> resolve(const std::string& endpoint) {
   std::string host = endpoint.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   uint16_t port = 0;
-  const char* begin = endpoint.data() + colon + 1;
+  const char* first = endpoint.data() + colon + 1;
   const char* end = endpoint.data() + endpoint.size();
-  const auto [stop, error] = std::from_chars(begin, end, port);
+  const auto [stop, error] = std::from_chars(first, end, port);
   if (error != std::errc{} || stop != end || port == 0) return malformed;
   return resolve(host, port);
 }

@@ -69,7 +69,7 @@ Digest sha256(std::span<const std::byte> message) {
   while (padded.size() % kBlockBytes != kBlockBytes - 8) padded.push_back(std::byte{0});
   const uint64_t bit_count = static_cast<uint64_t>(message.size()) * 8;
   for (int shift = 56; shift >= 0; shift -= 8) padded.push_back(static_cast<std::byte>(bit_count >> shift));
-  for (size_t begin = 0; begin < padded.size(); begin += kBlockBytes) compress(hash, padded.data() + begin);
+  for (size_t offset = 0; offset < padded.size(); offset += kBlockBytes) compress(hash, padded.data() + offset);
 
   Digest digest;
   for (size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<std::byte>(hash[i / 4] >> (24 - 8 * (i % 4)));
