@@ -278,7 +278,7 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"lends_nothing", Way::kSocket, [] { return lent_at(0); }, "has not offered"},
         Lie{"lends_what_it_does_not_have", Way::kMemory, [] { return lent_at(0xffffffff); }, "has not offered"},
         Lie{"reads_nothing", Way::kSocket, [] { return OutFrame::control(FrameType::kReads, {}); }, "was not offered"},
-        Lie{"shares_twice", Way::kMemory, [] { return shared_with(0); }, "that there is not"},
+        Lie{"shares_twice", Way::kMemory, [] { return shared_with(0); }, "shared memory twice"},
         Lie{"reads_with_a_payload", Way::kMemory, [] { return OutFrame::control(FrameType::kReads, Bytes(3)); },
             "malformed"}),
     [](const auto& info) { return info.param.name; });

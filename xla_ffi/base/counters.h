@@ -1,4 +1,4 @@
-// What a process counts, declared once: metrics() of a worker and of a reducer, and their Python dictionaries, follow.
+// The counters of a process, declared once: metrics() of workers and reducers, and their Python dictionaries, follow.
 #pragma once
 
 #include <atomic>
@@ -11,16 +11,16 @@ template <typename Number>
 struct CountersOf {
   Number sent_bytes{0};  // over sockets and through shared memory, headers and handshakes included
   Number received_bytes{0};
-  Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads where they are
+  Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads in place
   Number shared_connection_count{0};  // connections that moved to shared memory
-  Number refused_count{0};            // peers that connected to us and did not prove the job token
+  Number refused_count{0};            // peers that connected and did not prove that they know the job token
   Number bad_frame_count{0};          // connections that ended because the peer broke the protocol
-  Number checksum_mismatch_count{0};  // part of bad_frame_count: the last frame came damaged
+  Number checksum_mismatch_count{0};  // part of bad_frame_count: the last frame was damaged
   Number round_count{0};              // completed rounds
   Number busy_us{0};                  // time during which at least one round ran (worker)
   Number view_count{0};               // views after the first: how often a reducer was lost or joined (worker)
-  Number kept_bytes{0};               // kept in case a reducer is lost; updated every few hundred milliseconds (worker)
-  Number joined_count{0};             // workers of the view that have joined (reducer)
+  Number kept_bytes{0};    // contributions kept in case a reducer is lost; updated every few hundred ms (worker)
+  Number joined_count{0};  // workers of the view that have joined (reducer)
 };
 // Written on the event loop's thread, read on any.
 using Counters = CountersOf<std::atomic<uint64_t>>;

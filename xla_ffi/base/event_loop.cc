@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <utility>
 
 namespace jaxhetero {
 namespace {
@@ -17,8 +19,8 @@ Status system_error(const char* call) {
   return {Code::kInternal, std::string(call) + " failed: " + std::strerror(errno)};
 }
 
-// An event names the descriptor and its generation: a descriptor closed and opened anew by an earlier callback of the
-// same turn must not receive the old one's events.
+// An event carries the descriptor and its generation. If an earlier callback of the turn closes a descriptor, and its
+// number is reused, the new watch must not receive the old one's events.
 uint64_t event_key(int fd, uint32_t generation) { return uint64_t{generation} << 32 | static_cast<uint32_t>(fd); }
 
 }  // namespace
@@ -79,7 +81,7 @@ void EventLoop::stop() {
 
 void EventLoop::wake() {
   const uint64_t one = 1;
-  // Fails only when the counter is full, and then the loop is awake anyway.
+  // Fails only if the counter is full; then the loop is awake anyway.
   [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
 }
 
@@ -106,7 +108,7 @@ Status EventLoop::watch(int fd, uint32_t epoll_events, FdCallback callback) {
 
 Status EventLoop::change(int fd, uint32_t epoll_events) {
   const auto watch = watches_.find(fd);
-  if (watch == watches_.end()) return {Code::kInternal, "change of a descriptor that is not watched"};
+  if (watch == watches_.end()) return {Code::kInternal, "the event loop does not watch this descriptor"};
   epoll_event event{};
   event.events = epoll_events;
   event.data.u64 = event_key(fd, watch->second.generation);

@@ -1,4 +1,5 @@
-// One thread, many sockets: epoll, timers, and tasks handed over from other threads.
+// An event loop: one thread that serves many sockets (epoll), timers, and tasks from other threads. A process's
+// communicator or reducer owns one; everything of transport and membership runs on its thread.
 #pragma once
 
 #include <chrono>
@@ -28,24 +29,24 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Runs callbacks until stop(). The thread that calls it owns everything below but post() and stop().
+  // Runs callbacks until stop(). Blocks in epoll_wait only. Everything below, but post() and stop(), is for its thread.
   void run();
 
-  // Any thread. Tasks run on the loop's thread in the order they were posted; those posted after the loop has ended
-  // never run.
+  // From any thread. Posted tasks run on the loop's thread, in order. A task posted after the loop has ended never
+  // runs.
   void post(Task task);
   void stop();
 
-  // Level-triggered: `callback` runs as long as one of `epoll_events` holds. One watch per descriptor.
+  // Level-triggered: `callback` runs in every turn in which one of `epoll_events` holds. One watch per descriptor.
   Status watch(int fd, uint32_t epoll_events, FdCallback callback);
   Status change(int fd, uint32_t epoll_events);
   void unwatch(int fd);
 
-  // Runs `task` once after `delay`; cancel() of a timer that has run, or of 0, does nothing.
+  // Runs `task` once after `delay`. cancel() of a timer that has run, or of 0, does nothing.
   TimerId after(std::chrono::milliseconds delay, Task task);
   void cancel(TimerId timer);
 
-  // Runs `task` when the callbacks of this turn are through: the place to write what several callbacks have queued.
+  // Runs `task` after all callbacks of this turn, for example to write what several callbacks have queued.
   void at_end_of_turn(Task task) { end_of_turn_.push_back(std::move(task)); }
 
   [[nodiscard]] int64_t now_ms() const;

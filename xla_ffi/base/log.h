@@ -1,4 +1,4 @@
-// Lines for the log, on their way from native threads to Python's logging.
+// The log: lines from native threads, which a Python thread takes and gives to Python's logging. Safe on any thread.
 #pragma once
 
 #include <chrono>
@@ -19,11 +19,11 @@ struct Event {
   std::string text;
 };
 
-// Bounded: when nobody reads, the oldest lines go. Any thread.
+// A bounded queue of lines: if nobody reads, the oldest are dropped.
 class EventLog {
  public:
   void add(Severity severity, std::string text);
-  // The oldest line, waiting for one up to `patience`.
+  // Removes the oldest line. Blocks up to `patience` until there is one.
   std::optional<Event> next(std::chrono::milliseconds patience);
 
  private:
@@ -32,8 +32,8 @@ class EventLog {
   std::deque<Event> events_;
 };
 
-// Of connections that were refused, which anybody on the network can make as many of as he likes: the first is logged
-// at once, and then at most one every ten seconds, with the number of those in between.
+// A rate limit for lines about refused connections, of which anybody on the network can make many. Logs the first at
+// once, then at most one every ten seconds, with the number of those skipped. One thread only.
 class RefusalLog {
  public:
   // `now_ms` is any steady clock.

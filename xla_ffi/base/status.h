@@ -1,5 +1,5 @@
-// How native code says that something went wrong. No exceptions: a Status travels up to the FFI or to Python, where its
-// code becomes one of the classes of jaxhetero/errors.py and its message is shown to the user as it is.
+// Errors of native code. There are no exceptions: a Status is returned up to the FFI or to Python. There its code
+// becomes a class of jaxhetero/errors.py, and the user reads its message unchanged.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or the reason why there is none.
+// A value, or the error that prevented it.
 template <typename T>
 class [[nodiscard]] Result {
  public:

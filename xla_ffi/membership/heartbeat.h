@@ -1,5 +1,5 @@
-// Once the job has started, the coordinator and everybody else tell each other that they live: a process that is
-// stopped, or cut off, closes no connection. Who says nothing for most of the timeout is lost.
+// Heartbeats between the coordinator and every other process, from the start of the job: a process that is stopped or
+// cut off closes no connection. A process that is silent for 4/5 of the timeout counts as lost.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,12 @@
 
 namespace jaxhetero {
 
+// Times the silence of one peer. On the loop's thread.
 class Heartbeat {
  public:
   using Clock = EventLoop::Clock;
 
-  // Calls `beat` a few times before anybody could take us for dead, on the loop's thread, until it returns false.
+  // Calls `beat` on the loop's thread, ten times per timeout, until it returns false.
   static void start(EventLoop& loop, std::chrono::milliseconds timeout, std::function<bool()> beat) {
     if (!beat()) return;
     loop.after(std::max(timeout / 10, std::chrono::milliseconds(1)),

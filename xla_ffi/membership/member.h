@@ -1,4 +1,5 @@
-// One process's way to the coordinator: from its registration to the end of the job.
+// A process's connection to the coordinator, from its registration to the end of the job. Every communicator and every
+// reducer server owns one, rank 0's too.
 #pragma once
 
 #include <chrono>
@@ -18,28 +19,29 @@
 
 namespace jaxhetero {
 
+// On the thread of the event loop; never blocks.
 class Member final : private ConnectionOwner {
  public:
-  // What the coordinator says, on the loop's thread. Those that are left out do not come to such a process.
+  // Called with the coordinator's messages, on the loop's thread. Only on_view must be set.
   struct Callbacks {
     std::function<void(const View&)> on_view;
     std::function<void(const Halt&)> on_halt;
     std::function<void(const Progress&)> on_forget;
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
-    std::function<void(const Status&)> on_failure;  // at most once, and the last
+    std::function<void(const Status&)> on_failure;  // at most once, and last
   };
 
-  // `timeout`: how long the coordinator may say nothing once the job has started.
+  // The coordinator counts as lost if it is silent for most of `timeout` once the job has started.
   Member(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
          std::chrono::milliseconds timeout);
   ~Member() override = default;
 
-  // Tries to reach the coordinator until `patience` has passed, and then waits as long again for its word. Fails when
-  // that was in vain, when refused, and when the connection is lost before the coordinator has said goodbye.
+  // Registers, retrying to connect until `patience` has passed; once connected, waits as long again for the first view.
+  // Calls on_failure if either takes too long, if refused, or if the connection ends before the coordinator's goodbye.
   void start(std::chrono::milliseconds patience, Callbacks callbacks);
   void send(OutFrame frame);
-  // Hears no more; says `last` first unless it is ok.
+  // Closes the connection; no callback follows. If `last` is an error, sends it to the coordinator first.
   void stop(const Status& last = {});
 
  private:
@@ -67,8 +69,8 @@ class Member final : private ConnectionOwner {
   EventLoop::TimerId retry_ = 0;
   int64_t next_report_ms_ = 0;
   std::string last_problem_;
-  std::string coordinator_host_;  // once we are members
-  bool is_member_ = false;
+  std::string coordinator_host_;  // known once is_member_
+  bool is_member_ = false;        // has a view
   bool finished_ = false;
 };
 

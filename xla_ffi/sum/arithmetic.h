@@ -1,4 +1,4 @@
-// What every loop over elements stands on: the 16-bit floats, the usual rounding, and whether there are wide vectors.
+// Building blocks of loops over elements: 16-bit floats, the floating-point mode, and detection of wide vectors.
 #pragma once
 
 #if defined(__x86_64__)
@@ -25,7 +25,8 @@ struct BF16 {
 inline float load(F16 half) {
   const uint32_t sign = static_cast<uint32_t>(half.bits & 0x8000u) << 16;
   const uint32_t magnitude = half.bits & 0x7fffu;
-  // Shifted into float's fields the exponent is 112 too small; a multiplication mends normals and subnormals alike.
+  // Shifted into the fields of a float, the exponent is 112 too small. A multiplication corrects normals and
+  // subnormals.
   const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f);
   const uint32_t special = (magnitude << 13) | 0x7f800000u;
   const uint32_t is_special = 0u - static_cast<uint32_t>(magnitude >= 0x7c00u);
@@ -58,8 +59,8 @@ inline BF16 store_bf16(float value) {
 inline void store(float value, F16& out) { out = store_f16(value); }
 inline void store(float value, BF16& out) { out = store_bf16(value); }
 
-// The usual rounding, and subnormals kept: a library in this process may have set this thread's mode otherwise, and the
-// bits of a sum must not depend on that.
+// While it lives, this thread rounds to nearest and keeps subnormals. A library of this process may have changed the
+// thread's mode, and the bits of a sum must not depend on it.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
@@ -74,7 +75,7 @@ class DefaultFloatingPoint {
   std::fenv_t callers_;
 };
 
-// A function that is compiled with them, to be called only where they are.
+// JAXHETERO_WIDE: compiled for processors with wide vectors. Call only if have_wide_vectors().
 #if defined(__x86_64__)
 #define JAXHETERO_WIDE [[gnu::target("avx2,f16c")]]
 inline bool have_wide_vectors() {
@@ -90,8 +91,8 @@ inline bool have_wide_vectors() {
   return have;
 }
 
-// The processor's own conversions of float16, eight at a time. What makes load() and store_f16() free of branches is
-// more than compilers turn into good vector code, and subnormals are slow in it.
+// The processor's own conversions of float16, eight at a time. Compilers do not turn the branch-free load() and
+// store_f16() into good vector code, and subnormals are slow in it.
 JAXHETERO_WIDE inline void load_wide(const F16* halves, float* values, size_t count) {
   constexpr size_t kLanes = 8;
   size_t i = 0;
@@ -121,7 +122,7 @@ inline void store_wide(const float* values, F16* halves, size_t count) {
 }
 #endif
 
-// Of `count` elements; kIsWide in functions that are JAXHETERO_WIDE. A NaN stays one, with whatever payload.
+// Convert `count` elements. kIsWide only in functions that are JAXHETERO_WIDE. NaN stays NaN, with any payload.
 template <bool kIsWide, typename Half>
 [[gnu::always_inline]] inline void load_all(const Half* halves, float* values, size_t count) {
   if constexpr (kIsWide && std::is_same_v<Half, F16>) {

@@ -1,4 +1,4 @@
-// Between the program's float32 and the 16-bit floats that it wants on the wire.
+// Conversions between the program's float32 and 16-bit floats on the wire. Pure functions, on any thread.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace jaxhetero {
 
-// out[i] = values[i], rounded once: to nearest, ties to even; what is too large becomes infinite, a NaN stays one. `to`
+// out[i] = values[i], rounded to nearest, ties to even. Values that are too large become infinite; NaN stays NaN. `to`
 // is kF16 or kBF16.
 void narrow(DType to, std::span<const float> values, std::byte* out);
 
-// Spreads the 16-bit floats in the last half of `memory` over all of it, as float32. Exact.
+// Converts the 16-bit floats in the second half of `memory` to float32, which fill all of it. Exact.
 void widen_in_place(DType from, std::span<std::byte> memory);
 
 }  // namespace jaxhetero

@@ -1,4 +1,5 @@
-// The arithmetic of a reducer: one chunk summed, or its maximum or minimum taken, over all workers.
+// The arithmetic of a reducer: the sum, maximum or minimum of one chunk over all workers. Pure functions, on any
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -24,22 +25,22 @@ enum class DType : uint8_t {
   kU64 = 12,
 };
 
-// Bytes per element; 0 for a number that names no type (it may come from the network).
+// Bytes per element; 0 for a number that is no type (it may come from the network).
 size_t item_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);
 
-// What becomes of the workers' elements.
+// How elements of two workers are combined.
 enum class Arithmetic : uint8_t { kSum, kMax, kMin };
 
-// out[i] = ((pieces[0][i] + pieces[1][i]) + pieces[2][i]) + ...: in the order of `pieces`, whatever their number, so
-// the bits depend on nothing else. float16 and bfloat16 are summed in float32 and rounded once (to nearest, ties to
-// even); integers wrap. Maximum and minimum are NaN where any piece is, and -0 is below +0. `out` may be one of the
-// pieces. All pointers are aligned to the element size.
+// out[i] = ((pieces[0][i] + pieces[1][i]) + pieces[2][i]) + ..., for i < count, always in the order of `pieces`: the
+// result's bits depend on the inputs alone. float16 and bfloat16 are summed in float32 and rounded once (to nearest,
+// ties to even). Integers wrap. Maximum and minimum are NaN where any piece is NaN, and -0 is below +0. There is at
+// least one piece; `out` may be one of them. All pointers are aligned to the element size.
 void reduce_in_order(Arithmetic arithmetic, DType dtype, std::span<const std::byte* const> pieces, std::byte* out,
                      size_t count);
 
 namespace internal {
-// For tests: the same compiled without any instruction beyond the platform's baseline.
+// For tests: the same function, compiled for the platform's baseline instruction set.
 void reduce_in_order_baseline(Arithmetic arithmetic, DType dtype, std::span<const std::byte* const> pieces,
                               std::byte* out, size_t count);
 }  // namespace internal

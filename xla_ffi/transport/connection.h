@@ -1,7 +1,7 @@
-// What the communicator, the reducer server and the coordinator ask of a transport. TCP is the first one; libfabric can
-// stand behind the same two classes.
+// The interface of a transport, as the communicator, the reducer server and the coordinator use it: connections that
+// carry frames, and their owners. TCP implements it; libfabric can, too.
 //
-// Everything here belongs to the thread of one event loop.
+// Everything here runs on the thread of one event loop, and nothing blocks.
 #pragma once
 
 #include <sys/uio.h>
@@ -21,9 +21,10 @@
 
 namespace jaxhetero {
 
-// A frame on its way out. The payload is either one range of memory or a slice of a bucket's leaves; it is read when
-// the socket takes it, never copied. Whoever queues a frame keeps its memory alive, by `owner` or otherwise, until it
-// is sent, and longer if it may be lent (see lent_memory.h): `owner` until the peer has read it.
+// A frame to send. The payload is one range of memory, or a slice of a bucket's leaves. It is not copied, but read when
+// the socket takes it. The sender of a frame keeps the payload's memory alive until the frame is written, through
+// `owner` or otherwise. A payload that may be lent (see lent_memory.h) needs an `owner`, which is kept until the peer
+// has read it.
 struct OutFrame {
   EncodedHeader header;
   size_t payload_bytes = 0;
@@ -31,7 +32,7 @@ struct OutFrame {
   const Leaves* leaves = nullptr;
   size_t leaves_offset = 0;
   std::shared_ptr<const void> owner;
-  size_t lent_bytes = 0;  // of a payload that stays where it is
+  size_t lent_bytes = 0;  // of a payload that is lent; set by the connection
 
   // A header with a payload in one piece; header.payload_bytes is set from it.
   static OutFrame of(FrameHeader header, std::span<const std::byte> payload, std::shared_ptr<const void> owner) {
@@ -50,7 +51,7 @@ struct OutFrame {
     return {encode(header), header.payload_bytes, {}, &leaves, offset, nullptr, 0};
   }
 
-  // The memory that makes up what of the payload is to be sent.
+  // Appends the memory of the payload to `pieces`; nothing for a payload that is lent.
   void append_payload(std::vector<iovec>& pieces) const {
     if (leaves != nullptr) {
       leaves->slice(leaves_offset, payload_bytes, pieces);
@@ -63,7 +64,8 @@ struct OutFrame {
 
 class Connection;
 
-// Who owns connections hears of them through this. Callbacks may close any connection, also the one they are about.
+// The owner of connections is told of their events through this. Callbacks may close any connection, also the one that
+// they are about.
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
@@ -71,21 +73,23 @@ class ConnectionOwner {
   // Both sides have proved that they know the job token.
   virtual void on_open(Connection& connection) = 0;
 
-  // A frame's header is here: append to `into` the memory that takes its payload, header.payload_bytes in all.
+  // A header has arrived. Append the memory for its payload to `into`, header.payload_bytes in all; it must stay valid
+  // until on_frame(), or until the connection closes.
   virtual Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) = 0;
 
-  // The payload is where on_header wanted it.
+  // The payload is in the memory that on_header() gave.
   virtual Status on_frame(Connection& connection, const FrameHeader& header) = 0;
 
-  // A frame whose payload is in memory that the peer lends, and leaves as it is until it has the answer to this frame.
-  // True if the owner reads it there. Otherwise it is copied, as if it had come over the network.
+  // A frame has arrived whose payload is in memory that the peer lends. The peer does not change it before it has the
+  // answer to this frame; the pointer keeps it mapped. Return true to read it there: neither on_header() nor on_frame()
+  // follows. Return false to have it copied, as if it had come over the network.
   virtual Result<bool> on_lent(Connection& /*connection*/, const FrameHeader& /*header*/,
                                const std::shared_ptr<const std::byte>& /*payload*/) {
     return false;
   }
 
-  // The connection ended; called once, except after close(). `why` is ok when close_after_flush() ran to its end, else
-  // what went wrong, or the Status that a callback returned.
+  // The connection has ended. Called once, but never after close(). `why` is ok if close_after_flush() has finished;
+  // else it is the error, or the Status that a callback returned.
   virtual void on_close(Connection& connection, const Status& why) = 0;
 };
 
@@ -94,16 +98,16 @@ class Connection {
   virtual ~Connection() = default;
 
   virtual void send(OutFrame frame) = 0;
-  // How many frames were ever given to send(), and how many of those the operating system has taken whole.
+  // The number of frames given to send() so far, and how many of them are completely written to the kernel or the ring.
   [[nodiscard]] virtual uint64_t queued_frame_count() const = 0;
   [[nodiscard]] virtual uint64_t written_frame_count() const = 0;
 
-  // Ends at once, without a callback.
+  // Ends at once, without on_close().
   virtual void close() = 0;
-  // Reads no more frames, sends what is queued, waits a moment for the peer to close as well, and ends.
+  // Reads no more frames, writes the queued ones, waits up to two seconds for the peer to close as well, and ends.
   virtual void close_after_flush() = 0;
-  // Drops what is queued, so that its memory may go, and sends only `last`; where a frame is half sent already, behind
-  // a copy of its rest.
+  // Drops the queued frames, whose memory is then no longer needed, writes `last`, and ends like close_after_flush().
+  // If a frame is half written, a copy of its rest goes first.
   virtual void close_with(OutFrame last) = 0;
 
   [[nodiscard]] virtual const std::string& peer() const = 0;       // "10.0.0.3:41234"

@@ -16,7 +16,7 @@
 namespace jaxhetero {
 namespace {
 
-constexpr size_t kHeadBytes = 4096;  // a page, which begins with the key
+constexpr size_t kHeadBytes = 4096;  // a page, which starts with the key
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 Status system_error(const char* call) { return {Code::kInternal, std::string(call) + ": " + std::strerror(errno)}; }
@@ -38,11 +38,11 @@ std::span<std::byte> SharedMemory::bytes() const { return mapped_.subspan(kHeadB
 
 Result<SharedMemory> SharedMemory::create(size_t bytes, Use use) {
   const std::optional<Nonce> key = fresh_nonce();
-  if (!key.has_value()) return Status(Code::kInternal, "the system gives no random numbers");
+  if (!key.has_value()) return Status(Code::kInternal, "the kernel gave no random numbers");
   Fd descriptor(memfd_create("jaxhetero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!descriptor.valid()) return system_error("memfd_create");
   if (ftruncate(descriptor.get(), static_cast<off_t>(kHeadBytes + bytes)) != 0) return system_error("ftruncate");
-  // Memory that shrinks under a process kills it: so ours cannot, and open() takes none that could.
+  // If memory shrinks under a mapping, its reader is killed. So ours cannot shrink, and open() refuses memory that can.
   if (fcntl(descriptor.get(), F_ADD_SEALS, kSeals) != 0) return system_error("fcntl");
   Result<std::span<std::byte>> mapped = map(descriptor.get(), kHeadBytes + bytes, PROT_READ | PROT_WRITE, use);
   if (!mapped.ok()) return mapped.status();
@@ -51,8 +51,8 @@ Result<SharedMemory> SharedMemory::create(size_t bytes, Use use) {
   return SharedMemory(std::move(descriptor), offer, *mapped);
 }
 
-// The process and the descriptor are a word of the peer's. What is found there counts only if it is memory of the right
-// kind and size with the right key: behind another list of processes, as a container has it, it is somebody else's.
+// The process and descriptor of the offer are unchecked input. In another PID namespace, such as a container's, they
+// can name another process's file. So the file must be memory, sealed, of the right size, and start with the key.
 Result<SharedMemory> SharedMemory::open(const SharedOffer& offer, size_t bytes, Use use) {
   const bool writes = use == Use::kBothWrite;
   const std::string path = "/proc/" + std::to_string(offer.process) + "/fd/" + std::to_string(offer.descriptor);
@@ -60,16 +60,16 @@ Result<SharedMemory> SharedMemory::open(const SharedOffer& offer, size_t bytes, 
   if (!descriptor.valid()) return system_error("open");
   struct stat about{};
   if (fstat(descriptor.get(), &about) != 0) return system_error("fstat");
-  const int seals = fcntl(descriptor.get(), F_GET_SEALS);  // only memory has any
+  const int seals = fcntl(descriptor.get(), F_GET_SEALS);  // fails for anything but a memfd
   if (about.st_size != static_cast<off_t>(kHeadBytes + bytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Status(Code::kInvalidArgument, "the memory offered is not of the kind that can be shared");
+    return Status(Code::kInvalidArgument, "the offered descriptor is not sealed memory of the expected size");
   }
   Result<std::span<std::byte>> mapped =
       map(descriptor.get(), kHeadBytes + bytes, PROT_READ | (writes ? PROT_WRITE : 0), use);
   if (!mapped.ok()) return mapped.status();
   SharedMemory memory(Fd(), offer, *mapped);
   if (!std::ranges::equal(offer.key, mapped->first(kSharedKeyBytes))) {
-    return Status(Code::kInvalidArgument, "the memory offered is another one's");
+    return Status(Code::kInvalidArgument, "the offered memory has another key");
   }
   return memory;
 }

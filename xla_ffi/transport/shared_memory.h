@@ -1,4 +1,5 @@
-// Memory that processes of one host share. One of them makes it and tells the others, in a SharedOffer, where it is.
+// Memory that processes of one host share. One process creates it; others open it with the SharedOffer that it sends.
+// The object owns the mapping.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ namespace jaxhetero {
 
 class SharedMemory {
  public:
-  // Who else may write; and whether all pages are there from the start, or only those that somebody has touched.
+  // kBothWrite: writable for the opener too, and all pages are allocated at once. kMakerWrites: read-only for the
+  // opener, and pages are allocated when they are touched.
   enum class Use : uint8_t { kBothWrite, kMakerWrites };
 
   static Result<SharedMemory> create(size_t bytes, Use use);
@@ -27,9 +29,9 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   [[nodiscard]] const SharedOffer& offer() const { return offer_; }
-  // Whoever shall has it open: nobody else.
+  // Everybody who may open the memory has done so: from now on nobody can.
   void close_descriptor() { descriptor_.reset(); }
-  // Begins with a page; zeros at first.
+  // Page-aligned; zero at first.
   [[nodiscard]] std::span<std::byte> bytes() const;
 
  private:
@@ -38,7 +40,7 @@ class SharedMemory {
 
   Fd descriptor_;
   SharedOffer offer_;
-  std::span<std::byte> mapped_;  // the key, and from the next page on what is shared
+  std::span<std::byte> mapped_;  // a page that starts with the key, then bytes()
 };
 
 }  // namespace jaxhetero

@@ -1,9 +1,8 @@
-// Memory that the two processes of a connection share when they are on one host: a ring of bytes each way. Bytes in it
-// take one copy in and one out, and neither side asks the kernel for anything unless the other one sleeps. The
-// connection's socket stays to wake it, and to tell that a side is gone.
+// Two rings of bytes, one each way, in memory that the two processes of a connection share. Each byte is copied in and
+// copied out. There is no system call unless the peer sleeps: then the connection's socket wakes it.
 //
-// The peer may write here what it likes at any time: its positions are checked, and bytes are copied before anybody
-// looks at them.
+// The peer can write anything to this memory at any time. So its positions are checked, and bytes are copied out before
+// they are interpreted.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,31 +18,32 @@
 
 namespace jaxhetero {
 
+// Used by a SharedSession on the loop's thread. Nothing here blocks.
 class SharedRing {
  public:
-  // The memory is made by one side, which tells the other where to find it.
+  // One side creates the memory and sends its offer(); the other side opens it.
   static Result<std::unique_ptr<SharedRing>> create();
   static Result<std::unique_ptr<SharedRing>> open(const SharedOffer& offer);
 
   [[nodiscard]] const SharedOffer& offer() const { return memory_.offer(); }
-  // The peer has it open: nobody else shall.
+  // The peer has opened the memory: from now on nobody else can.
   void close_descriptor() { memory_.close_descriptor(); }
 
-  // As many bytes as there is room for, from the front of `pieces`.
+  // Copies bytes from the front of `pieces`, as many as there is room for, and returns how many.
   Result<size_t> write(std::span<const iovec> pieces);
-  // As many as there are, up to what `pieces` take.
+  // Copies as many bytes into `pieces` as there are, or as fit, and returns how many.
   Result<size_t> read(std::span<const iovec> pieces);
-  // What was read is done with: its room is the peer's again.
+  // Gives the room of the bytes that were read back to the peer.
   void release();
-  // To be asked after write() and after release(): whether the peer sleeps for want of that, and shall be woken.
+  // After write(), or after release(): whether the peer slept until then, and must be woken. Clears its flag.
   [[nodiscard]] bool reader_slept();
   [[nodiscard]] bool writer_slept();
 
-  // We are about to sleep until there is something to read, or room to write. False: there is by now.
+  // Before we sleep until there are bytes to read, or room to write: sets our flag. False if there are some by now.
   [[nodiscard]] bool sleep_for_bytes();
   [[nodiscard]] bool sleep_for_room();
 
-  // Of all that was written, what the peer is not done with.
+  // Written bytes that the peer has not released.
   [[nodiscard]] uint64_t unread_bytes() const;
   [[nodiscard]] uint64_t written_bytes() const { return written_bytes_; }
 
@@ -56,7 +56,7 @@ class SharedRing {
   SharedMemory memory_;
   Ring* out_;
   Ring* in_;
-  // Our own positions: what the memory says of them is for the peer.
+  // Our own positions. Their copies in the memory are for the peer, and never read back.
   uint64_t written_bytes_ = 0;
   uint64_t read_bytes_ = 0;
 };

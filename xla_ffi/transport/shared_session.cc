@@ -52,7 +52,7 @@ Status SharedSession::on_frame(FrameType type, Replies& replies) {
 Status SharedSession::on_share(Replies& replies) {
   Result<SharedOffer> offer = decode_shared_offer(message_);
   if (!offer.ok()) return offer.status();
-  if (ring_) return {Code::kProtocol, "it offered memory that is shared already"};
+  if (ring_) return {Code::kProtocol, "it offered shared memory twice"};
   Result<std::unique_ptr<SharedRing>> ring = SharedRing::open(*offer);
   if (!ring.ok()) return {};
   adopt(std::move(*ring));
@@ -61,7 +61,7 @@ Status SharedSession::on_share(Replies& replies) {
 }
 
 Status SharedSession::on_shared(Replies& replies) {
-  if (!ring_ || receives_) return {Code::kProtocol, "it moved to shared memory that there is not"};
+  if (!ring_ || receives_) return {Code::kProtocol, "it moved to shared memory twice, or without an offer"};
   receives_ = true;
   if (!has_announced_) replies.last_on_socket = announce();
   ring_->close_descriptor();

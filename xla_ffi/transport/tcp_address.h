@@ -1,4 +1,4 @@
-// Where a process listens: numbers, and how they are found from what people write.
+// Addresses of listening processes: IP address and port, and their resolution from text.
 #pragma once
 
 #include <sys/socket.h>
@@ -19,9 +19,10 @@ struct TcpAddress {
   [[nodiscard]] std::string text() const;  // "10.0.0.3:41234", "[::1]:41234"
 };
 
-// May ask the name service: not for the loop's thread, unless `host` is a number. An empty host is every interface.
+// Blocks on the name service, unless `host` is an IP address: not for the loop's thread. An empty host is every
+// interface.
 Result<TcpAddress> resolve(const std::string& host, uint16_t port);
-// "host:port" or "[v6]:port".
+// `endpoint` is "host:port" or "[v6]:port".
 Result<TcpAddress> resolve(const std::string& endpoint);
 
 }  // namespace jaxhetero

@@ -187,7 +187,7 @@ void TcpConnection::finish_connecting() {
 Status TcpConnection::start_handshake(Handshake::Side side) {
   phase_ = Phase::kHandshake;
   const std::optional<Nonce> nonce = fresh_nonce();
-  if (!nonce.has_value()) return {Code::kInternal, "the system gives no random numbers"};
+  if (!nonce.has_value()) return {Code::kInternal, "the kernel gave no random numbers"};
   handshake_.emplace(side, context_.token, *nonce, peer_);
   send_handshake(handshake_->opening());
   return {};
@@ -331,7 +331,7 @@ Status TcpConnection::finish_frame() {
     ++context_.counters->checksum_mismatch_count;
     return {Code::kProtocol, "a frame of type " + std::to_string(static_cast<int>(header.type)) + " and " +
                                  std::to_string(header.payload_bytes) +
-                                 " bytes came damaged: its checksum is not the one that was sent"};
+                                 " bytes came damaged: its checksum does not match"};
   }
   if (SharedSession::handles(header.type)) return finish_session_frame();
   return owner_->on_frame(*this, header);

@@ -25,7 +25,7 @@ Result<std::unique_ptr<TcpListener>> TcpListener::bind(EventLoop& loop, const Tc
   Fd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return failed("socket");
   const int on = 1;
-  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // without it only a restart has to wait
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // without it, a restart has to wait
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
     return failed("bind");
   }
@@ -48,7 +48,7 @@ void TcpListener::stop() {
   socket_.reset();
 }
 
-// Leaves who comes in the backlog for a moment: asking at once would spin.
+// Leaves new connections in the backlog for a moment: retrying at once would spin.
 void TcpListener::pause() {
   loop_.unwatch(socket_.get());
   loop_.after(kAcceptPause, [this] {
@@ -57,7 +57,7 @@ void TcpListener::pause() {
 }
 
 void TcpListener::accept_ready() {
-  // Strangers get a bounded part of us, and nobody else is turned away for them.
+  // Too many unproved peers: newcomers wait in the backlog, and nobody is refused.
   if (*unproved_count_ >= kMaxUnproved) return pause();
   TcpAddress peer;
   peer.length = sizeof peer.storage;

@@ -1,5 +1,5 @@
-// Where TCP connections come in, from anybody: so many strangers, who have not proved the job token yet, and no more
-// are let in at once.
+// Accepts TCP connections. Anybody on the network can connect, so the number of peers that have not yet proved that
+// they know the job token is bounded.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@
 
 namespace jaxhetero {
 
+// Used on the loop's thread, except for bind(). Never blocks.
 class TcpListener {
  public:
-  // The peer counts as a stranger for as long as somebody has `admission`.
+  // The peer counts as unproved for as long as `admission` is held.
   using OnAccept = std::function<void(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission)>;
 
-  // Binds and listens; accepting starts with start(), on the loop's thread.
+  // Binds and listens, on any thread. `purpose` is for error messages: "the coordinator".
   static Result<std::unique_ptr<TcpListener>> bind(EventLoop& loop, const TcpAddress& address, std::string purpose);
   ~TcpListener() { stop(); }
   TcpListener(const TcpListener&) = delete;

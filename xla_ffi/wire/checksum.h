@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli, the polynomial of iSCSI, RFC 3720), which processors compute with an instruction.
+// CRC-32C (Castagnoli; the polynomial of iSCSI, RFC 3720), for which processors have an instruction. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace jaxhetero {
 
-// The checksum of what `before` is the checksum of, followed by `bytes`; 0 is that of nothing. Uses the processor's
-// instruction where it has one, which is found out at run time.
+// Extends a checksum: `before` is the checksum of the bytes before `bytes`, 0 if there are none. Uses the processor's
+// instruction if it has one, which is detected at run time.
 uint32_t crc32c(uint32_t before, std::span<const std::byte> bytes);
 
-// The same without that instruction.
+// The same function without that instruction.
 uint32_t crc32c_portable(uint32_t before, std::span<const std::byte> bytes);
 
 }  // namespace jaxhetero

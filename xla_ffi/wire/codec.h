@@ -1,5 +1,5 @@
-// Numbers, texts and lists as bytes: fixed-width little-endian, one after the other, without tags. A message names its
-// fields once, in the order in which they travel; Writer and Reader both take them in that order.
+// The encoding of messages: numbers (fixed-width, little-endian), texts and lists, one after the other, without tags.
+// Each message lists its fields once, in a function fields(); Writer and Reader both follow it. Neither does any I/O.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace jaxhetero {
 
 using Bytes = std::vector<std::byte>;
 
-// Text from a peer, fit to be shown: cut to a sane length, control characters replaced.
+// Text from a peer, made safe to print: at most kMaxTextBytes, and anything but printable ASCII becomes '?'.
 std::string decode_text(std::span<const std::byte> bytes);
 
 inline Status malformed(std::string what) { return {Code::kProtocol, "malformed " + std::move(what)}; }
@@ -25,7 +25,7 @@ inline Status malformed(std::string what) { return {Code::kProtocol, "malformed 
 inline constexpr size_t kMaxTextBytes = 8192;  // of a text that is the rest of a message
 inline constexpr size_t kMaxNameBytes = 255;   // of a text inside a message
 
-// For the functions that name the fields of a message, const where it is written and not where it is read.
+// For fields(): a message is const when it is written, and not const when it is read.
 template <typename Message, typename Wanted>
 concept IsA = std::is_same_v<std::remove_const_t<Message>, Wanted>;
 
@@ -69,7 +69,7 @@ class Writer {
   Bytes bytes_;
 };
 
-// Reads fields until the bytes run out. After that every number is zero, every text empty, and ok() false.
+// Reads fields. Once the bytes have run out, ok() is false, every number is zero and every text is empty.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -79,7 +79,7 @@ class Reader {
     (get(fields), ...);
   }
 
-  // Not ok() where the list claims more than `most` items.
+  // Not ok() if the list claims more than `most` items.
   template <typename Item>
   void list(std::vector<Item>& items, size_t most) {
     uint32_t count = 0;
@@ -102,7 +102,7 @@ class Reader {
 
   [[nodiscard]] bool ok() const { return ok_; }
   [[nodiscard]] std::span<const std::byte> rest() const { return bytes_; }
-  // Every byte was read, and none was missing.
+  // ok(), and every byte was read.
   [[nodiscard]] bool finished() const { return ok_ && bytes_.empty(); }
 
  private:

@@ -63,7 +63,7 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   FrameHeader header;
   read(magic, type, flags, header.payload_bytes, header.count, header.op, header.round, header.offset,
        checksum_or_place);
-  if (magic != kFrameMagic) return malformed("frame: it does not start like one");
+  if (magic != kFrameMagic) return malformed("frame: wrong magic number");
   if (type < static_cast<uint8_t>(FrameType::kRegister) || type > static_cast<uint8_t>(kLastFrameType)) {
     return malformed("frame: unknown type " + std::to_string(type));
   }
@@ -73,7 +73,7 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   header.has_checksum = (flags & kChecksumFlag) != 0;
   header.is_lent = (flags & kLentFlag) != 0;
   (header.is_lent ? header.place : header.checksum) = checksum_or_place;
-  if (header.is_lent && !carries_chunk(header.type)) return malformed("frame: it lends what is no chunk");
+  if (header.is_lent && !carries_chunk(header.type)) return malformed("frame: only a chunk can be lent");
   if (header.payload_bytes > (carries_chunk(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {
     return malformed("frame: a payload of " + std::to_string(header.payload_bytes) + " bytes");
   }

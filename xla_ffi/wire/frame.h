@@ -1,4 +1,5 @@
-// A frame: a fixed header of 40 bytes and a payload. Everything that travels over a connection is a frame.
+// Frames: a fixed header of 40 bytes, then a payload. After the handshake, connections carry nothing but frames. Pure:
+// no I/O here.
 //
 // Numbers are little-endian and encoded field by field. A header from the network is untrusted until decode() has
 // checked it.
@@ -20,27 +21,27 @@ inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
 
 enum class FrameType : uint8_t {
   kRegister = 1,   // worker or reducer -> coordinator: Registration
-  kWaiting = 2,    // coordinator -> all: text, who is still missing
-  kView = 3,       // coordinator -> all: View, of the job's start or of a new view
-  kReady = 4,      // reducer -> coordinator: it knows the members and accepts workers
+  kWaiting = 2,    // coordinator -> all: text, the processes that are missing
+  kView = 3,       // coordinator -> all: View; at the start, and after every change
+  kReady = 4,      // reducer -> coordinator: it has the view and accepts workers
   kJoin = 5,       // worker -> reducer: Join
   kDescribe = 6,   // worker -> reducer: OpDescription, once per op and view, before its first chunk
   kPush = 7,       // worker -> reducer: one chunk of a contribution
   kResult = 8,     // reducer -> worker: one chunk of the total
-  kLate = 9,       // reducer -> worker: text, whom the round waits for, and how many of those still move data
-  kFault = 10,     // any: Fault; the job cannot go on
-  kGoodbye = 11,   // worker -> reducer, coordinator: no more rounds from here; coordinator -> all: nobody needs you
-  kLost = 12,      // worker -> coordinator: Lost, a reducer of the view
-  kHalt = 13,      // coordinator -> worker: Halt; stop pushing and say how far you are
-  kProgress = 14,  // worker -> coordinator: Progress, the answer
-  kLeaving = 15,   // coordinator -> worker: somebody wants to leave; say when you have no round running
-  kIdle = 16,      // worker -> coordinator: the answer
-  kAlive = 17,     // coordinator <-> all: nothing else to say
-  kShare = 18,     // who connected -> who accepted: SharedOffer, memory to go on in if both are on one host
-  kShared = 19,  // the answer, and its echo: what I send from here on is in that memory; SharedOffer, if I lend as well
-  kStill = 20,   // worker -> coordinator: Progress, of ops of which no round has run for a while
-  kForget = 21,  // coordinator -> worker: Progress, all have completed so many: nobody needs what you keep of them
-  kReads = 22,   // the answer to kShared: I read what you lend me
+  kLate = 9,       // reducer -> worker: text, the ranks a round waits for; count: how many of them still move data
+  kFault = 10,     // any: Fault; the job has failed
+  kGoodbye = 11,   // worker -> reducer, coordinator: no more rounds; coordinator -> all: you may exit
+  kLost = 12,      // worker -> coordinator: Lost; a reducer of the view is lost
+  kHalt = 13,      // coordinator -> worker: Halt; stop pushing, and reply with kProgress
+  kProgress = 14,  // worker -> coordinator: Progress; the reply to kHalt
+  kLeaving = 15,   // coordinator -> worker: a worker wants to leave; reply kIdle once you run no round
+  kIdle = 16,      // worker -> coordinator: the reply to kLeaving
+  kAlive = 17,     // coordinator <-> all: heartbeat
+  kShare = 18,     // connecting side -> accepting side: SharedOffer; continue in this memory if you can open it
+  kShared = 19,    // reply to kShare, then echoed: all later frames use shared memory; SharedOffer if I lend payloads
+  kStill = 20,     // worker -> coordinator: Progress of ops that have been idle for a while
+  kForget = 21,    // coordinator -> worker: Progress that all share: free the kept contributions of these ops
+  kReads = 22,     // reply to a kShared with SharedOffer: I opened the memory that you lend
 };
 inline constexpr FrameType kLastFrameType = FrameType::kReads;
 
@@ -48,28 +49,28 @@ struct FrameHeader {
   FrameType type = FrameType::kFault;
   bool last = false;           // the shard's last chunk
   uint32_t payload_bytes = 0;  // bytes that follow the header
-  uint32_t count = 0;          // elements in the chunk (kPush, kResult); who is slow, not stuck (kLate)
+  uint32_t count = 0;          // elements in the chunk (kPush, kResult); ranks that are slow, not stuck (kLate)
   uint64_t op = 0;
   uint64_t round = 0;
   uint64_t offset = 0;  // first element of the chunk, counted in the bucket
   bool has_checksum = false;
   uint32_t checksum = 0;
-  bool is_lent = false;  // the payload does not follow: it is in memory of the sender's that the receiver reads
-  uint32_t place = 0;    // there: see lent_memory.h
+  bool is_lent = false;  // the payload does not follow: the receiver reads it in the sender's memory
+  uint32_t place = 0;    // of a lent payload: see lent_memory.h
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
 EncodedHeader encode(const FrameHeader& header);
 
-// Checks what can be checked without knowing the op: types, flags, lengths.
+// Checks types, flags and lengths: all that can be checked without knowing the op.
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);
 
-// A frame's checksum is the CRC-32C of its header, without the checksum itself, and of its payload. start_checksum()
-// says in the header that there is one, and gives that of the header; set_checksum() writes the whole one.
+// A frame's checksum is the CRC-32C of its header, without the checksum field, and its payload. start_checksum() sets
+// the header's flag and returns the checksum of the header; set_checksum() writes the final one.
 uint32_t start_checksum(EncodedHeader& header);
 void set_checksum(EncodedHeader& header, uint32_t checksum);
 
-// Says in the header of a frame without a checksum that the payload is lent, and where it is.
+// Marks the frame, which has no checksum, as one whose payload is lent, and sets its place.
 void set_place(EncodedHeader& header, uint32_t place);
 
 }  // namespace jaxhetero

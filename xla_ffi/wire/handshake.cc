@@ -21,7 +21,7 @@ Bytes hello(const Nonce& nonce) {
   return bytes;
 }
 
-// The nonce of a peer's hello, or why it is none of ours.
+// The nonce in a peer's hello, or the reason to refuse it.
 Result<Nonce> read_hello(std::span<const std::byte> bytes, const std::string& peer) {
   const auto magic = bytes.first(kMagic.size());
   if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
@@ -70,7 +70,7 @@ Status Handshake::take(size_t bytes, Bytes& reply) {
 Status Handshake::take_client_hello(Bytes& reply) {
   Result<Nonce> client = read_hello(std::span(message_).first(kHelloBytes), peer_);
   if (!client.ok()) {
-    // Another version deserves an answer, so that it can name ours; anything else gets none.
+    // A peer of another version gets an answer, so that its error can name our version. Any other peer gets none.
     if (client.status().code() == Code::kVersionMismatch) {
       reply = hello(own_nonce_);
       reply.resize(kServerHelloBytes);
@@ -112,7 +112,7 @@ Status Handshake::take_client_proof() {
 }
 
 Status Handshake::hung_up() const {
-  // Who hangs up on our proof does not believe it. At any other point that says nothing about the token.
+  // A peer that closes after our proof has refused it. At any other point, the end says nothing about the token.
   const Code code = stage_ == Stage::kProof ? Code::kUnauthenticated : Code::kInternal;
   return {code, "it closed the connection in the handshake"};
 }

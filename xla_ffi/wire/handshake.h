@@ -1,6 +1,9 @@
-// How two processes prove to each other that they know the job token, before any frame: bytes in, bytes out, no socket.
+// The handshake: two processes prove to each other that they know the job token, before any frame. Pure: bytes in,
+// bytes out; the connection owns the socket.
 //
-// Client: magic, protocol version, nonce. Server: the same and its proof. Client: its proof.
+//   client -> server   magic number, protocol version, client's nonce
+//   server -> client   magic number, protocol version, server's nonce, server's proof
+//   client -> server   client's proof
 #pragma once
 
 #include <array>
@@ -19,16 +22,16 @@ class Handshake {
  public:
   enum class Side : uint8_t { kClient, kServer };
 
-  // `token` outlives this; `nonce` was never used before; `peer` is what messages call the other side.
+  // `token` outlives the handshake. `nonce` is fresh. `peer` names the other side in error messages.
   Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer);
 
-  // What to send at once; nothing for a server.
+  // The bytes to send first; none for a server.
   [[nodiscard]] Bytes opening() const;
-  // Where the peer's next bytes belong.
+  // The memory for the peer's next bytes.
   [[nodiscard]] std::span<std::byte> wanted() { return std::span(message_).subspan(received_bytes_, left_bytes()); }
-  // `bytes` of those are there. Fills `reply` with what to send now, even where the Status says that this is the end.
+  // `bytes` of wanted() have been filled. Sets `reply` to the bytes to send now, also if the Status is an error.
   Status take(size_t bytes, Bytes& reply);
-  // The peer hung up instead.
+  // Why the handshake failed, if the peer closed the connection.
   [[nodiscard]] Status hung_up() const;
 
   [[nodiscard]] bool is_done() const { return stage_ == Stage::kDone; }

@@ -97,7 +97,7 @@ Bytes write(const Message& message) {
   return writer.take();
 }
 
-// All of `bytes`, and nothing but the message.
+// Decodes a message that must take up all of `bytes`.
 template <typename Message>
 Result<Message> read(std::span<const std::byte> bytes, const char* what) {
   Reader reader(bytes);

@@ -1,6 +1,6 @@
-// The payloads of control frames: what processes tell each other about the job.
+// The payloads of control frames, one struct a message. Pure: encode() and decode_...() do no I/O.
 //
-// Everything that arrives is untrusted until the decode function of its message has checked it.
+// A message from the network is untrusted until its decode function has checked it.
 #pragma once
 
 #include <array>
@@ -24,26 +24,28 @@ enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
 struct Registration {
   Role role = Role::kWorker;
-  int32_t rank = -1;  // of the worker, or of the worker that a co-located reducer lives in; -1 for a dedicated reducer
+  int32_t rank = -1;  // of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
   JobShape job;       // workers only
   std::string version;
   std::string host_name;
-  uint16_t port = 0;    // where a reducer listens
-  std::string address;  // where a reducer is reached; empty: the address it came from
+  uint16_t port = 0;    // that a reducer listens on
+  std::string address;  // that workers reach a reducer at; empty: the one it connects from
 };
 
-// Who takes part, as the coordinator tells everybody. Indices are ranks and reducer numbers.
+// The members of the job, as the coordinator tells them to everybody.
 //
-// A view is who reduces from now on. The job starts with view 0; every reducer that is lost or comes makes another,
-// with new connections from every worker to every reducer of it, so that nothing of an earlier view can come in late.
+// A view says which reducers are in use. The job starts with view 0. Every reducer that is lost or joins makes another
+// view. Each view has its own connections from every worker to every reducer, so that no frame of an earlier view can
+// arrive late.
 struct View {
   struct Reducer {
-    uint32_t number = 0;  // its name, the same in every view
+    uint32_t number = 0;  // the same in every view
     std::string address;
     uint16_t port = 0;
     std::string host_name;
     int32_t colocated_rank = -1;
   };
+  // An op of which some workers have completed a round that others have not, and that round.
   struct Resume {
     uint64_t op = 0;
     uint64_t round = 0;
@@ -51,10 +53,10 @@ struct View {
   uint64_t job_id = 0;
   uint32_t number = 0;
   JobShape job;
-  uint32_t own_index = 0;
-  std::vector<std::string> worker_hosts;
+  uint32_t own_index = 0;                 // the receiver's rank, or reducer number
+  std::vector<std::string> worker_hosts;  // by rank
   std::vector<Reducer> reducers;
-  std::vector<Resume> resume;  // the ops of which some workers have completed a round that others have not: that one
+  std::vector<Resume> resume;
 };
 
 struct OpDescription {
@@ -69,7 +71,7 @@ struct Join {
   uint64_t plan = 0;  // ShardPlan::digest()
 };
 
-// Where a process finds the memory that another one offers to share: see shared_memory.h.
+// How a process finds the memory that another one offers to share: see shared_memory.h.
 inline constexpr size_t kSharedKeyBytes = 32;
 struct SharedOffer {
   uint32_t process = 0;
@@ -88,7 +90,7 @@ struct Halt {
   std::string why;
 };
 
-// How many rounds a worker has completed, of every op that it has begun or of some.
+// How many rounds of some ops, or of all that it has started, a worker has completed.
 struct Progress {
   struct OpProgress {
     uint64_t op = 0;

@@ -1,4 +1,4 @@
-// What an op is, as all workers must see it: the kind of reduction, and the bucket that it reduces.
+// The description of an op that all workers must share: the kind of reduction, and the bucket that it reduces.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace jaxhetero {
 
-// What a round does with the contributions.
+// How a round combines the contributions.
 enum class Kind : uint8_t {
   kSum = 1,
-  kBroadcast = 2,  // the root's contribution, unchanged; the others push headers without payload
+  kBroadcast = 2,  // the root's contribution, unchanged; other ranks push headers without payload
   kMax = 3,
   kMin = 4,
 };
 std::string_view kind_name(Kind kind);
 
-// What every worker must agree on in an op, compared by the reducer. It is the same in all of the op's rounds.
+// The reducer compares the workers' specs, and fails the job if two differ. An op has one spec for all its rounds.
 struct OpSpec {
   Kind kind = Kind::kSum;
   DType dtype = DType::kF32;
@@ -28,18 +28,18 @@ struct OpSpec {
   uint32_t leaf_count = 0;   // leaves in the bucket
   uint64_t total_count = 0;  // elements in the bucket
   uint32_t signature = 0;    // hash of the leaves' shapes
-  uint64_t call_bytes = 0;   // on the wire, of all buckets of the collective that this is one of; else 0
+  uint64_t call_bytes = 0;   // on the wire, of all buckets of the collective call that this bucket is part of; else 0
 
   bool operator==(const OpSpec&) const = default;
 };
 
-// Whether this rank has bytes in such a round. All push their chunks in any case, which tells that they have come to
-// it.
+// Whether this rank's chunks carry bytes. Every rank pushes every chunk, if only as a header: that shows that it has
+// reached the round.
 inline bool contributes(const OpSpec& spec, uint32_t rank) {
   return spec.kind != Kind::kBroadcast || spec.root == rank;
 }
 
-// Whether a peer may send such a spec; else a protocol error.
+// A protocol error if no peer of ours would send this spec.
 Status check(const OpSpec& spec);
 
 // For people: "sum of float32[1024] in 2 leaves".
