@@ -1,4 +1,4 @@
-// Peers that are not what they should be: our frames, but another will.
+// Peers that speak our protocol and misbehave.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@
 
 namespace jaxhetero {
 
-// A worker without a Communicator: it takes part in the start, and then does what a test wants.
+// A worker without a Communicator: it takes part in the start, and then does what a test says.
 class FakeWorker final : public ConnectionOwner {
  public:
   FakeWorker(const Job& job, uint32_t rank, bool joins = true) : config_(job.worker_config(rank)), joins_(joins) {
@@ -63,7 +63,7 @@ class FakeWorker final : public ConnectionOwner {
       send(OutFrame::control(FrameType::kDescribe, encode(description), header), reducer);
     }
   }
-  // For one who did not join by himself: now.
+  // Joins now, if constructed with joins = false.
   void join_all() {
     thread_.call([&] {
       for (const auto& connection : connections_) send_join(*connection);
@@ -72,7 +72,7 @@ class FakeWorker final : public ConnectionOwner {
   uint64_t job_id() {
     return thread_.call([this] { return job_id_; });
   }
-  // That it has completed so many rounds of the op, and runs no more.
+  // Reports that it has completed so many rounds of the op, and is idle.
   void say_still(uint64_t op, uint64_t completed_count) {
     thread_.call(
         [&] { member_->send(OutFrame::control(FrameType::kStill, encode(Progress{0, {{op, completed_count}}}))); });
@@ -84,7 +84,7 @@ class FakeWorker final : public ConnectionOwner {
       member_->stop();
     });
   }
-  // Whether so many totals of that reducer are here before the patience ends.
+  // Whether `count` totals of that reducer arrive before the patience ends.
   bool wait_results(size_t count, size_t reducer, milliseconds patience = kPatience) {
     std::unique_lock lock(results_mutex_);
     return results_changed_.wait_for(lock, patience, [&] { return result_counts_[reducer] >= count; });
@@ -168,7 +168,7 @@ inline OutFrame push_frame(const FrameHeader& header, size_t bytes) {
   return OutFrame::of(header, std::span(*kSomeBytes).first(bytes), kSomeBytes);
 }
 
-// A reducer that takes what workers push and answers what a test wants.
+// A reducer that receives pushes, and answers as a test says.
 class FakeReducer final : public ConnectionOwner {
  public:
   explicit FakeReducer(const Job& job) : config_(job.reducer_config(0)) {
@@ -198,7 +198,7 @@ class FakeReducer final : public ConnectionOwner {
 
   // On the loop's thread, when a push has arrived.
   std::function<void(Connection&, const FrameHeader&)> on_push_;
-  // Likewise, of one whose payload lies in the worker's memory; it is copied first if there is nothing to be called.
+  // Likewise, when the push's payload is lent by the worker. If this is not set, the payload is copied.
   std::function<void(const FrameHeader&, std::shared_ptr<const std::byte>)> on_lent_;
 
   void send(OutFrame frame) {
@@ -252,7 +252,7 @@ class FakeWorkerTest : public testing::Test {
   void begin(const TestRound& round) {
     for (uint32_t rank : {0u, 2u}) parts_.emplace_back(*job_->workers[rank], round, rank);
   }
-  // With these words for all, and those for the workers that wait in a round.
+  // Everybody fails with `words` in the error; workers that wait in a round also with `more`.
   void expect_failure(Code code, const std::vector<std::string>& words, const std::vector<std::string>& more = {}) {
     for (Part& part : parts_) {
       const Status status = part.wait();

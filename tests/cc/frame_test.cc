@@ -33,10 +33,10 @@ TEST_P(PayloadTest, ComesFromLeavesAndGoesIntoLeaves) {
   Bytes to(total);
   Leaves sources;
   Leaves targets;
-  for (size_t begin = 0; size_t size : sizes) {
-    sources.append(from.data() + begin, size);
-    targets.append(to.data() + begin, size);
-    begin += size;
+  for (size_t offset = 0; size_t size : sizes) {
+    sources.append(from.data() + offset, size);
+    targets.append(to.data() + offset, size);
+    offset += size;
   }
   server_.on_header_ = [&](Connection&, const FrameHeader& header, std::vector<iovec>& into) {
     targets.slice(header.offset, header.payload_bytes, into);
@@ -128,8 +128,8 @@ TEST_P(DribbleTest, ComposesFramesFromAnyPieces) {
     const Bytes frame = frame_bytes(header_of(FrameType::kDescribe, i), payload);
     stream.insert(stream.end(), frame.begin(), frame.end());
   }
-  for (size_t begin = 0; begin < stream.size(); begin += GetParam()) {
-    peer.send(std::span(stream).subspan(begin, std::min(GetParam(), stream.size() - begin)));
+  for (size_t offset = 0; offset < stream.size(); offset += GetParam()) {
+    peer.send(std::span(stream).subspan(offset, std::min(GetParam(), stream.size() - offset)));
     if (GetParam() > 1) std::this_thread::sleep_for(milliseconds(1));
   }
   ASSERT_TRUE(server_.wait_frames(kFrames));

@@ -182,14 +182,14 @@ TEST_F(HandshakeTest, ShowsOutAStrangerWhoDawdles) {
   ASSERT_TRUE(client_.wait_open() && server_.wait_open());
   RawPeer slow(address);
   const Bytes hello = RawPeer::hello(kProtocolVersion, {});
-  const auto begin = EventLoop::Clock::now();
+  const auto start = EventLoop::Clock::now();
   size_t sent = 0;
   while (!slow.is_closed_within(milliseconds(150)) && sent < hello.size() - 1) {
     slow.send(std::span(hello).subspan(sent++, 1));
     if (sent % 10 == 0) expect_works(client_);
   }
   EXPECT_LT(sent, hello.size() - 1) << "it was let stay";
-  EXPECT_GT(EventLoop::Clock::now() - begin, milliseconds(4500));
+  EXPECT_GT(EventLoop::Clock::now() - start, milliseconds(4500));
   EXPECT_EQ(server_.wait_closed().message(), "no answer in the handshake");
 }
 

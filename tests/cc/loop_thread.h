@@ -1,4 +1,4 @@
-// An event loop on a thread of its own, as the tests of everything that runs on one need it.
+// An event loop on a thread of its own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class LoopThread {
     return result.get();
   }
 
-  // After this the thread is gone and what belonged to it may be destroyed.
+  // Joins the thread: what it used may be destroyed then.
   void stop() {
     if (!thread_.joinable()) return;
     loop_->stop();

@@ -132,14 +132,14 @@ TEST_F(TransportTest, FlushesForALimitedTime) {
   RawPeer peer(server_.listen());
   peer.prove_token("secret");
   ASSERT_TRUE(server_.wait_open());
-  const auto begin = EventLoop::Clock::now();
+  const auto start = EventLoop::Clock::now();
   server_.call([&] {
     for (int i = 0; i < 32; ++i)
       server_.connections_[0]->send(OutFrame::control(FrameType::kDescribe, pattern(1 << 20)));
     server_.connections_[0]->close_after_flush();
   });
   EXPECT_TRUE(server_.wait_closed().ok());
-  EXPECT_LT(EventLoop::Clock::now() - begin, milliseconds(5000));
+  EXPECT_LT(EventLoop::Clock::now() - start, milliseconds(5000));
 }
 
 TEST_P(EitherWayTest, DropsItsQueueForALastWord) {
@@ -169,7 +169,7 @@ TEST_F(TransportTest, SaysItsLastWordBehindAHalfSentFrame) {
   const Bytes original = pattern(kBytes);
   Bytes memory = original;
   Leaves leaves;
-  for (size_t begin = 0; begin < kBytes; begin += kBytes / 8) leaves.append(memory.data() + begin, kBytes / 8);
+  for (size_t offset = 0; offset < kBytes; offset += kBytes / 8) leaves.append(memory.data() + offset, kBytes / 8);
   server_.call([&] {
     for (uint64_t i = 0; i < 3; ++i) server_.connections_[0]->send(OutFrame::gather(push_of(i, kBytes), leaves, 0));
   });

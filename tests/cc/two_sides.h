@@ -1,4 +1,4 @@
-// Two sides of connections with real sockets on the loopback, and peers that are not ours.
+// Two processes' sides of connections, over real sockets on the loopback; and peers that do not run our code.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ namespace jaxhetero {
 
 using std::chrono::milliseconds;
 
-inline constexpr milliseconds kPatience{20000};  // of a test; nothing should take that long
+inline constexpr milliseconds kPatience{20000};  // of a test; nothing takes that long
 
 inline Bytes bytes_of(std::string_view text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -56,7 +56,7 @@ struct Received {
   Bytes payload;
 };
 
-// One process's side: an event loop, a listener or not, and an owner that remembers what happened.
+// One process's side: an event loop, perhaps a listener, and an owner that records its callbacks.
 class Side : public ConnectionOwner {
  public:
   explicit Side(const std::string& token = "secret", bool checksums = false)
@@ -100,7 +100,7 @@ class Side : public ConnectionOwner {
   [[nodiscard]] bool wait_frames(size_t count) {
     return wait([=, this] { return frames_.size() >= count; });
   }
-  // How the first connection ended.
+  // Waits until a connection has ended; returns the Status of the first that did.
   Status wait_closed() {
     const bool closed = wait([this] { return !closed_.empty(); });
     return closed ? call([this] { return closed_.front(); }) : Status(Code::kInternal, "the test waited in vain");
@@ -110,12 +110,12 @@ class Side : public ConnectionOwner {
     call([&] { connections_.at(connection)->send(std::move(frame)); });
   }
 
-  // What on_header and on_frame do instead, where a test says so; on the loop's thread.
+  // Replace on_header, on_frame and on_lent, if a test sets them. On the loop's thread.
   std::function<Status(Connection&, const FrameHeader&, std::vector<iovec>&)> on_header_;
   std::function<Status(Connection&, const FrameHeader&)> on_frame_;
   std::function<Result<bool>(const FrameHeader&, std::shared_ptr<const std::byte>)> on_lent_;
 
-  // For the loop's thread, thus call(), only.
+  // Only for the loop's thread: use call().
   std::vector<std::shared_ptr<TcpConnection>> connections_;
   std::vector<Received> frames_;
   std::vector<Status> closed_;
@@ -123,7 +123,7 @@ class Side : public ConnectionOwner {
 
   [[nodiscard]] TcpContext& context() { return context_; }
 
-  // Asked of the loop's thread: it counts a frame after writing it, when the other side may have it already.
+  // Reads it on the loop's thread, which counts a frame after writing it: the other side may have the frame before.
   [[nodiscard]] uint64_t count_of(std::atomic<uint64_t> Counters::* counter) {
     return call([&] { return (context_.counters.get()->*counter).load(); });
   }
@@ -153,7 +153,7 @@ class Side : public ConnectionOwner {
   std::map<Connection*, Bytes> coming_;
 };
 
-// A peer without our code: a blocking socket.
+// A peer that does not run our code: a blocking socket.
 class RawPeer {
  public:
   explicit RawPeer(const TcpAddress& address) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -171,7 +171,7 @@ class RawPeer {
     }
   }
 
-  // Up to `count` bytes; fewer when the other side closed.
+  // Reads `count` bytes, or fewer if the other side closes.
   Bytes read(size_t count) {
     Bytes bytes(count);
     size_t end = 0;
@@ -195,7 +195,7 @@ class RawPeer {
     return bytes;
   }
 
-  // The whole handshake of a client; this pins its bytes.
+  // A client's whole handshake. This pins its bytes.
   void prove_token(const std::string& token) {
     const Nonce client{std::byte{1}, std::byte{2}};
     send(hello(kProtocolVersion, client));
@@ -212,7 +212,7 @@ class RawPeer {
   Fd socket_;
 };
 
-// A server of our own making, for what a client may meet.
+// A server that does not run our code.
 class RawServer {
  public:
   RawServer() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -253,7 +253,7 @@ inline FrameHeader push_of(uint64_t offset, uint32_t count) {
   return header;
 }
 
-// What the frames of a connection go through.
+// How the frames of a connection travel.
 enum class Way : uint8_t { kSocket, kMemory };
 inline void PrintTo(Way way, std::ostream* out) { *out << (way == Way::kSocket ? "socket" : "memory"); }
 
@@ -270,7 +270,7 @@ class TransportTest : public testing::Test {
     }
   }
 
-  // A frame there and one back.
+  // The server receives a frame.
   void expect_works(Side& client, size_t connection = 0) {
     const size_t before = server_.call([&] { return server_.frames_.size(); });
     client.send(OutFrame::control(FrameType::kDescribe, bytes_of("still here")), connection);

@@ -22,9 +22,9 @@
 namespace jaxhetero {
 
 // A frame to send. The payload is one range of memory, or a slice of a bucket's leaves. It is not copied, but read when
-// the socket takes it. The sender of a frame keeps the payload's memory alive until the frame is written, through
-// `owner` or otherwise. A payload that may be lent (see lent_memory.h) needs an `owner`, which is kept until the peer
-// has read it.
+// the socket takes it. Whoever sends a frame keeps the payload's memory alive until the frame is written, through
+// `owner` or otherwise. A payload that is lent (see lent_memory.h) must live until the peer has read it; the connection
+// keeps its `owner`, if it has one, until then.
 struct OutFrame {
   EncodedHeader header;
   size_t payload_bytes = 0;

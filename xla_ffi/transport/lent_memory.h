@@ -28,7 +28,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   // How others find the memory; none if it is not shared.
   [[nodiscard]] std::optional<SharedOffer> offer() const;
 
-  // Aligned to a cache line; uninitialised. The pointer's last copy frees it, on the loop's thread.
+  // Aligned to a cache line; uninitialised. Drop the last copy of the pointer on the loop's thread.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   // The place that a frame carries for `memory`; none if others cannot read it.
   [[nodiscard]] std::optional<uint32_t> place_of(std::span<const std::byte> memory) const;
