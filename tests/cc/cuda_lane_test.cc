@@ -266,9 +266,9 @@ TEST_F(CudaLaneTest, AChunkIsPushedAndItsTotalComesBackBeforeTheRestIsReady) {
   request.spec = {Kind::kSum, DType::kF32, 0, 1, bytes / 4, 0};
   request.inputs.append(input.data(), bytes);
   request.outputs.append(output.data(), bytes);
-  request.ready_bytes = ready;
-  request.received = [&](size_t begin, size_t count) {
-    EXPECT_EQ(begin, received);
+  request.sliced.ready_bytes = ready;
+  request.sliced.received = [&](size_t offset, size_t count) {
+    EXPECT_EQ(offset, received);
     received += count;
     if (received == bytes / 2) half.set_value();
   };

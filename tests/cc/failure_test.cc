@@ -70,9 +70,9 @@ TEST_F(FakeWorkerTest, IsNotRunAwayFrom) {
   ASSERT_EQ(shards.size(), 2);
   auto push = [&, next = std::map<uint32_t, uint64_t>()](const Shard& shard) mutable {
     FrameHeader header = push_header(round);
-    header.offset = shard.begin + 256 * next[shard.reducer]++;
+    header.offset = shard.offset + 256 * next[shard.reducer]++;
     header.count = 256;
-    header.last = header.offset + header.count == shard.begin + shard.count;
+    header.last = header.offset + header.count == shard.offset + shard.count;
     header.payload_bytes = 1024;
     fake_->send(OutFrame::of(header, std::span(*kSomeBytes).first(1024), kSomeBytes), shard.reducer);
   };

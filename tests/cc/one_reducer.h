@@ -24,7 +24,7 @@
 namespace jaxhetero {
 
 inline constexpr uint32_t kChunkBytes = 64;
-inline constexpr uint32_t kChunkCount = kChunkBytes / sizeof(float);
+inline constexpr uint32_t kItemsPerChunk = kChunkBytes / sizeof(float);
 inline constexpr uint32_t kWindow = 2;
 inline constexpr uint64_t kOp = 7;
 
@@ -93,11 +93,11 @@ class ReducerTest : public testing::Test {
   }
 
   Status push(uint32_t rank, const FrameHeader& header, std::span<const std::byte> payload) {
-    Result<std::span<std::byte>> memory = reducer_->begin(rank, header, now_ms_, sent_);
+    Result<std::span<std::byte>> memory = reducer_->start_push(rank, header, now_ms_, sent_);
     if (!memory.ok()) return memory.status();
     EXPECT_EQ(memory->size(), header.payload_bytes);
     if (!memory->empty()) std::memcpy(memory->data(), payload.data(), memory->size());
-    return reducer_->commit(rank, header, now_ms_, sent_);
+    return reducer_->finish_push(rank, header, now_ms_, sent_);
   }
   Status push(uint32_t rank, const FrameHeader& header, const Values& values) {
     return push(rank, header, part_of(values, header));

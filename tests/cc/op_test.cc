@@ -16,16 +16,16 @@ namespace {
 
 class OpTest : public testing::Test {
  protected:
-  // A round begins, everything is pushed, and its first total comes.
+  // Starts a round, of which everything is pushed and the first total comes.
   void run() {
     RoundRequest request;
     request.spec.total_count = operand_.size() / sizeof(float);
     request.inputs.append(operand_.data(), operand_.size());
     op_.add(std::move(request));
-    Round& round = op_.begin();
+    Round& round = op_.start_next_round();
     Segment& segment = round.segments.emplace_back(Shard{0, 0, round.request.spec.total_count}, 16);
     segment.next_push = segment.end();
-    op_.keep(true);
+    op_.keep_running_round(true);
   }
 
   Op op_;
@@ -34,7 +34,7 @@ class OpTest : public testing::Test {
 
 TEST_F(OpTest, ForgetsTheRoundThatAllHaveCompleted) {
   run();
-  op_.finish();
+  op_.finish_round();
   for (const uint64_t other : {0, 2}) {
     op_.forget(other);
     EXPECT_EQ(op_.kept_bytes(), 64u) << other;
@@ -50,12 +50,12 @@ TEST_F(OpTest, ForgetsNothingOfTheRoundThatRuns) {
   EXPECT_EQ(op_.kept_bytes(), 64u);
 }
 
-// The word comes when a reducer is lost: what is kept by then is all there is of the round that will begin anew.
-TEST_F(OpTest, ForgetsNothingOfTheRoundThatWillBeginAnew) {
+// A reducer was lost meanwhile: the kept contribution is all there is of the round that will run anew.
+TEST_F(OpTest, ForgetsNothingOfTheRoundThatWillRunAnew) {
   run();
-  op_.finish();
+  op_.finish_round();
   run();
-  ASSERT_TRUE(op_.stop());
+  ASSERT_TRUE(op_.stop_round());
   operand_.assign(operand_.size(), std::byte{0});  // a total has taken its place
   op_.forget(1);
   ASSERT_EQ(op_.kept_bytes(), 64u);
@@ -67,14 +67,14 @@ TEST_F(OpTest, ForgetsNothingOfTheRoundThatWillBeginAnew) {
 
 TEST_F(OpTest, IsStillOnceAfterARound) {
   const auto later = [] { return EventLoop::Clock::now() + std::chrono::hours(1); };
-  EXPECT_FALSE(op_.is_still(later())) << "nothing has run";
+  EXPECT_FALSE(op_.becomes_still(later())) << "nothing has run";
   for (int round = 0; round < 2; ++round) {
     run();
-    EXPECT_FALSE(op_.is_still(later())) << "it runs";
-    op_.finish();
-    EXPECT_FALSE(op_.is_still(EventLoop::Clock::now() - std::chrono::hours(1))) << "it has just run";
-    EXPECT_TRUE(op_.is_still(later()));
-    EXPECT_FALSE(op_.is_still(later())) << "it has been said";
+    EXPECT_FALSE(op_.becomes_still(later())) << "it runs";
+    op_.finish_round();
+    EXPECT_FALSE(op_.becomes_still(EventLoop::Clock::now() - std::chrono::hours(1))) << "it has just run";
+    EXPECT_TRUE(op_.becomes_still(later()));
+    EXPECT_FALSE(op_.becomes_still(later())) << "it has been said";
   }
 }
 

@@ -33,7 +33,7 @@ class RateProbeTest : public testing::Test {
     if (request->plan) {
       pushed_bytes_ = request->inputs.bytes();
       shard_count_ = request->plan->owner_count();
-      request->received(0, 0);
+      request->sliced.received(0, 0);
     } else {
       std::vector<int64_t> totals{answer_count};
       for (const int64_t us : us_per_mib_) {
@@ -107,7 +107,7 @@ TEST_F(RateProbeTest, PushesManyChunksFromTheBeginning) {
   ASSERT_TRUE(run_round());
   const ShardPlan plan({1, 1}, ShardPlan::Pace());
   const uint64_t count = pushed_bytes_ / sizeof(float);
-  EXPECT_GE(count / 2, 16 * plan.chunk_count(count, sizeof(float)));
+  EXPECT_GE(count / 2, 16 * plan.items_per_chunk(count, sizeof(float)));
 }
 
 TEST_F(RateProbeTest, GivesNoAnswerWhereOneWorkerWasDisturbed) {
@@ -155,9 +155,9 @@ TEST_F(RateProbeTest, TimesEachShardFromItsLastTotal) {
   ASSERT_TRUE(run_round());
   const std::vector<int64_t> times = times_of(*probe_, [](const RoundRequest& push) {
     const size_t half = push.inputs.bytes() / 2;
-    for (const size_t begin : {size_t{0}, half}) {
-      push.received(begin, half / 2);
-      push.received(begin + half / 2, half / 2);
+    for (const size_t offset : {size_t{0}, half}) {
+      push.sliced.received(offset, half / 2);
+      push.sliced.received(offset + half / 2, half / 2);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   });
@@ -173,9 +173,9 @@ TEST_F(RateProbeTest, TakesTheShortestOfSeveralTimes) {
   for (const int pause_ms : {100, 0, 100}) {
     times = times_of(*probe_, [&](const RoundRequest& push) {
       const size_t half = push.inputs.bytes() / 2;
-      push.received(0, half);
+      push.sliced.received(0, half);
       std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
-      push.received(half, half);
+      push.sliced.received(half, half);
     });
     pushed_bytes_ = size_t{2} << 20;
     shard_count_ = 2;

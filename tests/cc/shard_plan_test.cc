@@ -29,12 +29,12 @@ TEST_P(Cut, CoversTheBucketInEqualShares) {
     std::set<uint32_t> reducers;
     uint64_t end = 0;
     for (const Shard& shard : shards) {
-      EXPECT_EQ(shard.begin, end) << "a gap, an overlap or disorder";
-      EXPECT_EQ(shard.begin % align, 0u);
+      EXPECT_EQ(shard.offset, end) << "a gap, an overlap or disorder";
+      EXPECT_EQ(shard.offset % align, 0u);
       EXPECT_TRUE(shard.count > 0 || count == 0);
       EXPECT_LT(shard.reducer, reducer_count);
       EXPECT_TRUE(reducers.insert(shard.reducer).second) << "two shards at one reducer";
-      end = shard.begin + shard.count;
+      end = shard.offset + shard.count;
     }
     EXPECT_EQ(end, count);
 
@@ -161,13 +161,13 @@ TEST(Chunks, AreNoSmallerAndNoLargerThanTheyMay) {
     const ShardPlan plan(std::vector<uint32_t>(reducer_count, 1), {.window_bytes = kWindow});
     for (const uint64_t item : {1, 2, 4, 8}) {
       for (uint64_t count = 0; count < uint64_t{1} << 40; count = 3 * count + 1) {
-        const uint64_t bytes = plan.chunk_count(count, item) * item;
+        const uint64_t bytes = plan.items_per_chunk(count, item) * item;
         EXPECT_GE(bytes, 8192u);
         EXPECT_LE(bytes, kWindow / 4);
       }
     }
   }
-  EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).chunk_count(1 << 20, 4), 1024u);
+  EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).items_per_chunk(1 << 20, 4), 1024u);
 }
 
 // The largest multiple of 64 bytes that fills 12 packets of an Ethernet, with the frame's header.
@@ -176,7 +176,7 @@ constexpr uint64_t kFilled16KiB = 12 * 1448 - kHeaderBytes - 56;
 TEST(Chunks, AreLargerInABucketOfALargeCall) {
   const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = 200'000});
   const auto chunk_bytes = [&](uint64_t bucket_bytes, uint64_t call_bytes) {
-    return plan.chunk_count(bucket_bytes / 4, 4, call_bytes) * 4;
+    return plan.items_per_chunk(bucket_bytes / 4, 4, call_bytes) * 4;
   };
   constexpr uint64_t kEndless = kMiB * kMiB;
   EXPECT_EQ(chunk_bytes(kMiB, kMiB), 8 * kKiB);
@@ -185,9 +185,9 @@ TEST(Chunks, AreLargerInABucketOfALargeCall) {
   EXPECT_EQ(chunk_bytes(kMiB, kEndless), kFilled16KiB) << "no larger than half the links' largest";
   EXPECT_EQ(chunk_bytes(16 * kMiB, 32 * kMiB), 32 * kKiB) << "and no smaller than by the bucket's own bytes";
   EXPECT_EQ(chunk_bytes(64, kEndless), 16 * kKiB);
-  EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).chunk_count(1 << 20, 4, kEndless), 1024u);
+  EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).items_per_chunk(1 << 20, 4, kEndless), 1024u);
   const ShardPlan fast({1}, {.window_bytes = 20'000'000});
-  EXPECT_EQ(fast.chunk_count(kMiB, 4, kEndless) * 4, 256 * kKiB) << "what the links need at least";
+  EXPECT_EQ(fast.items_per_chunk(kMiB, 4, kEndless) * 4, 256 * kKiB) << "what the links need at least";
 }
 
 struct PaceCase {
@@ -202,7 +202,7 @@ class PaceTest : public testing::TestWithParam<PaceCase> {};
 TEST_P(PaceTest, IsThatOfTheLinksAndOfTheShard) {
   const PaceCase& wanted = GetParam();
   const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = wanted.link_bytes});
-  EXPECT_EQ(plan.chunk_count(wanted.bucket_bytes / 4, 4) * 4, wanted.chunk_bytes);
+  EXPECT_EQ(plan.items_per_chunk(wanted.bucket_bytes / 4, 4) * 4, wanted.chunk_bytes);
   EXPECT_EQ(plan.least_window_bytes(wanted.bucket_bytes / 4, 4), wanted.least_window_bytes);
 }
 

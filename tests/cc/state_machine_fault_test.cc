@@ -29,7 +29,7 @@ class MisdeedTest : public ReducerTest, public testing::WithParamInterface<Misde
 
 TEST_P(MisdeedTest, IsRefusedForThisWorkerOnly) {
   const auto& [name, change, word] = GetParam();
-  const OpSpec spec = f32_sum(kChunkCount - 1);
+  const OpSpec spec = f32_sum(kItemsPerChunk - 1);
   describe(spec);
   complete_round(0, spec);
   ASSERT_TRUE(push(0, push_header(0, spec, 0, 1)).ok());
@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(
         Misdeed{"op_never_described", [](FrameHeader& h) { h.op = 8; }, "never described"},
         Misdeed{"round_that_was", [](FrameHeader& h) { h.round = 0; }, "pushed round 0"},
         Misdeed{"round_to_come", [](FrameHeader& h) { h.round = 2; }, "pushed round 2"},
-        Misdeed{"offset_past_the_end", [](FrameHeader& h) { h.offset = kChunkCount; }, "outside"},
+        Misdeed{"offset_past_the_end", [](FrameHeader& h) { h.offset = kItemsPerChunk; }, "outside"},
         Misdeed{"offset_that_wraps", [](FrameHeader& h) { h.offset = ~uint64_t{0}; }, "outside"},
         Misdeed{"count_past_the_end", [](FrameHeader& h) { h.offset = 1; }, "outside"},
         Misdeed{"payload_too_short", [](FrameHeader& h) { h.payload_bytes -= 1; }, "pushed 59 bytes for 15 elements"},
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST_F(ReducerTest, RefusesAChunkLargerThanAgreed) {
-  const OpSpec spec = f32_sum(4 * kChunkCount);
+  const OpSpec spec = f32_sum(4 * kItemsPerChunk);
   describe(spec);
   ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
   FrameHeader header = push_header(1, spec, 0);
@@ -71,7 +71,7 @@ TEST_F(ReducerTest, RefusesAChunkLargerThanAgreed) {
 }
 
 TEST_F(ReducerTest, RefusesMoreThanTheWindow) {
-  const OpSpec spec = f32_sum(10 * kChunkCount);
+  const OpSpec spec = f32_sum(10 * kItemsPerChunk);
   describe(spec);
   for (uint64_t chunk = 0; chunk < kWindow; ++chunk) ASSERT_TRUE(push(1, push_header(1, spec, chunk)).ok());
   EXPECT_EQ(push(1, push_header(1, spec, kWindow)).code(), Code::kProtocol);
@@ -84,7 +84,7 @@ TEST_F(ReducerTest, RefusesMoreThanTheWindow) {
 // A window is a number of chunks, so their size is the first one's: small ones first would make room for many large
 // ones.
 TEST_F(ReducerTest, RefusesAChunkLargerThanTheFirst) {
-  const OpSpec spec = f32_sum(10 * kChunkCount);
+  const OpSpec spec = f32_sum(10 * kItemsPerChunk);
   describe(spec);
   FrameHeader header = push_header(1, spec, 0);
   header.count /= 2;
@@ -100,7 +100,7 @@ TEST_F(ReducerTest, RefusesAChunkLargerThanTheFirst) {
 
 // Counted twice, a contribution would be a wrong sum that nobody notices.
 TEST_F(ReducerTest, RefusesAChunkThatWasPushedBefore) {
-  const OpSpec spec = f32_sum(10 * kChunkCount);
+  const OpSpec spec = f32_sum(10 * kItemsPerChunk);
   describe(spec);
   ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
   EXPECT_EQ(push(0, push_header(0, spec, 0)).code(), Code::kProtocol);
@@ -108,7 +108,7 @@ TEST_F(ReducerTest, RefusesAChunkThatWasPushedBefore) {
 }
 
 TEST_F(ReducerTest, RefusesItAlsoWhereSomebodyElseHasSaidWhatComesNext) {
-  const OpSpec spec = f32_sum(10 * kChunkCount);
+  const OpSpec spec = f32_sum(10 * kItemsPerChunk);
   describe(spec);
   for (uint64_t chunk : {0, 1}) ASSERT_TRUE(push(0, push_header(0, spec, chunk)).ok());
   ASSERT_TRUE(push(1, push_header(1, spec, 0)).ok());
@@ -117,7 +117,7 @@ TEST_F(ReducerTest, RefusesItAlsoWhereSomebodyElseHasSaidWhatComesNext) {
 }
 
 TEST_F(ReducerTest, RefusesAChunkThatLeavesOneOut) {
-  const OpSpec spec = f32_sum(10 * kChunkCount);
+  const OpSpec spec = f32_sum(10 * kItemsPerChunk);
   describe(spec);
   ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
   EXPECT_EQ(push(0, push_header(0, spec, 2)).code(), Code::kProtocol);
@@ -126,7 +126,7 @@ TEST_F(ReducerTest, RefusesAChunkThatLeavesOneOut) {
 
 // Kept for the next round, it would be counted there.
 TEST_F(ReducerTest, RefusesAChunkAfterTheLast) {
-  const OpSpec spec = f32_sum(kChunkCount);
+  const OpSpec spec = f32_sum(kItemsPerChunk);
   describe(spec);
   ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
   EXPECT_EQ(push(0, push_header(0, spec, 0)).code(), Code::kProtocol);
@@ -136,11 +136,11 @@ TEST_F(ReducerTest, RefusesAChunkAfterTheLast) {
   behind.payload_bytes = 0;
   EXPECT_EQ(push(0, behind).code(), Code::kProtocol);
   for (uint32_t rank : {1u, 2u}) ASSERT_TRUE(push(rank, push_header(rank, spec, 0)).ok());
-  EXPECT_EQ(take_results(1, spec), Values(kChunkCount, 3.0f));
+  EXPECT_EQ(take_results(1, spec), Values(kItemsPerChunk, 3.0f));
   for (uint32_t rank : {1u, 2u, 0u})
-    ASSERT_TRUE(push(rank, push_header(rank, spec, 0, 1), Values(kChunkCount, 5.0f)).ok());
+    ASSERT_TRUE(push(rank, push_header(rank, spec, 0, 1), Values(kItemsPerChunk, 5.0f)).ok());
   sent_.erase(sent_.begin(), sent_.begin() + 2);  // round 0's for ranks 0 and 2
-  EXPECT_EQ(take_results(1, spec, 1), Values(kChunkCount, 15.0f));
+  EXPECT_EQ(take_results(1, spec, 1), Values(kItemsPerChunk, 15.0f));
 }
 
 TEST_F(ReducerTest, TakesABroadcastFromItsRootOnly) {
@@ -306,7 +306,7 @@ TEST_F(ReducerTest, ToleratesNoRoundWithoutAWorkerThatLeft) {
 
 // It has pushed the chunk that the round waits for, but not the one behind.
 TEST_F(ReducerTest, ToleratesNoLeaveBeforeTheLastChunk) {
-  const OpSpec spec = f32_sum(2 * kChunkCount);
+  const OpSpec spec = f32_sum(2 * kItemsPerChunk);
   describe(spec);
   for (uint64_t chunk : {0, 1}) ASSERT_TRUE(push(0, push_header(0, spec, chunk)).ok());
   ASSERT_TRUE(push(1, push_header(1, spec, 0)).ok());
@@ -331,13 +331,13 @@ TEST_F(ReducerTest, FailsOnlyOnce) {
 
 // The reducer fails while a payload is still on its way to it.
 TEST_F(ReducerTest, KeepsThePlaceOfAPayloadWhenItFails) {
-  describe(f32_sum(kChunkCount));
-  const FrameHeader header = push_header(0, f32_sum(kChunkCount), 0);
-  Result<std::span<std::byte>> memory = reducer_->begin(0, header, 0, sent_);
+  describe(f32_sum(kItemsPerChunk));
+  const FrameHeader header = push_header(0, f32_sum(kItemsPerChunk), 0);
+  Result<std::span<std::byte>> memory = reducer_->start_push(0, header, 0, sent_);
   ASSERT_TRUE(memory.ok());
   reducer_->fail({Code::kInternal, "why"}, sent_);
   std::ranges::fill(*memory, std::byte{1});
-  EXPECT_EQ(reducer_->commit(0, header, 0, sent_).message(), "why");
+  EXPECT_EQ(reducer_->finish_push(0, header, 0, sent_).message(), "why");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ namespace {
 
 // Two chunks of three workers can arrive in 90 orders; the total does not tell in which one.
 TEST_F(ReducerTest, SumsInRankOrderWhateverArrivesFirst) {
-  const OpSpec spec = f32_sum(kChunkCount + 5);
+  const OpSpec spec = f32_sum(kItemsPerChunk + 5);
   describe(spec);
   std::vector<Values> by_rank;
   for (uint32_t rank = 0; rank < 3; ++rank) by_rank.push_back(values_of(rank, spec.total_count));
@@ -46,7 +46,7 @@ TEST_F(ReducerTest, SumsInRankOrderWhateverArrivesFirst) {
 
 // The same bits whoever lends; what is lent is only read, and held until the total is there.
 TEST_F(ReducerTest, SumsWhatIsLentWhereItIs) {
-  const OpSpec spec = f32_sum(kChunkCount);
+  const OpSpec spec = f32_sum(kItemsPerChunk);
   describe(spec);
   std::vector<Values> by_rank;
   for (uint32_t rank = 0; rank < 3; ++rank) by_rank.push_back(values_of(rank, spec.total_count));
@@ -76,7 +76,7 @@ TEST_F(ReducerTest, SumsWhatIsLentWhereItIs) {
 
 // The root's round is over before the others have got what is then not the root's to change.
 TEST_F(ReducerTest, ReadsNoBroadcastWhereItIs) {
-  const OpSpec spec = f32_broadcast(kChunkCount, 1);
+  const OpSpec spec = f32_broadcast(kItemsPerChunk, 1);
   describe(spec);
   const Values values = values_of(1, spec.total_count);
   const FrameHeader header = push_header(1, spec, 0);
@@ -88,7 +88,7 @@ TEST_F(ReducerTest, ReadsNoBroadcastWhereItIs) {
 }
 
 TEST_F(ReducerTest, AnswersEachChunkAsSoonAsItIsComplete) {
-  const OpSpec spec = f32_sum(3 * kChunkCount);
+  const OpSpec spec = f32_sum(3 * kItemsPerChunk);
   describe(spec);
   for (uint64_t chunk = 0; chunk < 3; ++chunk) {
     for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -109,7 +109,7 @@ TEST_F(ReducerTest, CompletesAnEmptyRound) {
 
 TEST_F(ReducerTest, GivesTheRootsValuesToTheOthers) {
   constexpr uint32_t kRoot = 1;
-  const OpSpec spec = f32_broadcast(kChunkCount + 3, kRoot);
+  const OpSpec spec = f32_broadcast(kItemsPerChunk + 3, kRoot);
   describe(spec);
   const Values values = values_of(kRoot, spec.total_count);
   for (uint32_t rank : {2u, 1u, 0u}) {
@@ -121,18 +121,19 @@ TEST_F(ReducerTest, GivesTheRootsValuesToTheOthers) {
 
 // Results may still be on their way while later rounds run, and even when the reducer is gone.
 TEST_F(ReducerTest, LeavesTheMemoryOfAResultAlone) {
-  const OpSpec spec = f32_sum(kChunkCount);
+  const OpSpec spec = f32_sum(kItemsPerChunk);
   describe(spec);
   std::vector<Outgoing> kept;
   for (uint64_t round = 0; round < 20; ++round) {
     for (uint32_t rank = 0; rank < 3; ++rank) {
-      ASSERT_TRUE(push(rank, push_header(rank, spec, 0, round), Values(kChunkCount, static_cast<float>(round))).ok());
+      ASSERT_TRUE(
+          push(rank, push_header(rank, spec, 0, round), Values(kItemsPerChunk, static_cast<float>(round))).ok());
     }
     kept.push_back(take(0, FrameType::kResult).at(0));
   }
   reducer_.reset();
   for (size_t round = 0; round < kept.size(); ++round) {
-    const Values expected(kChunkCount, 3.0f * static_cast<float>(round));
+    const Values expected(kItemsPerChunk, 3.0f * static_cast<float>(round));
     EXPECT_TRUE(std::ranges::equal(kept[round].payload, std::as_bytes(std::span(expected))));
   }
 }
@@ -169,7 +170,7 @@ TEST_F(LateTest, NamesExactlyTheMissing) {
 }
 
 TEST_F(LateTest, CountsFromTheLastProgress) {
-  const OpSpec spec = f32_sum(3 * kChunkCount);
+  const OpSpec spec = f32_sum(3 * kItemsPerChunk);
   describe(spec);
   for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(push(rank, push_header(rank, spec, 0)).ok());
   now_ms_ += kPatience;
@@ -200,7 +201,7 @@ TEST_F(LateTest, TellsTheSlowFromTheStuck) {
 // A worker at its window's edge in every round: memory comes from a bounded set of buffers.
 TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
   std::set<const std::byte*> buffers;
-  const OpSpec spec = f32_sum(6 * kChunkCount);
+  const OpSpec spec = f32_sum(6 * kItemsPerChunk);
   describe(spec);
   for (uint64_t round = 0; round < 50; ++round) {
     for (uint64_t chunk = 0; chunk < 6 + kWindow; ++chunk) {
@@ -209,10 +210,10 @@ TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
         const uint64_t own = rank == 0 ? chunk : chunk - (kWindow - 1);
         if (own >= 6) continue;
         const FrameHeader header = push_header(rank, spec, own, round);
-        Result<std::span<std::byte>> memory = reducer_->begin(rank, header, 0, sent_);
+        Result<std::span<std::byte>> memory = reducer_->start_push(rank, header, 0, sent_);
         ASSERT_TRUE(memory.ok()) << memory.status().message();
         buffers.insert(memory->data());
-        ASSERT_TRUE(reducer_->commit(rank, header, 0, sent_).ok());
+        ASSERT_TRUE(reducer_->finish_push(rank, header, 0, sent_).ok());
       }
       sent_.clear();  // as when the socket has taken them
     }
@@ -243,7 +244,7 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
   };
 
   OpSpec make_spec() {
-    const uint64_t count = random_() % 4 == 0 ? 0 : random_() % (5 * kChunkCount);
+    const uint64_t count = random_() % 4 == 0 ? 0 : random_() % (5 * kItemsPerChunk);
     return random_() % 3 == 0 ? f32_broadcast(count, random_() % reducer_->worker_count()) : f32_sum(count);
   }
 
@@ -295,7 +296,7 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
     const uint64_t op = random_() % kOps;
     Worker& worker = workers[{op, rank}];
     if (worker.round == kRounds || worker.pushed_last) continue;
-    if (worker.pushed - worker.results / kChunkCount >= kWindow) continue;
+    if (worker.pushed - worker.results / kItemsPerChunk >= kWindow) continue;
     const Model& model = models[{op, worker.round}];
     const FrameHeader header = push_header(rank, specs[op], worker.pushed++, worker.round, op);
     worker.pushed_last = header.last;

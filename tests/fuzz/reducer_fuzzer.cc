@@ -105,7 +105,7 @@ class Server {
     Result<FrameHeader> header = decode(encode(sent));
     if (!header.ok()) return leave(rank, header.status());
     if (header->payload_bytes > 0 && input_.ConsumeBool() && lend(rank, *header)) return;
-    Result<std::span<std::byte>> memory = reducer_.begin(rank, *header, now_ms_, outgoing_);
+    Result<std::span<std::byte>> memory = reducer_.start_push(rank, *header, now_ms_, outgoing_);
     if (!memory.ok()) return leave(rank, memory.status());
     if (!memory->empty() && memory->size() != header->payload_bytes) std::abort();
     std::ranges::fill(*memory, std::byte{1});
@@ -130,7 +130,7 @@ class Server {
     const Push push = *pushing_[rank];
     pushing_[rank].reset();
     if (reducer_.fault().ok()) std::ranges::fill(push.memory, std::byte{2});
-    const Status status = reducer_.commit(rank, push.header, now_ms_, outgoing_);
+    const Status status = reducer_.finish_push(rank, push.header, now_ms_, outgoing_);
     if (!status.ok()) return leave(rank, status);
     advance(rank, push.header);
   }

@@ -100,7 +100,7 @@ class Machine {
     header.count = next<uint32_t>(words);
     header.last = next<int>(words) != 0;
     header.payload_bytes = header.count * static_cast<uint32_t>(sizeof(int64_t));
-    Result<std::span<std::byte>> memory = reducer_.begin(rank, header, 0, outgoing_);
+    Result<std::span<std::byte>> memory = reducer_.start_push(rank, header, 0, outgoing_);
     if (!memory.ok()) return memory.status();
     pushes_[rank] = {header, *memory};
     return {};
@@ -113,7 +113,7 @@ class Machine {
       const auto value = next<int64_t>(words);
       std::memcpy(push.memory.data() + at, &value, sizeof value);
     }
-    return reducer_.commit(rank, push.header, 0, outgoing_);
+    return reducer_.finish_push(rank, push.header, 0, outgoing_);
   }
 
   ReducerStateMachine reducer_;

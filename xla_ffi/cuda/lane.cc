@@ -365,8 +365,8 @@ void CudaLane::begin_round(const FlightPtr& flight) {
     }
   }
   request.inputs_owner = flight->inputs;
-  request.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
-  request.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t begin, size_t count) {
+  request.sliced.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
+  request.sliced.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t begin, size_t count) {
     while (count > 0) {
       const size_t slice = begin / slice_bytes;
       const size_t part = std::min(count, (slice + 1) * slice_bytes - begin);

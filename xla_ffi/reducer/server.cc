@@ -45,7 +45,7 @@ Status ReducerServer::start() {
   member_ = std::make_unique<Member>(*context_, *coordinator, std::move(registration), log_, config_.timeout);
   loop_->post([this] {
     member_->start(config_.start_timeout, {
-                                              .on_view = [this](const View& view) { begin_job(view); },
+                                              .on_view = [this](const View& view) { start_job(view); },
                                               .on_halt = {},
                                               .on_forget = {},
                                               .on_leaving = {},
@@ -60,7 +60,7 @@ Status ReducerServer::start() {
   return {};
 }
 
-void ReducerServer::begin_job(const View& view) {
+void ReducerServer::start_job(const View& view) {
   if (reducer_) return;
   view_ = view;
   reducer_ = std::make_unique<ReducerStateMachine>(
@@ -94,7 +94,7 @@ Status ReducerServer::on_header(Connection& connection, const FrameHeader& heade
   Peer& peer = peers_[&connection];
   if (header.type == FrameType::kPush) {
     if (!peer.rank.has_value()) return {Code::kProtocol, "it pushed before it joined"};
-    Result<std::span<std::byte>> memory = reducer_->begin(*peer.rank, header, loop_->now_ms(), outgoing_);
+    Result<std::span<std::byte>> memory = reducer_->start_push(*peer.rank, header, loop_->now_ms(), outgoing_);
     deliver();
     if (!memory.ok()) return memory.status();
     into = as_pieces(*memory);
@@ -112,7 +112,7 @@ Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header
   Status status;
   switch (header.type) {
     case FrameType::kPush:
-      status = reducer_->commit(*peer.rank, header, loop_->now_ms(), outgoing_);
+      status = reducer_->finish_push(*peer.rank, header, loop_->now_ms(), outgoing_);
       count_rounds();
       break;
     case FrameType::kDescribe:

@@ -80,7 +80,7 @@ class ReducerServer final : private ConnectionOwner {
                        const std::shared_ptr<const std::byte>& payload) override;
   void on_close(Connection& connection, const Status& why) override;
 
-  void begin_job(const View& view);
+  void start_job(const View& view);
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   Status describe_op(const Peer& peer, const FrameHeader& header);

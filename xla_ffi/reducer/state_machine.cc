@@ -20,8 +20,8 @@ Arithmetic arithmetic_of(Kind kind) {
 
 }  // namespace
 
-// Memory for chunks, kept for the next round. Buffers may outlive the ReducerStateMachine in a connection's queue, so
-// they hold the pool, not the other way round. One thread only.
+// Memory for chunks, kept for the next round. Blocks hold the pool, not the other way round: they may outlive the
+// ReducerStateMachine in a connection's queue. One thread only.
 class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
  public:
   explicit Pool(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
@@ -74,7 +74,7 @@ std::string ReducerStateMachine::op_name(uint64_t op_id, const OpState& op) cons
   return text.empty() ? "op " + std::to_string(op_id) : text;
 }
 
-// Whom the first open chunk waits for.
+// The workers that the first open chunk waits for.
 std::vector<uint32_t> ReducerStateMachine::missing_workers(const OpState& op) const {
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < worker_count(); ++rank) {
@@ -111,12 +111,12 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
   return fault_;
 }
 
-Result<std::span<std::byte>> ReducerStateMachine::begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
-                                                        std::vector<Outgoing>& outgoing) {
-  Result<Piece*> begun = begin_piece(rank, header, now_ms, outgoing);
-  if (!begun.ok()) return begun.status();
+Result<std::span<std::byte>> ReducerStateMachine::start_push(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                                             std::vector<Outgoing>& outgoing) {
+  Result<Piece*> started = start_piece(rank, header, now_ms, outgoing);
+  if (!started.ok()) return started.status();
   if (header.payload_bytes == 0) return std::span<std::byte>{};
-  Piece& piece = **begun;
+  Piece& piece = **started;
   piece.memory = pool_->take(header.payload_bytes);
   piece.data = piece.memory;
   return std::span(piece.memory.get(), header.payload_bytes);
@@ -127,14 +127,14 @@ Result<bool> ReducerStateMachine::take_lent(uint32_t rank, const FrameHeader& he
                                             std::vector<Outgoing>& outgoing) {
   const auto found = ops_.find(header.op);
   if (found == ops_.end() || found->second.spec.kind == Kind::kBroadcast) return false;
-  Result<Piece*> begun = begin_piece(rank, header, now_ms, outgoing);
-  if (!begun.ok()) return begun.status();
-  (*begun)->data = std::move(payload);
-  if (Status status = commit(rank, header, now_ms, outgoing); !status.ok()) return status;
+  Result<Piece*> piece = start_piece(rank, header, now_ms, outgoing);
+  if (!piece.ok()) return piece.status();
+  (*piece)->data = std::move(payload);
+  if (Status status = finish_push(rank, header, now_ms, outgoing); !status.ok()) return status;
   return true;
 }
 
-Result<ReducerStateMachine::Piece*> ReducerStateMachine::begin_piece(uint32_t rank, const FrameHeader& header,
+Result<ReducerStateMachine::Piece*> ReducerStateMachine::start_piece(uint32_t rank, const FrameHeader& header,
                                                                      int64_t now_ms, std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   const auto found = ops_.find(header.op);
@@ -155,7 +155,7 @@ Result<ReducerStateMachine::Piece*> ReducerStateMachine::begin_piece(uint32_t ra
   return &chunk.value()->pieces[rank];
 }
 
-// That the chunk lies in its bucket and has the payload that it should have.
+// Ok if the chunk lies in its bucket and has the payload that the worker contributes.
 Status ReducerStateMachine::check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const {
   const OpSpec& spec = op.spec;
   if (header.offset > spec.total_count || header.count > spec.total_count - header.offset) {
@@ -173,7 +173,7 @@ void ReducerStateMachine::start_round(OpState& op, const FrameHeader& header, in
   op.running = true;
   op.progress_ms = now_ms;
   op.completed_chunk_count = 0;
-  op.chunk_count = header.count;
+  op.items_per_chunk = header.count;
   op.pushed.assign(worker_count(), {});
 }
 
@@ -183,12 +183,12 @@ Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op,
   const PushPosition& pushed = op.pushed[rank];
   const uint64_t position = pushed.chunk_count - op.completed_chunk_count;
   const size_t item = item_bytes(op.spec.dtype);
-  const size_t chunk_bytes = std::max(op.chunk_count * item, least_chunk_bytes(job_.shape));
+  const size_t chunk_bytes = std::max(op.items_per_chunk * item, least_chunk_bytes(job_.shape));
   if (position >= most_chunks_under_way(job_.shape, chunk_bytes) ||
       header.count * item > most_chunk_bytes(job_.shape)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed more than its window in " + op_name(header.op, op));
   }
-  const bool follows = header.offset == pushed.end && header.count <= op.chunk_count;
+  const bool follows = header.offset == pushed.end && header.count <= op.items_per_chunk;
   if (pushed.last || (pushed.chunk_count > 0 && !follows)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk out of order in " + op_name(header.op, op));
   }
@@ -212,8 +212,8 @@ Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op,
   return &chunk;
 }
 
-Status ReducerStateMachine::commit(uint32_t rank, const FrameHeader& header, int64_t now_ms,
-                                   std::vector<Outgoing>& outgoing) {
+Status ReducerStateMachine::finish_push(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                        std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   OpState& op = ops_[header.op];
   const uint64_t position = op.pushed[rank].chunk_count - 1 - op.completed_chunk_count;

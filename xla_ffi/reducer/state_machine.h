@@ -1,11 +1,14 @@
-// What a reducer does, without sockets: frames of workers go in, frames for workers come out.
+// A reducer without sockets: frames of workers go in, frames for workers come out.
 //
 // A chunk of a round is open until every worker's piece of it is here; then the pieces are summed in rank order and the
 // total goes to every worker. A worker's window bounds how many chunks of a shard it may have open, so memory is
-// bounded by workers x window x chunk for each op that is running.
+// bounded by workers x window x chunk for each op that runs.
 //
-// Two kinds of trouble: a Status returned by begin() or commit() means that this one worker broke the protocol, and its
-// connection should be closed; a fault means that the job as a whole cannot go on, and every worker is told why.
+// There are two kinds of errors. A Status returned for a frame means that this one worker broke the protocol: the
+// caller closes its connection. A fault means that the job cannot go on: every worker is told why.
+//
+// The server calls it on its event loop's thread; nothing here blocks. Every function appends the frames to send to
+// `outgoing`, and the caller sends them.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +30,7 @@
 
 namespace jaxhetero {
 
-// A frame that the reducer wants sent to a worker. `owner` keeps the memory of `payload` alive.
+// A frame for a worker. `owner` keeps the memory of `payload` alive.
 struct Outgoing {
   uint32_t rank = 0;
   FrameHeader header;
@@ -40,7 +43,7 @@ class ReducerStateMachine {
   struct Job {
     std::vector<std::string> worker_hosts;  // by rank
     JobShape shape;
-    bool resumed = false;  // not the first view: ops begin with the round that everybody resumes from
+    bool resumed = false;  // not the first view: an op starts with the round that its first chunk names
   };
 
   // Totals lie in `lent_memory`.
@@ -49,33 +52,33 @@ class ReducerStateMachine {
   ReducerStateMachine(const ReducerStateMachine&) = delete;
   ReducerStateMachine& operator=(const ReducerStateMachine&) = delete;
 
-  // What header.op is, as `rank` sees it, of which it will push round header.round first. Workers that disagree are a
-  // fault.
+  // The spec of header.op as `rank` sees it, before its first push. If it is not the spec of the other workers, the job
+  // has a fault.
   Status describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
                      std::vector<Outgoing>& outgoing);
 
-  // The header of a kPush frame from `rank` is here. Returns where its payload belongs, header.payload_bytes long and
-  // valid until commit() or a fault. `now_ms` is any steady clock; it only feeds report_late().
-  Result<std::span<std::byte>> begin(uint32_t rank, const FrameHeader& header, int64_t now_ms,
-                                     std::vector<Outgoing>& outgoing);
+  // The header of a kPush frame from `rank` is here. Returns the memory for its payload, header.payload_bytes long and
+  // valid until finish_push() or a fault. `now_ms` is any steady clock; only report_late() uses it.
+  Result<std::span<std::byte>> start_push(uint32_t rank, const FrameHeader& header, int64_t now_ms,
+                                          std::vector<Outgoing>& outgoing);
 
-  // The payload that begin() asked for is complete.
-  Status commit(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+  // The payload is in the memory that start_push() returned.
+  Status finish_push(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
 
-  // Both in one, for a payload that is here already, and stays until the total is sent to `rank`. False where that is
-  // too short, so that it has to be copied: a broadcast's total is the root's own piece.
+  // Both in one, for a payload that the worker lends until the total is sent to it. False, with nothing done, where
+  // that is too short and the payload has to be copied: the total of a broadcast is the root's own piece.
   Result<bool> take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
                          int64_t now_ms, std::vector<Outgoing>& outgoing);
 
-  // `rank` is gone: in order when `why` is ok, lost otherwise. Faults the job if somebody still needs it.
+  // `rank` is gone: in order when `why` is ok, lost otherwise. A fault if a round still needs it.
   void leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing);
 
-  // Tells every worker that waits in a round without progress for `patience_ms` whom it waits for, and of how many of
-  // those data still `moving` (by rank) says that it moves: they are slow, not stuck.
+  // Tells each worker that has waited in a round for `patience_ms` without progress which workers it waits for, and how
+  // many of those still move data (`moving`, by rank): they are slow, not stuck.
   void report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
                    const std::vector<bool>& moving = {}) const;
 
-  // Ends the job: every worker that is still here gets `why`. Only the first call counts.
+  // Ends the job: every worker that has not left is told `why`. Only the first call counts.
   void fail(const Status& why, std::vector<Outgoing>& outgoing);
 
   // Ok until the job failed.
@@ -87,38 +90,39 @@ class ReducerStateMachine {
  private:
   class Pool;
   struct Piece {
-    std::shared_ptr<std::byte> memory;      // none where it is lent, or the round takes no payload from this rank
-    std::shared_ptr<const std::byte> data;  // there, or where it is lent
+    std::shared_ptr<std::byte> memory;      // null if the payload is lent, or if the rank contributes none
+    std::shared_ptr<const std::byte> data;  // the payload, in `memory` or lent
     bool arrived = false;
   };
   struct Chunk {
     uint64_t offset = 0;
     uint32_t count = 0;
     bool last = false;
-    uint32_t first_rank = 0;  // who pushed it first
+    uint32_t first_rank = 0;  // the worker that pushed it first
     uint32_t arrived_count = 0;
     std::vector<Piece> pieces;  // by rank
   };
-  struct PushPosition {  // by one worker, of the running round
+  struct PushPosition {  // of one worker, in the running round
     uint64_t chunk_count = 0;
-    uint64_t end = 0;   // where the next chunk begins
-    bool last = false;  // there is no next one
+    uint64_t end = 0;   // the offset of its next chunk
+    bool last = false;  // it has no next chunk
   };
   struct OpState {
     OpSpec spec;
-    uint32_t first_rank = 0;                               // who described it first
+    uint32_t first_rank = 0;                               // the worker that described it first
     std::vector<std::optional<std::string>> descriptions;  // by rank
-    uint64_t round = 0;                                    // the running one, or the next if none is running
-    bool fresh = true;                                     // none has run
+    uint64_t round = 0;                                    // the running one, or the next if none runs
+    bool fresh = true;                                     // no round has run
+    // Of the running round.
     bool running = false;
-    int64_t progress_ms = 0;             // when it started, or last completed a chunk
-    uint64_t completed_chunk_count = 0;  // of the running round
-    uint32_t chunk_count = 0;            // elements of each of its chunks, but perhaps of the shard's last one
-    std::deque<Chunk> open;              // the chunks after those
-    std::vector<PushPosition> pushed;    // by rank
+    int64_t progress_ms = 0;  // when it started, or last completed a chunk
+    uint64_t completed_chunk_count = 0;
+    uint32_t items_per_chunk = 0;      // elements; the shard's last chunk may have fewer
+    std::deque<Chunk> open;            // the chunks behind the completed ones
+    std::vector<PushPosition> pushed;  // by rank
   };
 
-  Result<Piece*> begin_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+  Result<Piece*> start_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
   [[nodiscard]] Status check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const;
   void start_round(OpState& op, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);

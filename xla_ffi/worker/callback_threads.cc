@@ -4,7 +4,7 @@
 
 namespace jaxhetero {
 namespace {
-// Beyond this, completions queue. A program has rarely more than a few dozen rounds in flight.
+// Beyond this, tasks queue. A program has rarely more than a few dozen rounds in flight.
 constexpr size_t kMaxThreads = 64;
 }  // namespace
 

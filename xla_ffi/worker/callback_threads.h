@@ -1,8 +1,8 @@
-// Threads that run what must not run on the event loop's thread.
+// Threads that run the callbacks of completed rounds, apart from the event loop's thread.
 //
-// XLA continues a program on whatever thread makes a future available (seen on jaxlib 0.10.2, CPU): whoever completes a
-// round may compute for seconds. So completions run here, each on an idle thread if there is one and on a new one if
-// not, and no completion waits for the computation behind another.
+// XLA continues a program on the thread that makes a future available (seen on jaxlib 0.10.2, CPU), so a callback may
+// compute for seconds. Each runs on an idle thread if there is one, and on a new one if not: no callback waits for the
+// computation behind another.
 #pragma once
 
 #include <condition_variable>
@@ -18,11 +18,12 @@ namespace jaxhetero {
 class CallbackThreads {
  public:
   CallbackThreads() = default;
-  // Runs what was given to it, then joins; but if one of the tasks has destroyed it, that task's thread ends by itself.
+  // Runs the tasks that it was given, then joins. If one of the tasks destroys it, that task's thread ends by itself.
   ~CallbackThreads();
   CallbackThreads(const CallbackThreads&) = delete;
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
+  // Any thread; never blocks on a task.
   void run(std::function<void()> task);
 
  private:
@@ -36,7 +37,7 @@ class CallbackThreads {
   };
   static void work(const std::shared_ptr<State>& state);
 
-  // Shared with the threads, for the one that outlives us.
+  // Shared with the threads: one of them may outlive this object.
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

@@ -165,14 +165,14 @@ void Communicator::resume() {
   for (auto& [op_id, op] : schedule_->ops()) op.enter_view();
   for (const View::Resume& again : view_.resume) replay(again.op, again.round);
   start_waiting();
-  if (phase_ == Phase::kStarting && !planner_.has_begun_probe()) probe_rates();
+  if (phase_ == Phase::kStarting && !planner_.has_started_probe()) probe_rates();
   note_idle();
   if (phase_ == Phase::kLeaving) leave();
 }
 
 void Communicator::replay(uint64_t op_id, uint64_t number) {
   Op* op = schedule_->find(op_id);
-  if (op == nullptr || op->begun_count() <= number) return;  // not complete here either
+  if (op == nullptr || op->started_count() <= number) return;  // not complete here either
   if (!op->keeps(number)) {
     return fail({Code::kInternal, own_name() + " is asked for " + op->kept_description() + " round " +
                                       std::to_string(number) + ", which it does not keep"});
@@ -206,7 +206,7 @@ void Communicator::report_still(EventLoop::Clock::time_point now) {
 // --- Rounds, from the program's request to its end.
 
 void Communicator::start_round(RoundRequest request) {
-  request.requested = EventLoop::Clock::now();
+  request.requested_at = EventLoop::Clock::now();
   if (const Status closed = inbox_.add(request); !closed.ok()) return complete(std::move(request), closed);
   loop_->post([this] { take_inbox(); });
 }
@@ -250,9 +250,9 @@ void Communicator::run(Op& op, Round& round) {
   const ShardPlan& plan = planner_.plan_of(round.request);
   const size_t item = item_bytes(spec.dtype);
   round.least_window_bytes = plan.least_window_bytes(spec.total_count, item);
-  const uint64_t chunk_count = plan.chunk_count(spec.total_count, item, spec.call_bytes);
+  const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
   for (const Shard& shard : plan.cut(round.request.op, spec.total_count, item)) {
-    round.segments.emplace_back(shard, chunk_count);
+    round.segments.emplace_back(shard, items_per_chunk);
   }
   round.open_segment_count = round.segments.size();
   if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
@@ -260,7 +260,7 @@ void Communicator::run(Op& op, Round& round) {
   }
   for (Segment& segment : round.segments) {
     describe_op(op, segment.shard.reducer);
-    links_[segment.shard.reducer].begin(round, segment);
+    links_[segment.shard.reducer].start_segment(round, segment);
   }
 }
 
@@ -298,7 +298,7 @@ void Communicator::finish_round(Op& op) {
 void Communicator::record(const Round& round) {
   const RoundRequest& request = round.request;
   timeline_.add({request.description, round.number, request.spec.total_count * item_bytes(request.spec.dtype),
-                 request.requested, round.begin, round.first_result, round.progress});
+                 request.requested_at, round.times.started_at, round.times.first_result_at, round.times.progress_at});
 }
 
 void Communicator::complete(RoundRequest request, const Status& status) {
@@ -317,7 +317,7 @@ Status Communicator::on_header(Connection& connection, const FrameHeader& header
   const uint32_t reducer = reducer_of(connection);
   switch (header.type) {
     case FrameType::kResult:
-      return begin_result(header, reducer, into);
+      return place_result(header, reducer, into);
     case FrameType::kLate:
     case FrameType::kFault:
       into = links_[reducer].take_control(header.payload_bytes);
@@ -353,7 +353,7 @@ Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t re
   return segment;
 }
 
-Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
+Status Communicator::place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
   Result<Segment*> found = segment_of(header, reducer);
   if (!found.ok()) return found.status();
   Op& op = *schedule_->find(header.op);
@@ -361,7 +361,7 @@ Status Communicator::begin_result(const FrameHeader& header, uint32_t reducer, s
   const OpSpec& spec = round.request.spec;
   if (Status status = links_[reducer].check_result(spec, *found.value(), header); !status.ok()) return status;
   if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
-    op.keep(contributes(spec, config_.rank));
+    op.keep_running_round(contributes(spec, config_.rank));
   }
   if (round.is_replay) {  // the result is here already
     into = links_[reducer].take_control(header.payload_bytes);
@@ -375,14 +375,15 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = *schedule_->find(header.op);
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
-  const size_t begin = header.offset * item_bytes(round.request.spec.dtype);
-  if (round.request.widens && !round.is_replay) round.widen(begin, header.payload_bytes, pieces_);
-  if (round.request.received != nullptr && header.payload_bytes > 0) {
-    round.request.reported.add(begin, begin + header.payload_bytes, round.request.received);
+  const size_t offset = header.offset * item_bytes(round.request.spec.dtype);
+  if (round.request.widens && !round.is_replay) round.widen(offset, header.payload_bytes, pieces_);
+  SlicedTransfer& sliced = round.request.sliced;
+  if (sliced.received != nullptr && header.payload_bytes > 0) {
+    sliced.reported.add(offset, offset + header.payload_bytes, sliced.received);
   }
-  round.progress = EventLoop::Clock::now();
-  if (round.first_result == EventLoop::Clock::time_point()) round.first_result = round.progress;
-  links_[reducer].finish_result(round, segment, header, round.progress);
+  round.times.progress_at = EventLoop::Clock::now();
+  if (round.times.first_result_at == Round::Time()) round.times.first_result_at = round.times.progress_at;
+  links_[reducer].finish_result(round, segment, header, round.times.progress_at);
   if (round.note_slowest()) {
     for (ReducerLink& link : links_) link.push_chunks();
   }

@@ -75,7 +75,7 @@ class Communicator final : private ConnectionOwner {
   [[nodiscard]] std::optional<Status> wait_ready(std::chrono::milliseconds patience) const;
   // Any thread; never blocks. Rounds of one op run one after the other, in the order of these calls.
   void start_round(RoundRequest request);
-  // Any thread; never blocks. More bytes of some round's inputs are ready (RoundRequest::ready_bytes).
+  // Any thread; never blocks. More bytes of some round's inputs are ready (SlicedTransfer::ready_bytes).
   void feed();
   // Any thread; never blocks. Ends the job for every process.
   void abort(Status why);
@@ -129,7 +129,7 @@ class Communicator final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
   [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
-  Status begin_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
+  Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   void note_late(const FrameHeader& header, const Bytes& late_workers);
 

@@ -1,4 +1,4 @@
-// What a worker contributed to an op's latest round, kept until nobody can need it again.
+// A worker's contribution to an op's latest round, kept until no reducer can need it again. Op owns it. One thread.
 #pragma once
 
 #include <algorithm>
@@ -17,21 +17,21 @@
 
 namespace jaxhetero {
 
-// A copy of a bucket, made piece by piece. A worker that loses a reducer pushes from it what the others have to sum
-// again, also in a round that is over here and not yet elsewhere: XLA's own buffers are gone by then, or hold the
-// result where it takes the operands' place.
+// A copy of a bucket, made chunk by chunk. When a reducer is lost, the worker pushes the copy to the reducers that sum
+// its shards again, also for a round that is complete here and not on every worker: XLA's own buffers are gone by then,
+// or hold the result in the operands' place.
 //
-// A round's copy begins when its first total comes, which proves that every worker has finished the round before. So
-// the size of the bucket is all the memory it takes. Reducers on this host read it in place.
+// A round's copy starts when its first total comes, which proves that every worker has completed the round before. So
+// one bucket's memory is enough. Reducers on this host read it in place.
 class KeptContribution {
  public:
   explicit KeptContribution(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
 
-  // Forgets what it held. Takes memory when the bucket is larger than ever, so not in a steady round.
-  void begin(uint64_t round, size_t bytes) {
-    if (bytes > capacity_) {
+  // Drops the round that it held. Allocates only where the bucket is larger than every one before.
+  void start_copy(uint64_t round, size_t bytes) {
+    if (bytes > capacity_bytes_) {
       memory_ = lent_memory_->allocate(bytes);
-      capacity_ = bytes;
+      capacity_bytes_ = bytes;
     }
     held_ = Leaves();
     held_.append(memory_.get(), bytes);
@@ -39,7 +39,7 @@ class KeptContribution {
     round_ = round;
   }
 
-  // Memory that stays as it is for as long as `owner` is held needs no copy.
+  // In place of a copy: `owner` keeps the memory of `leaves` unchanged.
   void hold(uint64_t round, const Leaves& leaves, std::shared_ptr<const void> owner) {
     held_ = leaves;
     owner_ = std::move(owner);
@@ -55,7 +55,7 @@ class KeptContribution {
     }
   }
 
-  // The same of leaves that are float32 where this is of `dtype`, which has 16 bits.
+  // Likewise from leaves of float32, narrowed to `dtype`, which has 16 bits. Offset and bytes count the narrowed ones.
   void copy_narrowed(DType dtype, const Leaves& from, size_t offset, size_t bytes) {
     pieces_.clear();
     from.slice(2 * offset, 2 * bytes, pieces_);
@@ -70,13 +70,13 @@ class KeptContribution {
   [[nodiscard]] bool holds(uint64_t round) const { return round_ == round; }
 
   [[nodiscard]] const Leaves& leaves() const { return held_; }
-  // The memory that it takes.
-  [[nodiscard]] size_t bytes() const { return std::max(capacity_, held_.bytes()); }
+  // The memory that it takes, or holds for its owner.
+  [[nodiscard]] size_t bytes() const { return std::max(capacity_bytes_, held_.bytes()); }
 
  private:
   std::shared_ptr<LentMemory> lent_memory_;
   std::shared_ptr<std::byte> memory_;
-  size_t capacity_ = 0;
+  size_t capacity_bytes_ = 0;
   Leaves held_;
   std::shared_ptr<const void> owner_;
   std::optional<uint64_t> round_;

@@ -12,20 +12,20 @@ bool Op::agrees(const OpSpec& spec) {
   return *spec_ == spec;
 }
 
-Round& Op::begin() {
+Round& Op::start_next_round() {
   running_ = std::make_unique<Round>();
   running_->request = std::move(waiting_.front());
   waiting_.pop_front();
-  running_->number = begun_count_++;
+  running_->number = started_count_++;
   if (running_->request.narrows) {
     const OpSpec& spec = running_->request.spec;
-    narrowed_->begin(running_->number, spec.total_count * item_bytes(spec.dtype));
+    narrowed_->start_copy(running_->number, spec.total_count * item_bytes(spec.dtype));
     running_->keeps_in = narrowed_.get();
   }
   return *running_;
 }
 
-Round& Op::begin_again(uint64_t number) {
+Round& Op::replay_round(uint64_t number) {
   running_ = std::make_unique<Round>();
   running_->number = number;
   running_->is_replay = true;
@@ -34,9 +34,9 @@ Round& Op::begin_again(uint64_t number) {
   return *running_;
 }
 
-void Op::keep(bool has_data) {
+void Op::keep_running_round(bool has_data) {
   Round& round = *running_;
-  if (kept_->holds(round.number)) return;  // it began from there, after a halt
+  if (kept_->holds(round.number)) return;  // after a halt it runs from there
   const RoundRequest& request = round.request;
   replay_.op = request.op;
   replay_.sequence = request.sequence;
@@ -45,24 +45,24 @@ void Op::keep(bool has_data) {
   replay_.is_internal = request.is_internal;
   if (request.narrows) return kept_.swap(narrowed_);
   if (request.inputs_owner) return kept_->hold(round.number, request.inputs, request.inputs_owner);
-  kept_->begin(round.number, has_data ? request.inputs.bytes() : 0);
+  kept_->start_copy(round.number, has_data ? request.inputs.bytes() : 0);
   if (!has_data) return;
   const size_t item = item_bytes(request.spec.dtype);
   for (const Segment& segment : round.segments) {
-    const size_t pushed = segment.next_push - segment.shard.begin;
-    kept_->copy(request.inputs, segment.shard.begin * item, pushed * item);
+    const size_t pushed = segment.next_push - segment.shard.offset;
+    kept_->copy(request.inputs, segment.shard.offset * item, pushed * item);
   }
   round.keeps_in = kept_.get();
 }
 
-std::unique_ptr<Round> Op::finish() {
-  ended_ = EventLoop::Clock::now();
+std::unique_ptr<Round> Op::finish_round() {
+  ended_at_ = EventLoop::Clock::now();
   return std::move(running_);
 }
 
-bool Op::is_still(EventLoop::Clock::time_point since) {
-  if (running_ || !waiting_.empty() || ended_ > since || still_count_ == begun_count_) return false;
-  still_count_ = begun_count_;
+bool Op::becomes_still(EventLoop::Clock::time_point since) {
+  if (running_ || !waiting_.empty() || ended_at_ > since || still_count_ == started_count_) return false;
+  still_count_ = started_count_;
   return true;
 }
 
@@ -72,10 +72,10 @@ void Op::forget(uint64_t completed_count) {
   narrowed_->clear();
 }
 
-bool Op::stop() {
+bool Op::stop_round() {
   const std::unique_ptr<Round> round = std::move(running_);
   if (round->is_replay) return false;
-  if (round->keeps_in == kept_.get()) {  // results may have taken the operands' place: only the copy is whole
+  if (round->keeps_in == kept_.get()) {  // totals may have overwritten the operands: only the copy is whole
     const size_t item = item_bytes(round->request.spec.dtype);
     for (const Segment& segment : round->segments) {
       round->keep(segment.next_push * item, (segment.end() - segment.next_push) * item);
@@ -84,7 +84,7 @@ bool Op::stop() {
     round->request.narrows = false;
   }
   waiting_.push_front(std::move(round->request));
-  --begun_count_;
+  --started_count_;
   return true;
 }
 

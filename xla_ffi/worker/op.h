@@ -1,4 +1,7 @@
-// One op of the program on the worker: its rounds, one after the other, and what has to stay in case a reducer is lost.
+// One op of the program on a worker: its rounds, one after the other, and the contribution that is kept of the latest
+// one in case a reducer is lost.
+//
+// Schedule owns the ops. The event loop's thread only.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
@@ -19,59 +23,60 @@ namespace jaxhetero {
 
 class Op {
  public:
-  // What is kept lies in `lent_memory`.
+  // Kept contributions lie in `lent_memory`.
   explicit Op(const std::shared_ptr<LentMemory>& lent_memory = std::make_shared<LentMemory>())
       : kept_(std::make_unique<KeptContribution>(lent_memory)),
         narrowed_(std::make_unique<KeptContribution>(lent_memory)) {}
 
   void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
-  // Whether this is what the reducers were told of the op's rounds.
+  // Whether the spec is that of the first round: the reducers are told it once.
   [[nodiscard]] bool agrees(const OpSpec& spec);
-  // The request that is next in turn; null if none waits.
+  // The request of the next round; null if none waits.
   [[nodiscard]] const RoundRequest* next() const { return waiting_.empty() ? nullptr : &waiting_.front(); }
+  // Null if none runs.
   [[nodiscard]] Round* running() const { return running_.get(); }
-  // How many rounds have begun; so many are over when none is running.
-  [[nodiscard]] uint64_t begun_count() const { return begun_count_; }
+  // How many rounds have started; if none runs, as many are complete.
+  [[nodiscard]] uint64_t started_count() const { return started_count_; }
 
-  // The next one runs.
-  Round& begin();
-  // A round that is over here, and not elsewhere, runs again, with what is kept. Only if that is of this round.
-  Round& begin_again(uint64_t number);
+  Round& start_next_round();
+  // Runs a round that is complete here once more, from the kept contribution. Requires keeps(number).
+  Round& replay_round(uint64_t number);
   [[nodiscard]] bool keeps(uint64_t number) const { return kept_->holds(number); }
-  // A total of the running round comes, so nobody needs the round before any more: from here on its place is taken.
-  void keep(bool has_data);
-  // The running round is over.
-  std::unique_ptr<Round> finish();
-  // The reducers change. The running round will begin anew as the next one, unless it ran for others only: whether so.
-  bool stop();
-  // All that was asked for and is not over.
+  // The running round's first total comes, so no worker needs the kept contribution of the round before: keeps that of
+  // the running round in its place. `has_data`: this worker contributes.
+  void keep_running_round(bool has_data);
+  std::unique_ptr<Round> finish_round();
+  // The reducers change. Queues the running round's request again as the next one and returns true; but a replay ends.
+  bool stop_round();
+  // Ends the running round and empties the queue; returns all their requests.
   std::vector<RoundRequest> give_up();
 
-  // Whether none of its rounds has run or waited since then. Said once, so that the coordinator hears it once.
-  bool is_still(EventLoop::Clock::time_point since);
-  // Every worker has completed so many: where that is all there were, nobody can need the last one again.
+  // Whether no round has run or waited since then. True once after each standstill, so that the coordinator hears of it
+  // once.
+  bool becomes_still(EventLoop::Clock::time_point since);
+  // Every worker has completed so many rounds. If the kept one is the last of them, no reducer can need it again.
   void forget(uint64_t completed_count);
   [[nodiscard]] size_t kept_bytes() const { return kept_->bytes() + narrowed_->bytes(); }
 
-  // Whether this is the first time in this view that a reducer hears of the op.
+  // Whether the reducer has not yet been told of the op in this view. From now on it has.
   bool is_new_to(uint32_t reducer);
   void enter_view() { described_.clear(); }
 
-  // What messages call the op's kept round.
+  // The description of the kept round's request, for messages.
   [[nodiscard]] const std::string& kept_description() const { return replay_.description; }
 
  private:
   std::unique_ptr<Round> running_;
   std::deque<RoundRequest> waiting_;
   std::optional<OpSpec> spec_;
-  uint64_t begun_count_ = 0;
-  uint64_t still_count_ = 0;  // begun_count_ when it was still last
-  EventLoop::Clock::time_point ended_;
+  uint64_t started_count_ = 0;
+  uint64_t still_count_ = 0;  // started_count_ at the latest standstill
+  EventLoop::Clock::time_point ended_at_;
   std::vector<bool> described_;  // by reducer
-  // Each stays where it is when the two are swapped: frames that are queued point into the running round's.
+  // Pointers, so that swapping the two moves no memory: queued frames point into the running round's.
   std::unique_ptr<KeptContribution> kept_;
   std::unique_ptr<KeptContribution> narrowed_;  // of the running round
-  RoundRequest replay_;                         // the round that kept_ is of, for those who have not completed it
+  RoundRequest replay_;                         // of the round in kept_, for workers that have not completed it
 };
 
 }  // namespace jaxhetero

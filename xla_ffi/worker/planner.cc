@@ -12,7 +12,7 @@ void Planner::enter(const View& view) {
   make_plans();
 }
 
-// From the view and the rates, which every worker has alike.
+// From the view and the rates only, which are the same on every worker.
 void Planner::make_plans() {
   std::vector<ReducerPlace> rated = places_;
   for (size_t i = 0; i < rated.size(); ++i) rated[i].rate = rate_of(reducers_[i]);
@@ -27,8 +27,8 @@ uint32_t Planner::rate_of(const View::Reducer& reducer) const {
   return rate != rates_.end() ? rate->second : RateProbe::kFullRate;
 }
 
-// The probe's own plan is for the reducers of the view in which it began. A worker that has the rates may be asked
-// again for a round of another that does not: those are cut evenly.
+// The probe's own plan is for the reducers of the view in which it started. In a later view, workers that have the
+// rates may replay a round of the measurement for others that do not, so internal rounds are cut evenly.
 const ShardPlan& Planner::plan_of(const RoundRequest& request) const {
   if (request.plan && is_undisturbed()) return *request.plan;
   return request.is_internal ? *even_plan_ : *plan_;
@@ -36,13 +36,13 @@ const ShardPlan& Planner::plan_of(const RoundRequest& request) const {
 
 std::optional<RoundRequest> Planner::next_probe() {
   if (!job_.measure_rates) return std::nullopt;
-  if (!probe_) begin_probe();
+  if (!probe_) start_probe();
   std::optional<RoundRequest> request = probe_->next();
   if (!request) take_rates();
   return request;
 }
 
-void Planner::begin_probe() {
+void Planner::start_probe() {
   probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes});
   probe_view_ = view_number_;
   for (const View::Reducer& reducer : reducers_) probed_.push_back(reducer.number);

@@ -1,5 +1,7 @@
-// By which plan a worker's rounds go: made anew for every view, from the rates of the reducers' interfaces, which are
+// The plan of a worker's rounds. A plan is made for every view, from the rates of the reducers' interfaces, which are
 // measured once, at the start of the job. All workers make the same plans of the same view.
+//
+// The communicator owns it and runs the rounds of the measurement. The event loop's thread only.
 #pragma once
 
 #include <cstddef>
@@ -23,40 +25,40 @@ class Planner {
   // `job` outlives the planner.
   explicit Planner(const JobShape& job) : job_(job) {}
 
-  // A view begins, with these reducers. Before all else.
+  // A view starts, with these reducers. Called before all else.
   void enter(const View& view);
-  // Valid until the next view, or the end of the measurement.
+  // Valid until the next view or the end of the measurement.
   [[nodiscard]] const ShardPlan& plan_of(const RoundRequest& request) const;
-  // Tells the reducers whether the workers' plans are alike; the same before and after the measurement.
+  // By which reducers see whether all workers have the same plan. The measurement does not change it.
   [[nodiscard]] uint64_t digest() const { return even_plan_->digest(); }
 
-  // The measurement's next round; nothing once it is over, or if the job wants none. Lives as long as that round does.
+  // The measurement's next round; nothing once it is over, or if the job wants none. The planner outlives the round.
   std::optional<RoundRequest> next_probe();
-  // That round has its result.
+  // That round is complete.
   void finish_probe() { probe_->finish(is_undisturbed()); }
-  [[nodiscard]] bool has_begun_probe() const { return probe_.has_value(); }
-  // What was measured, when that is over:
+  [[nodiscard]] bool has_started_probe() const { return probe_.has_value(); }
+  // The outcome of a measurement that is over, for the log:
   // "measured 23 MB/s; 50 % of that at reducer 3 (host c); windows of 20000 bytes where shards are large"
   [[nodiscard]] std::string rates_text() const;
 
  private:
-  void begin_probe();
+  void start_probe();
   void take_rates();
   void make_plans();
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
-  // In the view that the measurement began in.
+  // Whether this is still the view that the measurement started in.
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 
   const JobShape& job_;
   uint32_t view_number_ = 0;
-  std::vector<View::Reducer> reducers_;         // of the view, as the next three
-  std::vector<ReducerPlace> places_;            // as if all interfaces had one rate
-  std::unique_ptr<const ShardPlan> even_plan_;  // from these; of internal rounds
-  std::unique_ptr<const ShardPlan> plan_;       // by the rates that were measured
+  std::vector<View::Reducer> reducers_;         // of the view
+  std::vector<ReducerPlace> places_;            // the same, as if all interfaces had one rate
+  std::unique_ptr<const ShardPlan> even_plan_;  // from places_; for internal rounds
+  std::unique_ptr<const ShardPlan> plan_;       // from the measured rates; for the program's rounds
 
   std::optional<RateProbe> probe_;
   uint32_t probe_view_ = 0;
-  std::vector<uint32_t> probed_;        // the numbers of its reducers
+  std::vector<uint32_t> probed_;        // the numbers of the probed reducers
   std::map<uint32_t, uint32_t> rates_;  // by reducer number, as RateProbe gives them
   size_t window_bytes_ = 0;             // 0 while nothing is known
 };

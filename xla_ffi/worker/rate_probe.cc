@@ -11,10 +11,10 @@ namespace jaxhetero {
 namespace {
 
 constexpr uint64_t kAgreeOp = ~uint64_t{0};
-// An op's rounds are all of one size, and reducers count those that they see, inside workers only their own.
+// An op for each size and sort: an op's rounds are all of one size, and a reducer counts the rounds that it sees.
 uint64_t push_op(uint64_t probe_bytes, bool colocated) { return kAgreeOp - 2 * probe_bytes - (colocated ? 1 : 0); }
 
-// Sixteen chunks: of fewer, the order in which the links take turns would tell more than their rates.
+// Sixteen chunks: the times of fewer would depend on the links' turns more than on their rates.
 constexpr uint64_t kFirstShardBytes = 256 << 10;
 constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
@@ -31,8 +31,8 @@ struct Payload {
   std::vector<std::byte> output = std::vector<std::byte>(kLeafBytes);
 };
 
-// How far from the fastest dedicated reducer's a rate may be and still count as equal. What is sent and received at
-// once takes more of a processor, so that workers seem slower than they are.
+// How far from the fastest dedicated reducer's a rate may be and still count as equal. A worker sends and receives at
+// the same time, which takes more of a processor, so workers seem slower than they are.
 constexpr uint64_t kDedicatedSlack = 2;
 constexpr uint64_t kWorkerSlack = 5;
 
@@ -48,20 +48,19 @@ uint32_t snapped(uint64_t rate, uint64_t slack) {
 RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace)
     : worker_count_(worker_count), reducers_(reducers), pace_(pace), own_(1 + reducers.size()), totals_(own_.size()) {
   own_[0] = 1;
-  probe(std::ranges::all_of(reducers_, &ReducerPlace::colocated));
+  start_sort(std::ranges::all_of(reducers_, &ReducerPlace::colocated));
 }
 
-// Begins with the reducers of one sort.
-void RateProbe::probe(bool colocated) {
+void RateProbe::start_sort(bool colocated) {
   colocated_ = colocated;
   std::vector<uint32_t> shares;
   for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated ? 1 : 0);
   plan_ = std::make_shared<ShardPlan>(std::move(shares), pace_);
   probed_count_ = plan_->owner_count();
-  begin_size(probed_count_ * kFirstShardBytes);
+  start_size(probed_count_ * kFirstShardBytes);
 }
 
-void RateProbe::begin_size(uint64_t bytes) {
+void RateProbe::start_size(uint64_t bytes) {
   probe_bytes_ = bytes;
   probe_count_ = 0;
   std::fill(own_.begin() + 1, own_.end(), 0);
@@ -87,11 +86,11 @@ RoundRequest RateProbe::push_request() {
   }
   request.inputs_owner = payload;
   request.plan = plan_;
-  request.received = [this](size_t begin, size_t bytes) { note_received(begin, bytes); };
+  request.sliced.received = [this](size_t offset, size_t bytes) { note_received(offset, bytes); };
   shards_ = plan_->cut(request.op, request.spec.total_count, sizeof(float));
   left_bytes_.clear();
   for (const Shard& shard : shards_) left_bytes_.push_back(shard.count * sizeof(float));
-  begin_ = Clock::now();
+  pushed_at_ = Clock::now();
   return request;
 }
 
@@ -107,14 +106,14 @@ RoundRequest RateProbe::agree_request() {
   return request;
 }
 
-void RateProbe::note_received(size_t begin, size_t bytes) {
+void RateProbe::note_received(size_t offset, size_t bytes) {
   // Totals come in order within a shard, and a report spans no two of them.
-  const auto after = std::ranges::upper_bound(shards_, begin / sizeof(float), {}, &Shard::begin);
+  const auto after = std::ranges::upper_bound(shards_, offset / sizeof(float), {}, &Shard::offset);
   if (after == shards_.begin()) return;
   const auto index = static_cast<size_t>(after - shards_.begin()) - 1;
   left_bytes_[index] -= std::min(bytes, left_bytes_[index]);
   if (left_bytes_[index] > 0) return;
-  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin_);
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - pushed_at_);
   int64_t& shortest = own_[1 + shards_[index].reducer];
   shortest = std::clamp<int64_t>(took.count(), 1, shortest > 0 ? shortest : std::numeric_limits<int64_t>::max());
 }
@@ -143,7 +142,7 @@ void RateProbe::evaluate() {
     if (reducers_[i].colocated == colocated_) slowest_us = std::max(slowest_us, mean_us(i));
   }
   if (slowest_us < kLongEnoughUs && probe_bytes_ * kGrowth <= kMostProbeBytes) {
-    return begin_size(probe_bytes_ * kGrowth);
+    return start_size(probe_bytes_ * kGrowth);
   }
   if (++probe_count_ < kProbes) return;
   colocated_ ? conclude_colocated() : conclude_dedicated();
@@ -165,17 +164,17 @@ void RateProbe::conclude_dedicated() {
   if (probed_count_ == reducers_.size()) {
     stage_ = Stage::kOver;
   } else {
-    probe(true);
+    start_sort(true);
   }
 }
 
-// All workers go at the pace of the slowest of them: their shards take the same time.
+// All workers run at the pace of the slowest of them, so their shards take the same time.
 void RateProbe::conclude_colocated() {
   uint64_t slowest_us = 1;
   for (size_t i = 0; i < reducers_.size(); ++i) {
     if (reducers_[i].colocated) slowest_us = std::max(slowest_us, mean_us(i));
   }
-  // What such a worker sends: its pieces to the others, and totals to them.
+  // A worker sends its contribution to the other workers, and the totals of its own shard to them.
   const uint64_t shard_bytes = probe_bytes_ / probed_count_;
   const uint64_t load_bytes = shard_bytes * (probed_count_ - 1 + worker_count_ - 1);
   const uint64_t bytes_per_s = load_bytes * 1'000'000 / slowest_us;

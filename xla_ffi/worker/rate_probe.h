@@ -1,9 +1,12 @@
-// Finds the rates of the network interfaces at the start of a job, by rounds that go the way all rounds go.
+// Measures the rates of the network interfaces at the start of a job, by rounds like those of the program.
 //
-// A probe pushes equal shards to all reducers of one sort, dedicated or inside workers, each as fast as it goes: the
-// time of a shard tells the rate of the interface behind it. After every probe the workers sum their times in a round
-// as well, so that all of them compute the same from the same numbers. Probes grow until one takes long enough, which
-// is repeated: of each shard the shortest time counts, since what else a host does only makes it longer.
+// A probe pushes equal shards to all reducers of one sort, dedicated or inside workers, each as fast as its link
+// allows: the time of a shard gives the rate of the interface behind it. After every probe the workers sum their times
+// in a round as well, so that all of them compute the same rates from the same numbers. Probes grow until one takes
+// long enough, and that size is repeated. Of each shard the shortest time counts: other work of a host only lengthens
+// it.
+//
+// The planner owns the probe and the communicator runs its rounds. The event loop's thread only; nothing blocks.
 #pragma once
 
 #include <chrono>
@@ -20,21 +23,21 @@ namespace jaxhetero {
 
 class RateProbe {
  public:
-  static constexpr uint32_t kFullRate = 16;  // of the fastest dedicated reducer's interface
+  static constexpr uint32_t kFullRate = 16;  // stands for the fastest dedicated reducer's interface
 
   RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace);
 
-  // The next round to run; nothing once the probe is over. Lives as long as that round does.
+  // The next round to run; nothing once the probe is over. The probe outlives the round.
   std::optional<RoundRequest> next();
-  // That round has its result. `undisturbed`: in the view that the probe began in.
+  // That round is complete. `undisturbed`: in the view that the probe started in.
   void finish(bool undisturbed);
 
-  // By reducer, of the interface it is behind, in sixteenths of the fastest dedicated one's; empty if something came in
-  // between. Dedicated ones that differ from it by no more than an eighth count as equal, workers by less than a third.
+  // By reducer: the rate of its interface, in sixteenths of the fastest dedicated reducer's; empty if any worker was
+  // disturbed. A dedicated reducer's within an eighth of the fastest counts as equal to it, a worker's within a third.
   [[nodiscard]] const std::vector<uint32_t>& rates() const { return rates_; }
-  // Of dedicated reducers, or of workers where there are none; 0 if something came in between.
+  // Of the fastest dedicated reducer, or of workers where there are none; 0 if any worker was disturbed.
   [[nodiscard]] uint64_t bytes_per_s() const { return bytes_per_s_; }
-  // What one link carries in the time that its window should bridge.
+  // The bytes that one link carries in the time that its window should bridge.
   [[nodiscard]] size_t window_bytes() const { return window_bytes_; }
 
  private:
@@ -43,9 +46,9 @@ class RateProbe {
 
   RoundRequest push_request();
   RoundRequest agree_request();
-  void note_received(size_t begin, size_t bytes);
-  void probe(bool colocated);
-  void begin_size(uint64_t bytes);
+  void note_received(size_t offset, size_t bytes);
+  void start_sort(bool colocated);
+  void start_size(uint64_t bytes);
   void evaluate();
   void conclude_dedicated();
   void conclude_colocated();
@@ -56,17 +59,17 @@ class RateProbe {
   const ShardPlan::Pace pace_;  // while nothing is known
   Stage stage_ = Stage::kMeeting;
 
-  bool colocated_ = false;  // which sort is probed
+  bool colocated_ = false;  // the sort that is probed
   uint64_t probed_count_ = 0;
   uint64_t probe_bytes_ = 0;
-  int probe_count_ = 0;  // of that size
+  int probe_count_ = 0;  // of this size
   std::shared_ptr<const ShardPlan> plan_;
   std::vector<Shard> shards_;       // of the running probe, in order
-  std::vector<size_t> left_bytes_;  // of each of them
-  Clock::time_point begin_;
+  std::vector<size_t> left_bytes_;  // by shard: not yet received
+  Clock::time_point pushed_at_;
 
-  std::vector<int64_t> own_;     // 1, or 0 if this was disturbed; how long each reducer's shard took here, in us
-  std::vector<int64_t> totals_;  // of all workers
+  std::vector<int64_t> own_;     // 1, or 0 if disturbed here; then by reducer how long its shard took here, in us
+  std::vector<int64_t> totals_;  // the sums of all workers' own_
   std::vector<uint32_t> rates_;
   uint64_t bytes_per_s_ = 0;
   size_t window_bytes_ = 0;

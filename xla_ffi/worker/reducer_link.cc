@@ -9,34 +9,35 @@
 namespace jaxhetero {
 namespace {
 
-constexpr std::chrono::milliseconds kStandstill{20};
+constexpr std::chrono::milliseconds kStall{20};
 
-// Of every chunk but a shard's last one.
+// Of every chunk but the shard's last one, header included.
 size_t frame_bytes(const Round& round, const Segment& segment) {
-  return kHeaderBytes + segment.chunk_count * item_bytes(round.request.spec.dtype);
+  return kHeaderBytes + segment.items_per_chunk * item_bytes(round.request.spec.dtype);
 }
 
-uint64_t next_chunk_count(const Segment& segment) {
-  return std::min(segment.chunk_count, segment.end() - segment.next_push);
+uint64_t next_chunk_items(const Segment& segment) {
+  return std::min(segment.items_per_chunk, segment.end() - segment.next_push);
 }
 
-// Whether there is a next chunk and its bytes are here.
+// Whether the segment has a next chunk and its inputs are ready.
 bool can_push(const Round& round, const Segment& segment) {
   if (segment.all_pushed) return false;
   const RoundRequest& request = round.request;
-  if (request.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
-  const size_t end = (segment.next_push + next_chunk_count(segment)) * item_bytes(request.spec.dtype);
-  return end <= request.ready_bytes->load(std::memory_order_acquire);
+  if (request.sliced.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
+  const size_t end = (segment.next_push + next_chunk_items(segment)) * item_bytes(request.spec.dtype);
+  return end <= request.sliced.ready_bytes->load(std::memory_order_acquire);
 }
 
-// How much more is here of a segment than of the round's slowest one, if all were to be done at the same time. A
-// segment goes no further ahead than a window. Without that, links that share an interface run at one rate: where
-// shards are of unequal size the small ones are done early, and for the rest of the round only the interfaces of those
-// who sum the large ones have work.
+// How far the segment is ahead of the round's slowest one, where all should end at the same time. push_chunks() lets no
+// segment get further ahead than a window. Otherwise links that share an interface would run at one rate; where shards
+// are of unequal size, the small ones would be done early, and for the rest of the round only the interfaces of the
+// reducers with large shards would have work.
 size_t lead_bytes(const Round& round, const Segment& segment) {
   if (round.request.plan) return 0;
   const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
-  return static_cast<size_t>(std::round(lead / static_cast<double>(segment.chunk_count))) * frame_bytes(round, segment);
+  return static_cast<size_t>(std::round(lead / static_cast<double>(segment.items_per_chunk))) *
+         frame_bytes(round, segment);
 }
 
 }  // namespace
@@ -68,17 +69,17 @@ std::vector<iovec> ReducerLink::take_control(size_t bytes) {
   return as_pieces(control_);
 }
 
-void ReducerLink::begin(Round& round, Segment& segment) {
+void ReducerLink::start_segment(Round& round, Segment& segment) {
   if (unfinished_.empty()) {
-    window_.restart(2 * frame_bytes(round, segment), round.begin);
-    last_result_ = round.begin;
+    window_.restart(2 * frame_bytes(round, segment), round.times.started_at);
+    last_result_at_ = round.times.started_at;
   }
   unfinished_.emplace(round.turn(), std::pair(&round, &segment));
   push_chunks();
 }
 
-// Fills the window, round by round. A round does not count what is under way for those behind it, so that they, which
-// the others may not have come to yet, cannot hold it up.
+// Fills the window, round by round. A round counts the bytes under way of itself and of earlier turns only: later
+// rounds, which other workers may not have reached, cannot hold it up.
 void ReducerLink::push_chunks() {
   size_t under_way_bytes = 0;
   for (const auto& [turn, entry] : unfinished_) {
@@ -95,11 +96,11 @@ void ReducerLink::push_chunks() {
   }
 }
 
-// Where workers run rounds in orders that their turns cannot settle, each could fill its windows with what the others
-// hold back, for ever. Nobody here knows which round they want, so more and more are tried for as long as nothing
-// comes.
+// Where workers start rounds in orders that turns cannot settle, each could fill its windows with chunks of rounds that
+// the others hold back, for ever. A worker does not know which round the others want, so it tries more and more of them
+// for as long as no total comes.
 void ReducerLink::feed_starved(EventLoop::Clock::time_point now) {
-  if (unfinished_.size() < 2 || now - last_result_ < kStandstill) return;
+  if (unfinished_.size() < 2 || now - last_result_at_ < kStall) return;
   size_t left = std::exchange(feed_count_, std::min(2 * feed_count_, unfinished_.size()));
   for (const auto& [turn, entry] : unfinished_) {
     const auto [round, segment] = entry;
@@ -126,7 +127,7 @@ size_t ReducerLink::push_chunk(const Round& round, Segment& segment) {
   header.op = request.op;
   header.round = round.number;
   header.offset = segment.next_push;
-  header.count = static_cast<uint32_t>(next_chunk_count(segment));
+  header.count = static_cast<uint32_t>(next_chunk_items(segment));
   segment.next_push += header.count;
   segment.all_pushed = segment.next_push == segment.end();
   header.last = segment.all_pushed;
@@ -140,7 +141,7 @@ size_t ReducerLink::push_chunk(const Round& round, Segment& segment) {
 }
 
 Status ReducerLink::check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const {
-  const uint64_t expected = std::min(segment.chunk_count, segment.end() - segment.next_result);
+  const uint64_t expected = std::min(segment.items_per_chunk, segment.end() - segment.next_result);
   const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != rank_;
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.
   const bool pushed =
@@ -160,9 +161,9 @@ void ReducerLink::finish_result(const Round& round, Segment& segment, const Fram
   segment.in_flight_bytes -= pushed.bytes;
   segment.next_result += header.count;
   segment.done = header.last;
-  last_result_ = now;
+  last_result_at_ = now;
   feed_count_ = 1;
-  window_.returned(pushed.at, pushed.bytes, now);
+  window_.returned(pushed.pushed_at, pushed.bytes, now);
   if (segment.done) unfinished_.erase(round.turn());
   push_chunks();
 }

@@ -1,5 +1,8 @@
-// A worker's way to one reducer of the view: pushes the chunks of all rounds that run there, in their turn and under
-// one self-clocked window, and checks the totals that come back.
+// A worker's connection to one reducer of the view: pushes the chunks of all rounds that run there, in their turn and
+// under one self-clocked window, and checks the totals that come back.
+//
+// The communicator owns the links, one for each reducer, and a new set for each view. Chunks are sent from the round's
+// own memory, which stays valid until its total is here. The event loop's thread only; nothing blocks.
 #pragma once
 
 #include <chrono>
@@ -30,22 +33,23 @@ class ReducerLink {
 
   void connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience);
   void close();
-  // Says why; no more bytes move between the network and any bucket.
+  // Sends `why` as the last frame. No more bytes move between the network and any bucket.
   void close_with(const Status& why);
   void send(OutFrame frame) { connection_->send(std::move(frame)); }
   void offer_memory() { connection_->offer_memory(); }
 
-  // A segment of a round that begins. Both stay where they are until the segment is done or the link is gone.
-  void begin(Round& round, Segment& segment);
-  // Pushes what the window and the inputs let through.
+  // Pushes a segment from now on. Round and segment stay at their addresses until the segment is done or the link ends.
+  void start_segment(Round& round, Segment& segment);
+  // Pushes the chunks that the window has room for and whose inputs are ready.
   void push_chunks();
-  // Where the link stands still: a chunk of a round that has none under way, and of twice as many each time again.
+  // If the link stalls, pushes one chunk of a starved round, one that has none under way; at each further stall, of
+  // twice as many rounds. Called every few tens of milliseconds.
   void feed_starved(EventLoop::Clock::time_point now);
-  // Whether this is the total that must come next for the segment.
+  // Ok if the header is that of the segment's next total.
   [[nodiscard]] Status check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const;
-  // The segment's next total is here; pushes on.
+  // The segment's next total is here; pushes the chunks that it makes room for.
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header, EventLoop::Clock::time_point now);
-  // Room for a frame's payload that goes to no bucket.
+  // Memory for the payload of a frame that goes to no bucket; control() returns it. The next call overwrites it.
   std::vector<iovec> take_control(size_t bytes);
 
   [[nodiscard]] bool has(const Connection& connection) const { return connection_.get() == &connection; }
@@ -68,8 +72,8 @@ class ReducerLink {
   bool is_open_ = false;
   std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished_;
   Window window_;
-  EventLoop::Clock::time_point last_result_;  // or when the link was idle last
-  size_t feed_count_ = 1;                     // rounds to feed next, if it stands still
+  EventLoop::Clock::time_point last_result_at_;  // or the start of the first segment after the link was idle
+  size_t feed_count_ = 1;                        // rounds to feed at the next stall
   Bytes control_;
 };
 

@@ -1,8 +1,11 @@
-// A round on the worker: what the program asked for, and how far each part of it has come.
+// A round on the worker: what the program asked for, and how far each segment of it has got.
+//
+// Plain data, changed on the event loop's thread by Op, ReducerLink, StallWatch and the communicator.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -23,88 +26,103 @@
 
 namespace jaxhetero {
 
-// One all-reduce, as the FFI handler asks for it. The memory of both buckets stays valid until `done` has been called.
-//
-// Where another device has the operands and takes the results, they come and go piece by piece: `ready_bytes` and
-// `received`, which are null for memory that the program itself reads and writes.
+// For buckets of another device, whose bytes come and go slice by slice. Null functions stand for memory that the
+// program itself reads and writes.
+struct SlicedTransfer {
+  std::shared_ptr<const std::atomic<size_t>> ready_bytes;     // of the inputs, from the front; feed() says that it grew
+  std::function<void(size_t offset, size_t bytes)> received;  // of the outputs; called on the event loop's thread
+  Ranges reported;                                            // the bytes given to `received`, each once for all views
+};
+
+// One all-reduce or broadcast of a bucket, as the FFI handler asks for it. The memory of inputs and outputs stays valid
+// until `done` has been called.
 struct RoundRequest {
   uint64_t op = 0;
-  uint64_t sequence = 0;  // where workers should prefer the same of several rounds: the lower one first
+  uint64_t sequence = 0;  // of several rounds, all workers push those of a lower one first
   std::string description;
   OpSpec spec;
   Leaves inputs;
   Leaves outputs;
-  bool narrows = false;  // the inputs are float32, which goes to the wire as the 16-bit floats of `spec`
-  bool widens = false;   // and so are the outputs
-  std::function<void(const Status&)> done;                   // called once, on a thread of its own
-  std::shared_ptr<const std::atomic<size_t>> ready_bytes;    // of the inputs, from the front; feed() says that it grew
-  std::function<void(size_t begin, size_t bytes)> received;  // of the outputs; called on the communicator's own thread
-  std::shared_ptr<const void> inputs_owner;                  // who holds it may read the inputs after `done` as well
-  Ranges reported;                                           // what `received` was called for, also before a halt
-  std::shared_ptr<const ShardPlan> plan;                     // if not the job's: then its shards need not go in step
-  bool is_internal = false;                                  // nothing that the program asked for
-  EventLoop::Clock::time_point requested{};
+  bool narrows = false;                      // the inputs are float32; the wire has the 16-bit floats of `spec`
+  bool widens = false;                       // the outputs are float32; the wire has the 16-bit floats of `spec`
+  std::shared_ptr<const void> inputs_owner;  // whoever holds it may read the inputs after `done` as well
+  SlicedTransfer sliced;
+  std::function<void(const Status&)> done;  // called once, on a thread of its own
+  // Set by the worker itself.
+  std::shared_ptr<const ShardPlan> plan;  // in place of the job's; the shards then need not go in step
+  bool is_internal = false;               // a round of the measurement of rates
+  EventLoop::Clock::time_point requested_at{};
 };
 
-// A chunk whose total is not back.
+// A chunk that was pushed and whose total is not back.
 struct InFlightChunk {
   uint64_t frame = 0;  // its number on the connection
   uint32_t bytes = 0;  // header included
-  EventLoop::Clock::time_point at;
+  EventLoop::Clock::time_point pushed_at;
 };
 
-// The part of a round that goes through one reducer.
+// The part of a round that goes through one reducer. Offsets and counts are in elements, counted in the bucket.
 struct Segment {
   Shard shard;
-  uint64_t chunk_count = 0;  // elements of every chunk but perhaps the last one
-  uint64_t next_push = 0;    // elements, counted in the bucket
-  uint64_t next_result = 0;
+  uint64_t items_per_chunk = 0;  // the shard's last chunk may have fewer
+  uint64_t next_push = 0;        // the offset of the next chunk to push
+  uint64_t next_result = 0;      // and of the next total
   std::deque<InFlightChunk> in_flight;
   size_t in_flight_bytes = 0;
   bool was_starved = false;
   bool all_pushed = false;
   bool done = false;
 
-  Segment(const Shard& from, uint64_t count_of_chunks)
-      : shard(from), chunk_count(count_of_chunks), next_push(from.begin), next_result(from.begin) {}
-  [[nodiscard]] uint64_t end() const { return shard.begin + shard.count; }
+  Segment(const Shard& of, uint64_t items)
+      : shard(of), items_per_chunk(items), next_push(of.offset), next_result(of.offset) {}
+  [[nodiscard]] uint64_t end() const { return shard.offset + shard.count; }
   // How much of its total is here, from 0 to 1.
   [[nodiscard]] double done_part() const {
     return done ? 1
-                : static_cast<double>(next_result - shard.begin) /
+                : static_cast<double>(next_result - shard.offset) /
                       static_cast<double>(std::max<uint64_t>(shard.count, 1));
   }
 };
 
 struct Round {
+  using Time = EventLoop::Clock::time_point;
+
+  struct Times {
+    Time started_at;
+    Time first_result_at;  // the epoch until a total is here
+    Time progress_at;      // of the start, or of the latest total
+  };
+  // What the watch for stalls knows of it.
+  struct Delay {
+    std::string late_workers;  // the reducers wait for them, by their last word
+    Time moved_at;             // when the reducers last said that a late worker is slow, not stuck
+    Time next_report_at;
+    bool has_accused = false;
+  };
+
   RoundRequest request;
   uint64_t number = 0;
   std::vector<Segment> segments;
-  size_t least_window_bytes = 0;  // of every link
   size_t open_segment_count = 0;
-  EventLoop::Clock::time_point begin;
-  EventLoop::Clock::time_point first_result;
-  EventLoop::Clock::time_point progress;
-  EventLoop::Clock::time_point others_moved;  // by the reducers' word: whom it waits for is slow, not stuck
-  std::string late;                           // whom the reducers wait for, by their last word
-  EventLoop::Clock::time_point next_late_report;
-  bool is_replay = false;                // it is over here, but not for others
-  bool is_answered = false;              // a total has begun to come
-  KeptContribution* keeps_in = nullptr;  // takes a copy of every chunk that is pushed, and that is what is sent
-  bool has_accused = false;
-  double slowest_part = 0;  // of the segments' done_part()
+  double slowest_part = 0;        // the least done_part() of the segments
+  size_t least_window_bytes = 0;  // of every link
+  Times times;
+  Delay delay;
+  bool is_replay = false;                // it is complete here, but not on every worker
+  bool is_answered = false;              // the header of a total has come
+  KeptContribution* keeps_in = nullptr;  // if set: every chunk is copied there first, and pushed from there
 
-  // Of several rounds that run, all workers push the chunks of the same one first: the order they got them in may
-  // differ, and chunks wait at a reducer until everybody's are there.
+  // Of several rounds that run, all workers push the chunks of the same one first: their programs may start rounds in
+  // different orders, and a chunk waits at its reducer for those of all workers.
   using Turn = std::tuple<uint64_t, uint64_t, uint64_t>;  // round, sequence, op
   [[nodiscard]] Turn turn() const { return {number, request.sequence, request.op}; }
 
   [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
 
-  // What the chunks are sent from.
+  // The memory that chunks are sent from.
   [[nodiscard]] const Leaves& wire_inputs() const { return keeps_in != nullptr ? keeps_in->leaves() : request.inputs; }
 
-  // Copies this much of the inputs, as it is on the wire, to where it is kept.
+  // Copies this range of the inputs, counted as on the wire, to where it is kept.
   void keep(size_t offset, size_t bytes) const {
     if (keeps_in == nullptr) return;
     if (request.narrows) {
@@ -114,7 +132,7 @@ struct Round {
     }
   }
 
-  // Where this much of the totals is received. What is to be widened, in the last half of the place that it then fills.
+  // Where this range of the totals is received. Totals that will be widened go to the last half of their place.
   void place(size_t offset, size_t bytes, std::vector<iovec>& into) const {
     if (!request.widens) return request.outputs.slice(offset, bytes, into);
     const size_t first = into.size();
@@ -125,7 +143,7 @@ struct Round {
     }
   }
 
-  // Such totals are received: spreads them over their place, which is found by way of `pieces`.
+  // Widens this range of the totals, received by place(), over its whole place. `pieces` is scratch memory.
   void widen(size_t offset, size_t bytes, std::vector<iovec>& pieces) const {
     pieces.clear();
     request.outputs.slice(2 * offset, 2 * bytes, pieces);
@@ -134,7 +152,7 @@ struct Round {
     }
   }
 
-  // A total has come. Whether the slowest segment is further now.
+  // After each total: whether the slowest segment has got further.
   bool note_slowest() {
     double part = 1;
     for (const Segment& segment : segments) part = std::min(part, segment.done_part());

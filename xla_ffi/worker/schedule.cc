@@ -19,19 +19,19 @@ Result<Op*> Schedule::add(RoundRequest& request) {
 
 Round& Schedule::start_next_round(Op& op) {
   --waiting_count_;
-  return note_started(op.begin());
+  return note_started(op.start_next_round());
 }
 
-Round& Schedule::replay_round(Op& op, uint64_t number) { return note_started(op.begin_again(number)); }
+Round& Schedule::replay_round(Op& op, uint64_t number) { return note_started(op.replay_round(number)); }
 
 Round& Schedule::note_started(Round& round) {
-  round.begin = round.progress = Clock::now();
-  if (running_count_++ == 0) busy_since_ = round.begin;
+  round.times.started_at = round.times.progress_at = Clock::now();
+  if (running_count_++ == 0) busy_since_ = round.times.started_at;
   return round;
 }
 
 std::unique_ptr<Round> Schedule::finish_round(Op& op) {
-  std::unique_ptr<Round> round = op.finish();
+  std::unique_ptr<Round> round = op.finish_round();
   if (--running_count_ == 0) note_busy();
   if (!round->is_replay && !round->request.is_internal) {
     last_completed_ = round->name();
@@ -44,7 +44,7 @@ void Schedule::stop_rounds() {
   if (running_count_ > 0) note_busy();
   running_count_ = 0;
   for (auto& [op_id, op] : ops_) {
-    if (op.running() != nullptr && op.stop()) ++waiting_count_;
+    if (op.running() != nullptr && op.stop_round()) ++waiting_count_;
   }
 }
 
@@ -69,14 +69,14 @@ Round* Schedule::running_round(uint64_t op_id, uint64_t number) {
 
 std::vector<Progress::OpProgress> Schedule::progress() const {
   std::vector<Progress::OpProgress> progress;
-  for (const auto& [op_id, op] : ops_) progress.push_back({op_id, op.begun_count()});
+  for (const auto& [op_id, op] : ops_) progress.push_back({op_id, op.started_count()});
   return progress;
 }
 
 std::vector<Progress::OpProgress> Schedule::take_still(Clock::time_point since) {
   std::vector<Progress::OpProgress> still;
   for (auto& [op_id, op] : ops_) {
-    if (op.is_still(since)) still.push_back({op_id, op.begun_count()});
+    if (op.becomes_still(since)) still.push_back({op_id, op.started_count()});
   }
   return still;
 }

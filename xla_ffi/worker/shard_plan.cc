@@ -104,7 +104,7 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
 // part of all of them, up to half of the largest; and what a bucket alone would lose again by waiting longer, filled
 // packets, counts then. Measured; see docs/notebook/chunks.md.
-uint64_t ShardPlan::chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
+uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
   const uint64_t by_shard = chunk_bytes_by_shard(count, item_bytes);
@@ -148,15 +148,15 @@ std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_byt
 
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / item_bytes);
   std::vector<Shard> shards;
-  uint64_t begin = 0;
+  uint64_t offset = 0;
   uint64_t cut_off = 0;  // of `whole`
   for (const uint32_t reducer : owners) {
     cut_off += shares_[reducer];
     // Exact quotients without overflow: count may be near 2^60, `whole` is less than 2^26.
     uint64_t end = count / whole * cut_off + count % whole * cut_off / whole;
     if (cut_off < whole) end -= end % align;
-    if (end > begin || owners.size() == 1) shards.push_back({reducer, begin, end - begin});
-    begin = std::max(begin, end);
+    if (end > offset || owners.size() == 1) shards.push_back({reducer, offset, end - offset});
+    offset = std::max(offset, end);
   }
   return shards;
 }

@@ -12,7 +12,7 @@ namespace jaxhetero {
 // The part of a bucket that one reducer owns, in elements.
 struct Shard {
   uint32_t reducer = 0;
-  uint64_t begin = 0;
+  uint64_t offset = 0;
   uint64_t count = 0;
 
   bool operator==(const Shard&) const = default;
@@ -54,8 +54,8 @@ class ShardPlan {
   // only, or to a few.
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes) const;
 
-  // The elements of every chunk of such a bucket but a shard's last one. The call that it is a bucket of may have many.
-  [[nodiscard]] uint64_t chunk_count(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0) const;
+  // The elements of every chunk of such a bucket but a shard's last one. `call_bytes`: of all buckets of its call.
+  [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0) const;
   // A link's window for such a bucket is at least this, or two chunks.
   [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
   [[nodiscard]] uint64_t owner_count() const;  // how many reducers have a share

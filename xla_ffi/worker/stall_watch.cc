@@ -22,11 +22,12 @@ Status StallWatch::check_rounds(Clock::time_point now) {
     if (op.running() == nullptr) continue;
     Round& round = *op.running();
     const milliseconds patience = patience_with(round);
-    if (now - std::max(round.progress, round.others_moved) < patience || accuse_silent(round)) continue;
+    if (now - std::max(round.times.progress_at, round.delay.moved_at) < patience || accuse_silent(round)) continue;
     const std::string where = " for " + std::to_string(patience.count()) + " ms in " + round.name() +
                               "; last completed: " + schedule_.last_completed();
-    const std::string who = round.late.empty() ? "no word from " + silent_reducers(round)
-                                               : "still waiting for " + round.late + ": no progress";
+    const std::string who = round.delay.late_workers.empty()
+                                ? "no word from " + silent_reducers(round)
+                                : "still waiting for " + round.delay.late_workers + ": no progress";
     return {Code::kRoundTimeout, config_.own_name + ": " + who + where};
   }
   return {};
@@ -49,12 +50,13 @@ Status StallWatch::check_halt(Clock::time_point now, Clock::time_point halted_at
 bool StallWatch::accuse_silent(Round& round) {
   const auto is_silent = [](const Segment& segment) { return !segment.done; };
   const auto silent_count = static_cast<size_t>(std::ranges::count_if(round.segments, is_silent));
-  if (!accuse_ || round.has_accused || !round.late.empty() || silent_count == links_.size()) return false;
+  if (!accuse_ || round.delay.has_accused || !round.delay.late_workers.empty() || silent_count == links_.size())
+    return false;
   for (const Segment& segment : round.segments) {
     if (is_silent(segment)) accuse_(links_[segment.shard.reducer], "it has said nothing in " + round.name());
   }
-  round.has_accused = true;
-  round.progress = Clock::now();
+  round.delay.has_accused = true;
+  round.times.progress_at = Clock::now();
   return true;
 }
 
@@ -69,13 +71,14 @@ std::string StallWatch::silent_reducers(const Round& round) const {
 
 void StallWatch::note_late(Round& round, const std::string& late_workers, uint32_t moving_count) {
   const Clock::time_point now = Clock::now();
-  round.late = late_workers;
-  if (moving_count > 0) round.others_moved = now;
-  if (now < round.next_late_report) return;
-  round.next_late_report = now + kReportInterval;
-  const auto waited = duration_cast<milliseconds>(now - round.progress);
-  log_.add(Severity::kWarning, "waiting for " + round.late + " since " + std::to_string(waited.count()) + " ms in " +
-                                   round.name() + (moving_count > 0 ? "; data still moves there, slowly" : ""));
+  round.delay.late_workers = late_workers;
+  if (moving_count > 0) round.delay.moved_at = now;
+  if (now < round.delay.next_report_at) return;
+  round.delay.next_report_at = now + kReportInterval;
+  const auto waited = duration_cast<milliseconds>(now - round.times.progress_at);
+  log_.add(Severity::kWarning, "waiting for " + round.delay.late_workers + " since " + std::to_string(waited.count()) +
+                                   " ms in " + round.name() +
+                                   (moving_count > 0 ? "; data still moves there, slowly" : ""));
 }
 
 }  // namespace jaxhetero
