@@ -168,6 +168,16 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
   }
 }
 
+// The reducer in the only worker has all shares, and the other one none.
+TEST(Loopback, ReducesAloneBesideADedicatedReducer) {
+  for (const bool measure_rates : {false, true}) {
+    Job job({.workers = 1, .reducers = 1, .colocated = 1, .measure_rates = measure_rates});
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    job.expect_works({.leaf_counts = {100'000}});
+    job.expect_shutdown();
+  }
+}
+
 // The point of two hops: a worker sends its bytes once and receives them once, whatever the number of workers.
 TEST(Loopback, MovesEveryByteOnceEachWay) {
   Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536});

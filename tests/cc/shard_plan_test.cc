@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -151,6 +153,88 @@ TEST(Rates, LeaveOutWorkersWhereTheDedicatedCarryAll) {
       balanced_shares(2, {{.rate = 5}, {.rate = 3}, {.colocated = true, .rate = 4}, {.colocated = true, .rate = 4}});
   EXPECT_EQ(shares[2], 0u);
   EXPECT_EQ(shares[0] * 3, shares[1] * 5);
+}
+
+// A worker alone has everything at its own reducer, however fast the others are.
+TEST(Rates, LetAWorkerAloneReduceByItself) {
+  for (const uint32_t dedicated_rate : {1u, 16u, 32u}) {
+    const std::vector<ReducerPlace> reducers{{.rate = dedicated_rate}, {.colocated = true, .rate = 16}};
+    EXPECT_EQ(balanced_shares(1, reducers), (std::vector<uint32_t>{0, 1}));
+  }
+}
+
+// The largest load over rate of all interfaces, by the shares that balanced_shares() gives.
+double s_per_byte_of_shares(uint32_t worker_count, uint32_t worker_rate, const std::vector<ReducerPlace>& reducers) {
+  const std::vector<uint32_t> shares = balanced_shares(worker_count, reducers);
+  const double whole = std::accumulate(shares.begin(), shares.end(), 0.0);
+  double time = 1.0 / worker_rate;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const double share = shares[i] / whole;
+    const double load = reducers[i].colocated ? 1 + share * (worker_count - 2.0) : share * worker_count;
+    time = std::max(time, load / reducers[i].rate);
+  }
+  return time;
+}
+
+TEST(BestTime, IsThatOfBalancedShares) {
+  for (const uint32_t n : {2u, 3u, 4u, 8u, 16u, 100u}) {
+    for (const uint32_t c : {0u, 1u, 2u, n - 1, n}) {
+      for (const uint32_t worker_rate : {1u, 12u, 16u, 24u}) {
+        for (const std::vector<uint32_t>& rates :
+             {std::vector<uint32_t>{}, {16}, {1, 2, 3}, {16, 16, 8, 5}, std::vector<uint32_t>(20, 16)}) {
+          if (rates.empty() && c == 0) continue;
+          std::vector<ReducerPlace> reducers;
+          for (const uint32_t rate : rates) reducers.push_back({.rate = rate});
+          reducers.resize(reducers.size() + c, {.colocated = true, .rate = worker_rate});
+          const double best =
+              best_s_per_byte(std::vector<double>(n, worker_rate), std::vector<double>(rates.begin(), rates.end()), c);
+          EXPECT_NEAR(s_per_byte_of_shares(n, worker_rate, reducers), best, 1e-12 * best)
+              << n << " workers of rate " << worker_rate << ", " << c << " co-located, " << rates.size()
+              << " dedicated";
+        }
+      }
+    }
+  }
+}
+
+TEST(BestTime, IsTheKnownOneForEqualRates) {
+  constexpr double kRate = 25e6;
+  for (const uint32_t n : {2u, 3u, 4u, 8u, 16u}) {
+    for (uint32_t k = 0; k <= n; ++k) {
+      const double known = 2.0 * n * (n - 1) / (n * n + k * n - 2.0 * k) / kRate;
+      EXPECT_NEAR(best_s_per_byte(std::vector<double>(n, kRate), std::vector<double>(k, kRate), n), known,
+                  1e-12 * known);
+    }
+  }
+}
+
+// In that time all of a bucket can be reduced, and in less time either not, or the slowest worker cannot send its own.
+TEST(BestTime, IsEnoughAndNoMoreForUnequalWorkers) {
+  const std::vector<double> workers{3, 1, 2, 5, 4};
+  for (const std::vector<double>& reducers : {std::vector<double>{}, {1}, {2, 7}, {9, 9, 9}}) {
+    for (uint32_t c = reducers.empty() ? 1 : 0; c <= workers.size(); ++c) {
+      const auto reduced_part = [&](double time) {
+        double part = 0;
+        for (const double rate : reducers) part += time * rate / 5;
+        for (uint32_t rank = 0; rank < c; ++rank) part += (time * workers[rank] - 1) / 3;
+        return part;
+      };
+      const double best = best_s_per_byte(workers, reducers, c);
+      EXPECT_GE(reduced_part(best), 1 - 1e-12);
+      EXPECT_GE(best, 1);  // the slowest worker's
+      if (best > 1) {
+        EXPECT_LT(reduced_part(best * 0.999), 1);
+      }
+    }
+  }
+}
+
+TEST(BestTime, IsDefinedAtTheEdges) {
+  const std::vector<double> none;
+  EXPECT_EQ(best_s_per_byte(std::vector<double>{5}, none, 0), 0);
+  EXPECT_EQ(best_s_per_byte(std::vector<double>{5}, std::vector<double>{5}, 1), 0);
+  EXPECT_EQ(best_s_per_byte(std::vector<double>{5, 5}, none, 0), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(best_s_per_byte(std::vector<double>{5, 4}, none, 1), 0.25) << "two workers reduce at no cost";
 }
 
 constexpr uint64_t kKiB = 1024;

@@ -15,19 +15,20 @@ namespace {
 
 // Shards begin on whole cache lines of the first leaf.
 constexpr uint64_t kAlignBytes = 64;
-// A bucket of less than this for every reducer goes to fewer of them: a message has its price. Measured; see
+// A bucket with less than this for every reducer goes to fewer of them: every message has a cost. Measured; see
 // docs/notebook/small_buckets.md.
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
 constexpr uint64_t kChunksPerCall = 512;  // to each reducer
-// The largest chunk: on any path; if two windows carry it; and of a window's bytes, on paths where those are many.
+// The largest chunk: on any path; if two windows carry it; and as a part of a large window.
 constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
 constexpr uint64_t kUsualChunkBytes = 32 << 10;
 constexpr uint64_t kChunksPerWindow = 4;
-// The smallest, where links are so fast that a process takes longer to wake up than they take for less.
+// The smallest chunk, as a part of the window: on fast links, a process takes longer to wake up than a smaller one to
+// arrive.
 constexpr uint64_t kMostChunksPerWindow = 32;
-// Chunks of a call's size, of at least this, fill their packets, which on an Ethernet carry this much of a TCP stream.
+// Chunks of at least kFillingBytes in large calls fill their packets, which on an Ethernet carry kPacketBytes each.
 constexpr uint64_t kFillingBytes = 16 << 10;
 constexpr uint64_t kPacketBytes = 1448;
 
@@ -37,7 +38,7 @@ uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flo
   return value ^ (value >> 31);
 }
 
-// A packet costs its headers, however full it is. A smaller chunk would grow by more than that is worth.
+// A packet costs its headers, however full it is. Smaller chunks would have to grow by more than that is worth.
 uint64_t fill_packets(uint64_t chunk_bytes) {
   if (chunk_bytes < kFillingBytes || chunk_bytes >= kMostAutoChunkBytes) return chunk_bytes;
   const uint64_t packets = (kHeaderBytes + chunk_bytes + kPacketBytes - 1) / kPacketBytes;
@@ -45,6 +46,24 @@ uint64_t fill_packets(uint64_t chunk_bytes) {
 }
 
 }  // namespace
+
+// In a time t the dedicated reducers can reduce t * sum(r) / n of the bucket and the co-located ones
+// sum(tw - 1) / (n - 2): together all of it. For two workers the latter costs nothing, and is the whole condition.
+double best_s_per_byte(std::span<const double> worker_rates, std::span<const double> reducer_rates,
+                       uint32_t colocated_count) {
+  if (worker_rates.size() < 2) return 0;
+  if (reducer_rates.empty() && colocated_count == 0) return std::numeric_limits<double>::infinity();
+  const auto worker_count = static_cast<double>(worker_rates.size());
+  const double dedicated = std::reduce(reducer_rates.begin(), reducer_rates.end()) / worker_count;
+  double reduced_s = 1 / dedicated;
+  if (colocated_count > 0) {
+    const std::span<const double> rates = worker_rates.first(std::min<size_t>(colocated_count, worker_rates.size()));
+    const double others = worker_count - 2;
+    reduced_s =
+        (others + static_cast<double>(rates.size())) / (others * dedicated + std::reduce(rates.begin(), rates.end()));
+  }
+  return std::max(reduced_s, 1 / std::ranges::min(worker_rates));
+}
 
 std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers) {
   const auto inside = static_cast<uint32_t>(std::ranges::count(reducers, true, &ReducerPlace::colocated));
@@ -57,8 +76,9 @@ std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<R
       dedicated_rate += reducer.rate;
     }
   }
-  // Where the dedicated reducers can take what all workers send, they carry everything.
-  const uint64_t share_inside = worker_count * worker_rate - std::min(dedicated_rate, worker_count * worker_rate);
+  // A worker alone reduces everything itself. Where the dedicated reducers can take what all workers send, they do.
+  const uint64_t all_workers_rate = worker_count * worker_rate;
+  const uint64_t share_inside = worker_count == 1 ? 1 : all_workers_rate - std::min(dedicated_rate, all_workers_rate);
   std::vector<uint32_t> shares;
   for (const ReducerPlace& reducer : reducers) {
     if (inside == 0) {
@@ -87,9 +107,8 @@ uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) co
   return std::bit_floor(count / owner_count() / kChunksPerShard * item_bytes);
 }
 
-// Two chunks of every worker are under way at a reducer, whatever the network takes for them: more than its queues hold
-// would be dropped. Below that, larger ones cost less in system calls and packets. Measured; see
-// docs/notebook/chunks.md.
+// Every worker has at least two chunks under way at a reducer, on every network: what exceeds its queues is dropped.
+// Within that limit, larger chunks cost fewer system calls and packets. Measured; see docs/notebook/chunks.md.
 uint64_t ShardPlan::largest_chunk_bytes() const {
   const uint64_t usual = std::clamp<uint64_t>(2 * pace_.window_bytes, kSlowPathChunkBytes, kUsualChunkBytes);
   return std::clamp<uint64_t>(pace_.window_bytes / kChunksPerWindow, usual, kMostAutoChunkBytes);
@@ -99,11 +118,10 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
   return std::clamp<uint64_t>(pace_.window_bytes / kMostChunksPerWindow, kLeastAutoChunkBytes, kMostAutoChunkBytes);
 }
 
-// A chunk waits at its reducer until all of it is there from everybody, so the time that a bucket takes beyond its
-// bytes is about a chunk's share of a shard: a hundredth. Smaller ones than that cost more in system calls. While one
-// bucket's last totals come, the next one's chunks go out, so where many follow each other a chunk may be as large a
-// part of all of them, up to half of the largest; and what a bucket alone would lose again by waiting longer, filled
-// packets, counts then. Measured; see docs/notebook/chunks.md.
+// A chunk waits at its reducer for the same chunk of every worker, so a bucket takes longer than its bytes by about a
+// chunk's part of a shard: a hundredth. Smaller chunks cost more in system calls. In a call of many buckets, the next
+// bucket's chunks go out while the last totals of one come in. A chunk may then be that part of the call's shard, up to
+// half of the largest chunk, and filling its packets is worth the longer wait. Measured; see docs/notebook/chunks.md.
 uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
@@ -114,9 +132,9 @@ uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_
   return (by_call > by_shard ? fill_packets(bytes) : bytes) / item_bytes;
 }
 
-// What is under way bridges the moments in which a process of the job stands still, as while the kernel clears a page
-// of a large result. It also lets workers get out of step, which a round makes up for at its end: so no more of it than
-// two chunks' part of a shard. Measured; see docs/notebook/windows.md.
+// Bytes under way bridge the moments in which a process of the job stands still, such as when the kernel clears a page
+// of a large result. They also let workers get out of step, which costs time at the end of a round: so no more than two
+// chunks' part of a shard. Measured; see docs/notebook/windows.md.
 size_t ShardPlan::least_window_bytes(uint64_t count, uint64_t item_bytes) const {
   return std::min<size_t>(2 * chunk_bytes_by_shard(count, item_bytes), pace_.window_bytes);
 }

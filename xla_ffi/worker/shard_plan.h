@@ -1,8 +1,11 @@
-// Which reducer sums which part of a bucket.
+// The plan: which reducer sums which part of a bucket, in chunks of what size, and how fast that can be at best.
+//
+// Pure functions and values: nothing here blocks or keeps state.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "xla_ffi/sum/reduce.h"
@@ -18,47 +21,59 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// A reducer, and what carries its traffic: its own network interface, or that of the worker it lives in.
+// A reducer and the network interface that carries its traffic: its own, or that of the worker it lives in.
 struct ReducerPlace {
   bool colocated = false;
   uint32_t rate = 1;  // of the interface, in any unit
 };
 
-// The shares with which no network interface is busy for longer than it must be.
+// The load of an interface, in units of the bucket. Of n workers, one whose own reducer has share a of the bucket sends
+// 1 - a to the other reducers and a total of a to each of n - 1 workers: 1 + a(n - 2) in all. A dedicated reducer with
+// share b receives nb and sends nb. A cut is best where the largest load / rate is smallest, and that is where all
+// interfaces need the same time; but no worker needs less than 1 / rate.
+
+// The best possible time of a round, in seconds per byte of the bucket, for interfaces of these rates in bytes per
+// second. The first `colocated_count` workers may reduce as well. 0 for a worker alone; infinity where nobody reduces.
 //
-// A worker whose own reducer has share a sends 1 - a, and n - 1 totals of a: 1 + a(n - 2) in all. A dedicated reducer
-// with share b sends and receives nb. With workers of rate w and dedicated reducers of rates r, c reducers inside
-// workers, and all bytes reduced, equal times give a : b = (nw - sum of r) : (n + c - 2)r. For c = n and equal rates
-// that is the optimum of Jiang et al. (OSDI 2020). Workers are as fast as the slowest of them.
+// For n workers and k dedicated reducers of one rate B, and c = n: 2n(n - 1) / (n^2 + kn - 2k) / B (Jiang et al., OSDI
+// 2020).
+double best_s_per_byte(std::span<const double> worker_rates, std::span<const double> reducer_rates,
+                       uint32_t colocated_count);
+
+// The relative shares of the reducers in a best cut, where every worker has the rate of the slowest co-located one: a
+// round then takes the time of best_s_per_byte(). Whole numbers, so that all workers compute the same.
+//
+// With workers of rate w, dedicated reducers of rates r and c reducers inside workers, equal times give
+// a : b = (nw - sum of r) : (n + c - 2)r.
 std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers);
 
-// The same on every worker, computed from what all of them know. Cuts by bytes and not by leaves, so that every reducer
-// has its exact share whatever the leaves' sizes are.
+// How every bucket is cut into shards and chunks. All workers compute the same plan, from the view and the rates. Cuts
+// by bytes and not by leaves, so that every reducer has its exact share whatever the leaves' sizes are.
 class ShardPlan {
  public:
-  // How shards are pushed: chunk by chunk, and how far ahead of their totals.
+  // How a link pushes a shard: chunk by chunk, and how far ahead of the totals.
   struct Pace {
-    size_t chunk_bytes = 0;                 // not 0: of every chunk but a shard's last one
-    size_t window_bytes = size_t{8} << 10;  // what a link should have under way, if its shard is large enough
+    size_t chunk_bytes = 0;                 // of every chunk but a shard's last one; 0: by the bucket and the window
+    size_t window_bytes = size_t{8} << 10;  // under way on a link, if its shard is large enough
   };
 
   // The relative size of every reducer's share; at least one is not 0.
   explicit ShardPlan(std::vector<uint32_t> shares);
   ShardPlan(std::vector<uint32_t> shares, const Pace& pace);
 
-  // Equal for equal plans, so that workers with different ones can be told apart.
+  // Equal for equal shares, so that reducers can tell workers with another plan.
   [[nodiscard]] uint64_t digest() const;
 
-  // The shards of a bucket of `count` elements: they cover it without overlap, in order, and none is empty but the only
-  // one of an empty bucket. The op's number chooses which reducer has the first one; a small bucket goes to that one
-  // only, or to a few.
+  // The shards of a bucket of `count` elements: they cover it without overlap, in order. Only an empty bucket has an
+  // empty shard. The op's number chooses the reducer of the first shard; a small bucket has one or a few shards.
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes) const;
 
   // The elements of every chunk of such a bucket but a shard's last one. `call_bytes`: of all buckets of its call.
   [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0) const;
   // A link's window for such a bucket is at least this, or two chunks.
   [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
-  [[nodiscard]] uint64_t owner_count() const;  // how many reducers have a share
+  // How many reducers have a share.
+  [[nodiscard]] uint64_t owner_count() const;
 
  private:
   [[nodiscard]] uint32_t reducer_at(uint64_t point) const;
@@ -67,7 +82,7 @@ class ShardPlan {
   [[nodiscard]] uint64_t chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) const;
 
   std::vector<uint32_t> shares_;
-  uint64_t whole_;  // their sum
+  uint64_t whole_;  // the sum of shares_
   Pace pace_;
 };
 
