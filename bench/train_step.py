@@ -44,13 +44,19 @@ import tyro
 
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
-from bench.accelerator.schedule import Bucket, ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
+from bench.accelerator.schedule import (
+    Bucket,
+    ideal_step_s,
+    make_schedule,
+    ring_factor,
+    time_scale_that_exposes,
+    total_bytes,
+)
 from bench.engines import build_native as native
 from bench.engines.specs import EngineSpec, parse_engines
 from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
 from bench.harness.job import Conditions, Job, measure_conditions
-from bench.harness.limit import ring_factor
 from bench.harness.report import write_json
 from bench.harness.step_report import Row, format_table, write_plot
 from bench.harness.team import Team, start_teams

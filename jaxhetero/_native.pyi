@@ -53,6 +53,9 @@ def clear_current() -> None:
 def set_cuda_options(*, driver_path: str, devices: list[int], rank: int, pinned_bytes: int, timeout_ms: int) -> None:
     """What the handlers for GPUs need to know; the driver is opened in the first round on a GPU."""
 
+def best_s_per_byte(worker_rates: list[float], reducer_rates: list[float], colocated_count: int) -> float:
+    """Seconds per byte of the best possible split; see jaxhetero.plan.best_time_s, which checks the arguments."""
+
 def cuda_failure() -> Status: ...
 def drain_cuda_lanes(timeout_ms: int) -> bool:
     """Whether all rounds that were started on GPUs ended within ``timeout_ms``."""

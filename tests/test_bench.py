@@ -18,13 +18,12 @@ import tyro
 from bench import allreduce, bars, record, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
-from bench.accelerator.schedule import ideal_step_s, make_schedule, time_scale_that_exposes, total_bytes
+from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
 from bench.engines import build_native as native
 from bench.engines import echo, pattern
 from bench.engines.specs import KINDS, EngineSpec, missing, parse_size
 from bench.errors import BenchError
 from bench.harness.job import Conditions, Job
-from bench.harness.limit import best_factor, best_s_per_byte, ring_factor
 from bench.harness.measure import Payload, Sample, between_last_ends
 from bench.harness.report import format_table, make_rows, percentile
 from bench.netlab import Lab
@@ -145,22 +144,6 @@ def test_plot_is_written(run: Path) -> None:
 def test_bad_options_are_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert allreduce.main(arguments.split()) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("worker_count", "reducer_count", "factor"),
-    [(8, 0, 1.75), (8, 2, 1.47), (8, 4, 1.27), (8, 8, 1.0), (8, 12, 1.0), (4, 0, 1.5), (2, 0, 1.0)],
-)
-def test_limit_is_that_of_the_paper(worker_count: int, reducer_count: int, factor: float) -> None:
-    assert best_factor(worker_count, reducer_count) == pytest.approx(factor, abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("worker_count", "reducer_count"), [(n, k) for n in (2, 3, 8) for k in (0, 1, 2, 4, 8, 12) if k <= n or n == 8]
-)
-def test_limit_of_equal_rates_is_a_case_of_that_of_any(worker_count: int, reducer_count: int) -> None:
-    found = best_s_per_byte([5.0] * worker_count, [5.0] * reducer_count, worker_count)
-    assert found * 5 == pytest.approx(best_factor(worker_count, reducer_count))
 
 
 @pytest.mark.parametrize(

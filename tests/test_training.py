@@ -19,7 +19,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit, ExampleStream, evaluation_batches, read_pieces
 from models.common.command import RunOptions
-from models.common.dry_run import DryRun, best_all_reduce_s
+from models.common.dry_run import DryRun
 from models.common.errors import CheckpointError, LossError, SettingsError
 from models.common.optimizer import distributed, init_state, scaled
 from models.common.report import Result
@@ -231,12 +231,6 @@ def test_evaluation_counts_every_example_once(count: int, worker_count: int) -> 
             assert len(example["number"]) == len(is_real) == 4
             seen += example["number"][is_real].tolist()
     assert sorted(seen) == list(range(count))
-
-
-@pytest.mark.parametrize(("reducer_count", "expected"), [(0, 1.75), (2, 112 / 76), (4, 112 / 88), (8, 1.0), (99, 1.0)])
-def test_the_best_possible_all_reduce(reducer_count: int, expected: float) -> None:
-    """Of 8 workers, as multiples of the time in which a gradient leaves a worker."""
-    assert best_all_reduce_s(1_250_000_000, 8, reducer_count, 10.0) == pytest.approx(expected)
 
 
 def test_a_dry_run_shows_what_is_sent() -> None:

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
@@ -22,6 +23,7 @@
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/worker/communicator.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -208,6 +210,12 @@ NB_MODULE(_native, module) {
         set_cuda_options({std::move(driver_path), std::move(devices), rank, pinned_bytes, milliseconds(timeout_ms)});
       },
       nb::kw_only(), "driver_path"_a, "devices"_a, "rank"_a, "pinned_bytes"_a, "timeout_ms"_a);
+  module.def(
+      "best_s_per_byte",
+      [](const std::vector<double>& worker_rates, const std::vector<double>& reducer_rates, uint32_t colocated_count) {
+        return best_s_per_byte(worker_rates, reducer_rates, colocated_count);
+      },
+      "worker_rates"_a, "reducer_rates"_a, "colocated_count"_a);
   module.def("cuda_failure", [] { return to_python(cuda_failure()); });
   module.def(
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());

@@ -84,3 +84,8 @@ def time_scale_that_exposes(
         middle = (low + high) / 2
         low, high = (middle, high) if exposed_share(middle) > share else (low, middle)
     return high
+
+
+def ring_factor(worker_count: int) -> float:
+    """The best possible time of a ring in units of S/B."""
+    return 2 * (worker_count - 1) / worker_count

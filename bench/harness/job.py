@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.errors import BenchError
-from bench.harness.limit import best_s_per_byte
 from bench.netlab import Lab, Rate, measure_goodput, measure_round_trip
+from jaxhetero import best_time_s
 
 
 def worker_host(rank: int) -> str:
@@ -51,7 +51,7 @@ class Job:
     def best_factor(self) -> float:
         """The best possible time in units of S/B, where B is the goodput of a worker's interface."""
         reducers = [self._relative_rate(index) for index in range(self.reducer_count)]
-        return best_s_per_byte([1.0] * self.worker_count, reducers, self.colocated_count)
+        return best_time_s(1, [1.0] * self.worker_count, reducers, self.colocated_count)
 
     def _relative_rate(self, index: int) -> float:
         own = self.reducer_rate(index)

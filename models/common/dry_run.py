@@ -13,18 +13,6 @@ import jaxhetero
 from models.common.batches import BatchSplit
 
 
-def best_all_reduce_s(gradient_bytes: int, worker_count: int, reducer_count: int, network_gbps: float) -> float:
-    """The best possible time of one all-reduce (Jiang et al., OSDI 2020), in seconds.
-
-    All network interfaces have the rate ``network_gbps``, in 10^9 bits per second. With ``reducer_count`` 0 each worker
-    reduces a share. Reducers beyond one per worker do not help.
-    """
-    if worker_count == 1:
-        return 0.0
-    n, k = worker_count, min(reducer_count, worker_count)
-    return 2 * n * (n - 1) / (n * n + k * n - 2 * k) * gradient_bytes * 8 / (network_gbps * 1e9)
-
-
 @dataclass(frozen=True)
 class DryRun:
     """The figures of a run that ``--dry-run`` prints."""
@@ -44,7 +32,8 @@ class DryRun:
         gradient_bytes = sum(sizes)
         buckets = jaxhetero.make_buckets(leaves)
         workers = self.split.worker_count
-        seconds = best_all_reduce_s(gradient_bytes, workers, self.reducer_count, self.network_gbps)
+        rate = self.network_gbps * 1e9 / 8
+        seconds = jaxhetero.best_time_s(gradient_bytes, [rate] * workers, [rate] * self.reducer_count)
         table = Table(title=title)
         table.add_column("dry run")
         table.add_column("value", justify="right")
