@@ -1,4 +1,4 @@
-// The CUDA driver, opened at run time. Nothing of CUDA is needed to build, and nothing of it is loaded before a program
+// The CUDA driver, opened at run time. Building needs nothing of CUDA, and nothing of it is loaded before a program
 // reduces arrays of a GPU.
 //
 // The declarations follow the CUDA Driver API (docs.nvidia.com/cuda/cuda-driver-api: stream management, event
@@ -31,8 +31,8 @@ inline constexpr unsigned kCudaHostAllocDeviceMap = 2;     // GPUs can read and 
 inline constexpr unsigned kCudaWaitValueGreaterEqual = 0;  // cyclic: int32(*address - value) >= 0
 inline constexpr unsigned kCudaWriteValueDefault = 0;      // what the stream did before is visible first
 
-// What we call, and nothing else. All functions but the last may be called from any thread that has made the stream's
-// context current; none waits for the GPU, except those that take or free memory.
+// The functions that this project calls. All but the last may be called from any thread that has made the stream's
+// context current. None waits for the GPU, except those that take or free memory.
 struct CudaDriver {
   // `path` as for dlopen. The library stays loaded for good: a driver does not survive being unloaded.
   static Result<std::shared_ptr<const CudaDriver>> open(const std::string& path);
@@ -61,11 +61,11 @@ struct CudaDriver {
   CudaResult (*fill)(DevicePointer to, unsigned char value, size_t bytes, CudaStream stream);
   CudaResult (*launch_host_function)(CudaStream stream, CudaHostFunction function, void* data);
 
-  // `what` was tried, for the message.
+  // Ok, or an error that starts with `what`, the name of the action.
   [[nodiscard]] Status check(CudaResult result, std::string_view what) const;
 };
 
-// Makes a context current in its scope, whatever was current before.
+// Makes a context current in its scope, and then the one that was before.
 class CudaContextScope {
  public:
   CudaContextScope(const CudaDriver& driver, CudaContext context)

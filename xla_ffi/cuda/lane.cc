@@ -1,7 +1,7 @@
 #include "xla_ffi/cuda/lane.h"
 
 #include <algorithm>
-#include <cstring>
+#include <string>
 
 #include "xla_ffi/wire/op_spec.h"
 
@@ -12,8 +12,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr size_t kSlots = 16384;  // one counts copies, the others are flags of ops
-constexpr size_t kCopyCounter = 0;
 constexpr microseconds kLeastNap{10};
 constexpr microseconds kMostNap{200};
 constexpr milliseconds kIdle{100};
@@ -21,27 +19,24 @@ constexpr milliseconds kWatchInterval{100};
 constexpr milliseconds kSettling{500};
 constexpr unsigned char kPoison = 0xff;  // bytes that make a NaN of any float type, and -1 of any integer
 
-// Counters run over; the GPU compares them like this as well.
-bool has_reached(uint32_t counter, uint32_t number) { return static_cast<int32_t>(counter - number) >= 0; }
-
 DevicePointer device_pointer(const iovec& piece) { return reinterpret_cast<DevicePointer>(piece.iov_base); }
 
-std::vector<iovec> pieces_of(const Leaves& bucket, size_t begin, size_t bytes) {
+std::vector<iovec> pieces_of(const Leaves& bucket, size_t offset, size_t bytes) {
   std::vector<iovec> pieces;
-  bucket.slice(begin, bytes, pieces);
+  bucket.slice(offset, bytes, pieces);
   return pieces;
 }
 
 }  // namespace
 
 struct CudaLane::Flight {
-  RoundRequest request;  // until the round begins
+  RoundRequest request;  // until the round starts
   Leaves operands;
   Leaves results;
   CudaEvent operands_written = nullptr;
   Flag flag;             // set to `round_count` when the round is over
-  bool sends = true;     // this worker's operands matter
-  bool receives = true;  // what it does not have already
+  bool sends = true;     // false for a broadcast from another rank
+  bool receives = true;  // false for a broadcast from this rank, which has the result already
 
   std::shared_ptr<std::byte> inputs;
   std::shared_ptr<std::byte> outputs;
@@ -50,15 +45,15 @@ struct CudaLane::Flight {
   std::vector<size_t> missing_bytes;  // of the outputs, by slice; the communicator's thread only
 
   // The lane's thread only.
-  uint32_t begin_count = 0;  // what the copy counter says when the operands are written
-  size_t slices_out = 0;
-  bool begun = false;
+  uint32_t first_copy_count = 0;  // the copy counter reaches it when the operands are written
+  size_t out_slice_count = 0;
+  bool started = false;
   bool copied_out = false;
   std::optional<Status> outcome;
 };
 
 struct CudaLane::Inbox {
-  struct Message {  // a new flight; or a slice of its result; or its end
+  struct Message {  // a new flight; or a slice of its result is here; or its round is over
     FlightPtr flight;
     std::optional<size_t> slice;
     std::optional<Status> outcome;
@@ -77,7 +72,7 @@ struct CudaLane::Inbox {
   }
 };
 
-// --- The threads that launch programs.
+// --- On the threads that launch programs.
 
 Result<std::unique_ptr<CudaLane>> CudaLane::create(std::shared_ptr<const CudaDriver> driver, CudaContext context,
                                                    std::shared_ptr<Communicator> communicator,
@@ -100,25 +95,21 @@ Status CudaLane::prepare() {
   Result<std::shared_ptr<PinnedPool>> pool = PinnedPool::create(driver_, context_, config_.pinned_bytes);
   if (!pool.ok()) return {Code::kInvalidArgument, pool.status().message() + "; JAXHETERO_PINNED_BYTES sets how many"};
   pool_ = std::move(*pool);
-  Result<std::shared_ptr<PinnedPool>> control = PinnedPool::create(driver_, context_, kSlots * sizeof(uint32_t));
-  if (!control.ok()) return control.status();
-  control_ = std::move(*control);
-  slots_ = reinterpret_cast<uint32_t*>(control_->memory());
-  std::memset(slots_, 0, kSlots * sizeof(uint32_t));
+  Result<std::unique_ptr<CudaFlags>> flags = CudaFlags::create(driver_, context_);
+  if (!flags.ok()) return flags.status();
+  flags_ = std::move(*flags);
 
   const CudaContextScope scope(*driver_, context_);
-  Status status = driver_->check(driver_->host_device_pointer(&slots_on_device_, slots_, 0), "mapping pinned memory");
-  if (!status.ok()) return status;
-  // Of high priority less for what that promises than because such streams have queues of their own in the hardware:
-  // in one queue with a stream that waits for a flag, the copies that lead to the flag would wait behind it.
+  // High priority, because such streams have hardware queues of their own. In one queue with a stream that waits for a
+  // flag, the copies that lead to the flag would wait behind it.
   int least = 0;
   int greatest = 0;
   driver_->priority_range(&least, &greatest);
   for (CudaStream* stream : {&out_, &back_}) {
-    status = driver_->check(driver_->stream_create(stream, kCudaStreamNonBlocking, greatest), "creating a stream");
-    if (!status.ok()) return status;
+    const CudaResult result = driver_->stream_create(stream, kCudaStreamNonBlocking, greatest);
+    if (Status status = driver_->check(result, "creating a stream"); !status.ok()) return status;
   }
-  last_progress_ = next_watch_ = steady_clock::now();
+  last_progress_at_ = next_watch_at_ = steady_clock::now();
   thread_ = std::thread([this] { run(); });
   return {};
 }
@@ -141,16 +132,6 @@ CudaLane::~CudaLane() {
   }
 }
 
-Result<CudaLane::Flag> CudaLane::next_flag(uint64_t op) {
-  const auto [entry, is_new] = flags_.try_emplace(op);
-  if (is_new) {
-    if (flags_.size() >= kSlots) return Status(Code::kInternal, "more than 16383 ops on one GPU");
-    entry->second.slot = kCopyCounter + flags_.size();
-  }
-  ++entry->second.round_count;
-  return entry->second;
-}
-
 Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results) {
   auto flight = std::make_shared<Flight>();
   flight->operands = operands;
@@ -170,7 +151,7 @@ Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& o
   {
     const std::lock_guard lock(mutex_);
     if (failure_.has_value()) return *failure_;
-    const Result<Flag> flag = next_flag(flight->request.op);
+    const Result<Flag> flag = flags_->next(flight->request.op);
     if (!flag.ok()) return flag.status();
     flight->flag = flag.value();
     if (!idle_events_.empty()) {
@@ -180,14 +161,15 @@ Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& o
   }
   const Status status = enqueue(stream, event, flight);
   if (!status.ok()) {
-    // The others would wait for this round; and a driver that failed once will not do what the next rounds need.
+    // The other workers would wait for this round, and the next ones need a driver that works.
     fail(status);
     communicator_->abort(status);
   }
   return status;
 }
 
-// Without the lock: where a stream's queue is full, this waits for the GPU, which may be waiting for the lane.
+// Takes no lock around calls of the driver: where a stream's queue is full, they wait for the GPU, which may be waiting
+// for the lane.
 Status CudaLane::enqueue(CudaStream stream, CudaEvent event, const FlightPtr& flight) {
   const CudaContextScope scope(*driver_, context_);
   Status status;
@@ -195,14 +177,12 @@ Status CudaLane::enqueue(CudaStream stream, CudaEvent event, const FlightPtr& fl
   if (status.ok()) status = driver_->check(driver_->event_record(event, stream), "recording an event");
   if (!status.ok()) return status;
   flight->operands_written = event;
-  const auto [slot, round] = flight->flag;
   {
     const std::lock_guard lock(mutex_);
     all_.push_back(flight);
   }
   inbox_->add({flight, std::nullopt, std::nullopt});
-  const CudaResult result = driver_->stream_wait_value(stream, slot_on_device(slot), round, kCudaWaitValueGreaterEqual);
-  return driver_->check(result, "waiting for a flag");
+  return driver_->check(flags_->wait(stream, flight->flag), "waiting for a flag");
 }
 
 Status CudaLane::failure() const {
@@ -215,7 +195,7 @@ bool CudaLane::drain(milliseconds patience) {
   return changed_.wait_for(lock, patience, [this] { return all_.empty(); });
 }
 
-// --- The lane's thread.
+// --- On the lane's thread.
 
 void CudaLane::run() {
   const CudaContextScope scope(*driver_, context_);
@@ -230,7 +210,7 @@ void CudaLane::run() {
   }
 }
 
-// Moves every flight as far as it can go; whether any moved.
+// Moves every flight as far as it can go, and returns whether any moved.
 bool CudaLane::advance() {
   bool moved = take_inbox();
   moved |= issue_copies_out();
@@ -238,9 +218,9 @@ bool CudaLane::advance() {
   moved |= finish_flights();
   moved |= watch_flags();
   const steady_clock::time_point now = steady_clock::now();
-  if (moved) last_progress_ = now;
-  if (now >= next_watch_) {
-    next_watch_ = now + kWatchInterval;
+  if (moved) last_progress_at_ = now;
+  if (now >= next_watch_at_) {
+    next_watch_at_ = now + kWatchInterval;
     watch_streams();
   }
   if (driver_failed_) release_all();
@@ -256,8 +236,8 @@ bool CudaLane::take_inbox() {
   for (Inbox::Message& message : messages) {
     if (message.slice.has_value()) {
       Flight& flight = *message.flight;
-      const size_t begin = *message.slice * config_.slice_bytes;
-      copy_back(flight, begin, std::min(config_.slice_bytes, flight.results.bytes() - begin));
+      const size_t offset = *message.slice * config_.slice_bytes;
+      copy_back(flight, offset, std::min(config_.slice_bytes, flight.results.bytes() - offset));
     } else if (message.outcome.has_value()) {
       message.flight->outcome = std::move(message.outcome);
       ended_flights_.push_back(std::move(message.flight));
@@ -268,21 +248,13 @@ bool CudaLane::take_inbox() {
   return !messages.empty();
 }
 
-// In the order of the launches: the out stream is one queue, and what is ahead there must not wait for what is behind.
+// In the order of the launches: the out stream is one queue, in which an earlier copy must not wait for a later one.
 bool CudaLane::issue_copies_out() {
   bool moved = false;
   while (!queue_.empty() && !driver_failed_) {
     Flight& flight = *queue_.front();
-    if (failure().ok()) {
-      const size_t bytes = flight.operands.bytes();
-      // Both or none: one that waits in the middle of the pool could be what the other has no room for.
-      std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
-      std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(bytes) : nullptr;
-      if ((flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr)) return moved;
-      flight.inputs = std::move(inputs);
-      flight.outputs = std::move(outputs);
-      if (flight.sends) flight.slices_out = (bytes + config_.slice_bytes - 1) / config_.slice_bytes;
-    }
+    // After a failure it carries no data, and only has to end in its turn.
+    if (failure().ok() && !take_memory(flight)) return moved;
     if (const Status status = issue_copies_out(flight); !status.ok()) {
       give_up(status);
       return true;
@@ -294,26 +266,37 @@ bool CudaLane::issue_copies_out() {
   return moved;
 }
 
+// Takes both blocks or none: one that is taken alone could fill the room that the other one needs.
+bool CudaLane::take_memory(Flight& flight) {
+  const size_t bytes = flight.operands.bytes();
+  std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
+  std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(bytes) : nullptr;
+  if ((flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr)) return false;
+  flight.inputs = std::move(inputs);
+  flight.outputs = std::move(outputs);
+  if (flight.sends) flight.out_slice_count = (bytes + config_.slice_bytes - 1) / config_.slice_bytes;
+  return true;
+}
+
 Status CudaLane::issue_copies_out(Flight& flight) {
   Status status = driver_->check(driver_->stream_wait_event(out_, flight.operands_written, 0), "waiting for an event");
   {
-    // The wait keeps to what the event stands for now, so the event may be recorded anew.
+    // The stream waits for what the event stands for now, so the event may be recorded anew.
     const std::lock_guard lock(mutex_);
     idle_events_.push_back(flight.operands_written);
   }
   const auto count = [this, &status] {
     if (!status.ok()) return;
-    status = driver_->check(
-        driver_->stream_write_value(out_, slot_on_device(kCopyCounter), ++copies_issued_, kCudaWriteValueDefault),
-        "counting a copy");
+    const CudaResult result = flags_->write(out_, CudaFlags::kCopyCounter, ++issued_copy_count_);
+    status = driver_->check(result, "counting a copy");
   };
   count();
-  flight.begin_count = copies_issued_;
-  for (size_t slice = 0; slice < flight.slices_out; ++slice) {
-    const size_t begin = slice * config_.slice_bytes;
-    std::byte* to = flight.inputs.get() + begin;
-    const size_t bytes = std::min(config_.slice_bytes, flight.operands.bytes() - begin);
-    for (const iovec& piece : pieces_of(flight.operands, begin, bytes)) {
+  flight.first_copy_count = issued_copy_count_;
+  for (size_t slice = 0; slice < flight.out_slice_count; ++slice) {
+    const size_t offset = slice * config_.slice_bytes;
+    std::byte* to = flight.inputs.get() + offset;
+    const size_t bytes = std::min(config_.slice_bytes, flight.operands.bytes() - offset);
+    for (const iovec& piece : pieces_of(flight.operands, offset, bytes)) {
       if (!status.ok()) return status;
       const CudaResult result = driver_->copy_to_host(to, device_pointer(piece), piece.iov_len, out_);
       status = driver_->check(result, "copying to the host");
@@ -325,31 +308,32 @@ Status CudaLane::issue_copies_out(Flight& flight) {
 }
 
 bool CudaLane::watch_copies_out() {
-  const uint32_t counter = slot(kCopyCounter).load(std::memory_order_acquire);
+  const uint32_t counter = flags_->load(CudaFlags::kCopyCounter);
   bool moved = false;
-  while (!out_flights_.empty() && has_reached(counter, out_flights_.front()->begin_count)) {
+  while (!out_flights_.empty() && CudaFlags::has_reached(counter, out_flights_.front()->first_copy_count)) {
     const FlightPtr& flight = out_flights_.front();
-    if (!flight->begun) {
-      begin_round(flight);
+    if (!flight->started) {
+      start_round(flight);
       moved = true;
     }
-    const size_t slices = std::min<size_t>(counter - flight->begin_count, flight->slices_out);
+    const size_t slices = std::min<size_t>(counter - flight->first_copy_count, flight->out_slice_count);
     const size_t bytes = std::min(slices * config_.slice_bytes, flight->operands.bytes());
     if (bytes > flight->ready_bytes.load(std::memory_order_relaxed)) {
       flight->ready_bytes.store(bytes, std::memory_order_release);
       communicator_->feed();
       moved = true;
     }
-    if (slices < flight->slices_out) return moved;
+    if (slices < flight->out_slice_count) return moved;
     flight->copied_out = true;
     out_flights_.pop_front();
   }
   return moved;
 }
 
-// The operands are written: until then the others would take our program's computation for silence.
-void CudaLane::begin_round(const FlightPtr& flight) {
-  flight->begun = true;
+// Called when the operands are written, and not before: the other workers would take our program's computation for a
+// stall.
+void CudaLane::start_round(const FlightPtr& flight) {
+  flight->started = true;
   if (const Status why = failure(); !why.ok()) {
     flight->outcome = why;
     ended_flights_.push_back(flight);
@@ -360,36 +344,36 @@ void CudaLane::begin_round(const FlightPtr& flight) {
   if (flight->sends) request.inputs.append(flight->inputs.get(), bytes);
   if (flight->receives) {
     request.outputs.append(flight->outputs.get(), bytes);
-    for (size_t begin = 0; begin < bytes; begin += config_.slice_bytes) {
-      flight->missing_bytes.push_back(std::min(config_.slice_bytes, bytes - begin));
+    for (size_t offset = 0; offset < bytes; offset += config_.slice_bytes) {
+      flight->missing_bytes.push_back(std::min(config_.slice_bytes, bytes - offset));
     }
   }
   request.inputs_owner = flight->inputs;
   request.sliced.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
-  request.sliced.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t begin, size_t count) {
-    while (count > 0) {
-      const size_t slice = begin / slice_bytes;
-      const size_t part = std::min(count, (slice + 1) * slice_bytes - begin);
+  request.sliced.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t offset, size_t bytes) {
+    while (bytes > 0) {
+      const size_t slice = offset / slice_bytes;
+      const size_t part = std::min(bytes, (slice + 1) * slice_bytes - offset);
       flight->missing_bytes[slice] -= part;
       if (flight->missing_bytes[slice] == 0) inbox->add({flight, slice, std::nullopt});
-      begin += part;
-      count -= part;
+      offset += part;
+      bytes -= part;
     }
   };
   request.done = [flight, inbox = inbox_](const Status& status) { inbox->add({flight, std::nullopt, status}); };
   communicator_->start_round(std::move(request));
 }
 
-void CudaLane::copy_back(Flight& flight, size_t begin, size_t bytes) {
+void CudaLane::copy_back(Flight& flight, size_t offset, size_t bytes) {
   if (driver_failed_) return;
-  const std::byte* from = (flight.receives ? flight.outputs : flight.inputs).get() + begin;
-  for (const iovec& piece : pieces_of(flight.results, begin, bytes)) {
+  const std::byte* from = (flight.receives ? flight.outputs : flight.inputs).get() + offset;
+  for (const iovec& piece : pieces_of(flight.results, offset, bytes)) {
     check_driver(driver_->copy_to_device(device_pointer(piece), from, piece.iov_len, back_), "copying to the GPU");
     from += piece.iov_len;
   }
 }
 
-// Flags of an op are set in the order of its rounds, whatever order their ends were reported in.
+// Sets the flags of an op in the order of its rounds, even where their ends are reported in another order.
 bool CudaLane::finish_flights() {
   bool moved = false;
   for (auto it = ended_flights_.begin(); it != ended_flights_.end() && !driver_failed_;) {
@@ -418,16 +402,14 @@ void CudaLane::finish(Flight& flight) {
   } else if (!flight.receives) {
     copy_back(flight, 0, bytes);
   }
-  const CudaResult result = driver_->stream_write_value(back_, slot_on_device(flight.flag.slot),
-                                                        flight.flag.round_count, kCudaWriteValueDefault);
-  check_driver(result, "setting a flag");
+  check_driver(flags_->write(back_, flight.flag.slot, flight.flag.round_count), "setting a flag");
 }
 
 bool CudaLane::watch_flags() {
   bool moved = false;
   while (!back_flights_.empty()) {
     const FlightPtr flight = back_flights_.front();
-    if (!has_reached(slot(flight->flag.slot).load(std::memory_order_acquire), flight->flag.round_count)) break;
+    if (!flags_->is_set(flight->flag)) break;
     back_flights_.pop_front();
     flight->inputs.reset();
     flight->outputs.reset();
@@ -445,7 +427,7 @@ void CudaLane::watch_streams() {
     const CudaResult result = driver_->stream_query(stream);
     if (result != kCudaNotReady) check_driver(result, "copying");
   }
-  if (steady_clock::now() - last_progress_ < config_.timeout) return;
+  if (steady_clock::now() - last_progress_at_ < config_.timeout) return;
   if (!back_flights_.empty()) give_up({Code::kRoundTimeout, "the GPU does not copy results back"});
   const std::lock_guard lock(mutex_);
   if (queue_.empty() || all_.size() > queue_.size() || failure_.has_value()) return;
@@ -466,7 +448,7 @@ void CudaLane::fail(const Status& why) {
   if (!failure_.has_value()) failure_ = why;
 }
 
-// The driver does not do what it is told, so it cannot set flags either.
+// The driver fails, so it cannot set flags either: the lane sets them itself.
 void CudaLane::give_up(const Status& why) {
   if (driver_failed_) return;
   driver_failed_ = true;
@@ -476,7 +458,7 @@ void CudaLane::give_up(const Status& why) {
   release_all();
 }
 
-// A moment for the copies that are under way: once the flags are set, their memory is the program's again.
+// Waits a moment for the copies that are under way: once the flags are set, their memory is the program's again.
 void CudaLane::settle() {
   const steady_clock::time_point deadline = steady_clock::now() + kSettling;
   for (const CudaStream stream : {out_, back_}) {
@@ -486,11 +468,11 @@ void CudaLane::settle() {
   }
 }
 
-// Nothing may wait for a flag any more.
+// Sets all flags, so that no stream waits any more, and ends all flights.
 void CudaLane::release_all() {
   const std::lock_guard lock(mutex_);
   if (!failure_.has_value() && !all_.empty()) failure_ = Status(Code::kNotInitialized, "jaxhetero was shut down");
-  for (const auto& [op, flag] : flags_) slot(flag.slot).store(flag.round_count, std::memory_order_release);
+  flags_->set_all();
   for (const FlightPtr& flight : queue_) idle_events_.push_back(flight->operands_written);
   for (auto* flights : {&queue_, &out_flights_, &ended_flights_, &back_flights_}) flights->clear();
   all_.clear();

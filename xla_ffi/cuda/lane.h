@@ -1,17 +1,21 @@
-// One GPU's way to the reducers: its buckets are copied to pinned host memory and back by the GPU's copy engines, and
-// the stream that asked for it waits on a flag in memory. No kernel runs and no thread that launches a program waits.
+// Reduces the buckets of one GPU: its copy engines copy them to pinned host memory and back, the communicator reduces
+// them there, and the program's stream waits for a flag in memory. No kernel runs for that.
 //
-//   the caller's stream   ... operands, event, wait until flag >= round .................... results ...
+//   the program's stream  ... operands, event, wait until flag >= round .................... results ...
 //                                         |                                    ^
 //   out stream                            +-> copy slice, count, copy slice .. |
 //   lane's thread                                | a slice is here: the communicator may push it
-//   communicator                                 +-> push ... result           |
+//   communicator                                 +-> push ... total            |
 //   back stream                                               +-> copy slice ... copy slice, flag
+//
+// The FFI handler calls reduce() on the threads that launch programs, which do not wait for the round. A thread of the
+// lane's own polls the copies; the communicator's threads report to it through an inbox.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -24,8 +28,8 @@
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/cuda/driver.h"
+#include "xla_ffi/cuda/flags.h"
 #include "xla_ffi/cuda/pinned_pool.h"
-#include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/worker/communicator.h"
 
 namespace jaxhetero {
@@ -33,7 +37,7 @@ namespace jaxhetero {
 struct CudaLaneConfig {
   uint32_t rank = 0;
   size_t pinned_bytes = size_t{1} << 30;  // for both directions together
-  size_t slice_bytes = size_t{1} << 20;   // of a copy: the next stage can begin with it
+  size_t slice_bytes = size_t{1} << 20;   // of one copy, after which the next stage can start on it
   std::chrono::milliseconds timeout{30000};
 };
 
@@ -43,46 +47,41 @@ class CudaLane {
   static Result<std::unique_ptr<CudaLane>> create(std::shared_ptr<const CudaDriver> driver, CudaContext context,
                                                   std::shared_ptr<Communicator> communicator,
                                                   const CudaLaneConfig& config);
+  // Waits for the running rounds for up to the timeout; streams wait for no flag afterwards.
   ~CudaLane();
   CudaLane(const CudaLane&) = delete;
   CudaLane& operator=(const CudaLane&) = delete;
 
-  // From any thread; enqueues and returns. What `stream` has been given so far writes `operands`, what it is given from
-  // now on sees `results`; both are addresses on the device. The request's memory and callbacks are filled in here.
-  // After a failure the results are NaN, or -1 in an integer.
+  // Any thread; enqueues and returns. The work that `stream` has been given so far writes `operands`, and later work
+  // sees `results`; both are addresses on the device. The request's memory and callbacks are filled in here. After a
+  // failure the results are NaN, or -1 in an integer.
   Status reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results);
 
-  // Why rounds cannot run any more, once something has failed.
+  // Why no round can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const;
-  // Whether every round that was started has ended within `patience`.
+  // Waits up to `patience` for every round that was started to end, and returns whether all have. Any thread.
   bool drain(std::chrono::milliseconds patience);
   [[nodiscard]] const PinnedPool& pool() const { return *pool_; }
 
  private:
   struct Flight;  // a round on its way
-  struct Inbox;   // what others tell the lane's thread
+  struct Inbox;   // messages of other threads for the lane's thread
   using FlightPtr = std::shared_ptr<Flight>;
-  struct Flag {  // of an op: the number of its rounds that are over, in memory that the GPU sees
-    size_t slot = 0;
-    uint32_t round_count = 0;
-  };
 
   CudaLane(std::shared_ptr<const CudaDriver> driver, CudaContext context, std::shared_ptr<Communicator> communicator,
            const CudaLaneConfig& config);
   Status prepare();
-  Result<Flag> next_flag(uint64_t op);
   Status enqueue(CudaStream stream, CudaEvent event, const FlightPtr& flight);
-  [[nodiscard]] std::atomic_ref<uint32_t> slot(size_t index) { return std::atomic_ref(slots_[index]); }
-  [[nodiscard]] DevicePointer slot_on_device(size_t index) const { return slots_on_device_ + index * sizeof(uint32_t); }
 
   void run();
   bool advance();
   bool take_inbox();
   bool issue_copies_out();
+  bool take_memory(Flight& flight);
   Status issue_copies_out(Flight& flight);
   bool watch_copies_out();
-  void begin_round(const FlightPtr& flight);
-  void copy_back(Flight& flight, size_t begin, size_t bytes);
+  void start_round(const FlightPtr& flight);
+  void copy_back(Flight& flight, size_t offset, size_t bytes);
   bool finish_flights();
   void finish(Flight& flight);
   bool watch_flags();
@@ -98,29 +97,26 @@ class CudaLane {
   const std::shared_ptr<Communicator> communicator_;
   const CudaLaneConfig config_;
   std::shared_ptr<PinnedPool> pool_;
-  std::shared_ptr<PinnedPool> control_;  // where the slots are
-  uint32_t* slots_ = nullptr;            // the first counts the copies out, the others are flags
-  DevicePointer slots_on_device_ = 0;
+  std::unique_ptr<CudaFlags> flags_;
   CudaStream out_ = nullptr;
   CudaStream back_ = nullptr;
   const std::shared_ptr<Inbox> inbox_;
 
-  // The lane's thread only, but for what says otherwise. A flight goes through these in order.
-  std::deque<FlightPtr> queue_;          // for pinned memory
-  std::deque<FlightPtr> out_flights_;    // until their last slice is on the host
-  std::deque<FlightPtr> ended_flights_;  // whose round is over, well or badly
-  std::deque<FlightPtr> back_flights_;   // until their flag is set
-  uint32_t copies_issued_ = 0;
+  // The lane's thread only. A flight is in these one after the other; an ended one may still be in out_flights_.
+  std::deque<FlightPtr> queue_;          // waits for pinned memory
+  std::deque<FlightPtr> out_flights_;    // until its last slice is on the host
+  std::deque<FlightPtr> ended_flights_;  // its round is over, well or badly
+  std::deque<FlightPtr> back_flights_;   // until its flag is set
+  uint32_t issued_copy_count_ = 0;
   std::unordered_map<size_t, uint32_t> finished_counts_;  // by slot
   bool driver_failed_ = false;
-  std::chrono::steady_clock::time_point last_progress_;
-  std::chrono::steady_clock::time_point next_watch_;
+  std::chrono::steady_clock::time_point last_progress_at_;
+  std::chrono::steady_clock::time_point next_watch_at_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<Status> failure_;             // guarded by mutex_, as is all below
-  std::unordered_map<uint64_t, Flag> flags_;  // by op
-  std::vector<FlightPtr> all_;                // that have not ended
+  std::optional<Status> failure_;  // guarded by mutex_, as are flags_'s next() and set_all(), all_ and idle_events_
+  std::vector<FlightPtr> all_;     // that are not over
   std::vector<CudaEvent> idle_events_;
   std::thread thread_;
 };

@@ -1,5 +1,5 @@
-// Pinned host memory, the only kind that a GPU's copy engines reach on their own. Taken once, because taking and
-// freeing it waits for the whole GPU, which may itself be waiting for us.
+// Pinned host memory, the only kind that a GPU's copy engines reach on their own. It is taken once, at the start:
+// taking and freeing it waits for the whole GPU, which may itself be waiting for a flag that we set. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,12 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
 
-  // A block that comes back when its last owner, on whatever thread, lets go of it; null while there is no room.
+  // A block, which its last owner gives back on any thread; null while there is no room. Never waits.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   [[nodiscard]] std::byte* memory() { return memory_; }
   [[nodiscard]] size_t capacity_bytes() const { return bytes_; }
   [[nodiscard]] size_t used_bytes() const;
-  // What a block of that many bytes takes from the pool.
+  // The bytes that a block of so many takes from the pool.
   static size_t rounded(size_t bytes);
 
  private:

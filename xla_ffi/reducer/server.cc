@@ -72,7 +72,7 @@ void ReducerServer::start_job(const View& view) {
     peers_[connection.get()].connection = connection;
   });
   if (!status.ok()) return finish(status);
-  if (view_.number == 0) loop_->after(config_.start_timeout, [this] { check_everybody_joined(); });
+  if (view_.number == 0) loop_->after(config_.start_timeout, [this] { check_all_joined(); });
   watch_rounds();
   member_->send(OutFrame::control(FrameType::kReady, {}));
   log_.add(Severity::kInfo, "reducer " + std::to_string(view.own_index) + " is ready for " +
@@ -80,13 +80,13 @@ void ReducerServer::start_job(const View& view) {
                                 std::to_string(listener_->port()));
 }
 
-void ReducerServer::check_everybody_joined() {
+void ReducerServer::check_all_joined() {
   if (counters_->joined_count == by_rank_.size() || view_.number > 0 || closing_) return;
   std::string missing;
   for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
     if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
   }
-  reducer_->fail({Code::kStartTimeout, "this reducer waited in vain for " + missing}, outgoing_);
+  reducer_->fail({Code::kStartTimeout, "these workers did not join this reducer in time: " + missing}, outgoing_);
   deliver();
 }
 
@@ -174,7 +174,7 @@ Status ReducerServer::join(Peer& peer) {
   if (join->job_id == view_.job_id && join->view > view_.number) enter_view(join->view);
   if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
   if (const Status refusal = check(*join); !refusal.ok()) {
-    // It learns why, and so does the log: it may have been started with the settings of another job.
+    // The worker is told why, and so is the log: the worker may have been started with the settings of another job.
     refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
                   loop_->now_ms());
     const Status word(refusal.code(), "refused by a reducer on host " + config_.host_name + ": " + refusal.message());
@@ -193,7 +193,7 @@ Status ReducerServer::join(Peer& peer) {
   return {};
 }
 
-// Somebody has heard of a new view: what the old one left undone will be pushed anew.
+// A worker has joined with a later view: rounds that the old one left incomplete will be pushed anew.
 void ReducerServer::enter_view(uint32_t number) {
   view_.number = number;
   earlier_round_count_ += reducer_->completed_round_count();
@@ -203,19 +203,19 @@ void ReducerServer::enter_view(uint32_t number) {
     peers_.erase(std::exchange(connection, nullptr));
   }
   counters_->joined_count = 0;
-  context_->unread.clear();  // everybody has left that view before anybody heard of this one
+  context_->unread.clear();  // every worker left the old view before the coordinator announced this one
   reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
                                                    context_->lent_memory);
 }
 
-// Sends what the state machine wants sent. After a fault that is its last word: everybody is shown out, and who is
-// still on his way here is told when he joins.
+// Sends the frames of the state machine. After a fault they are the last ones: all connections are flushed and closed,
+// and a worker that joins later is told the fault then.
 void ReducerServer::deliver() {
   for (Outgoing& frame : outgoing_) {
     TcpConnection* connection = by_rank_[frame.rank];
     if (connection == nullptr) continue;
     if (frame.header.type != FrameType::kResult) {
-      peers_[connection].word_bytes += static_cast<int64_t>(kHeaderBytes + frame.payload.size());
+      peers_[connection].control_bytes += static_cast<int64_t>(kHeaderBytes + frame.payload.size());
     }
     connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
   }
@@ -227,8 +227,8 @@ void ReducerServer::deliver() {
   close_down(reducer_->fault());
 }
 
-// The job is over. The workers know, or will hear it from the coordinator: they close their connections, and a
-// connection that ended before that would be taken for our death.
+// The job is over. The workers know, or will hear it from the coordinator, and close their connections. Closing one
+// earlier would look like the death of this reducer.
 void ReducerServer::close_down(const Status& how) {
   if (std::exchange(closing_, true)) return;
   end_ = how;
@@ -246,7 +246,7 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
     if (!why.ok()) refusals_.add(log_, Severity::kInfo, text, loop_->now_ms());
   } else if (by_rank_[*peer.rank] == peer.connection.get()) {
     by_rank_[*peer.rank] = nullptr;
-    // Whether a worker lives is for the coordinator to say; but nobody else knows that it broke the protocol.
+    // The coordinator finds out whether a worker lives; but only this reducer knows that it broke the protocol.
     if (!why.ok() && why.code() != Code::kInternal) reducer_->leave(*peer.rank, why, outgoing_);
     deliver();
   }
@@ -254,7 +254,7 @@ void ReducerServer::on_close(Connection& connection, const Status& why) {
 }
 
 void ReducerServer::end_if_done() {
-  // Who is still on his way here shall hear what went wrong.
+  // Workers that have not joined yet are to hear why the job failed.
   if (!end_.ok() && counters_->joined_count < by_rank_.size()) return;
   const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
   if (std::ranges::none_of(peers_, has_joined)) finish(end_);
@@ -269,14 +269,14 @@ void ReducerServer::watch_rounds() {
   });
 }
 
-// Which workers have sent or taken some of a bucket since the last look. Our own words, which are no progress, are told
-// from data by this: of data, more has passed than ever before.
+// The workers, by rank, that have sent or taken bytes of a bucket since the last look: more bytes have passed than ever
+// before, beyond those of control frames.
 std::vector<bool> ReducerServer::find_moving() {
   std::vector<bool> moving(by_rank_.size());
   for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
     if (by_rank_[rank] == nullptr) continue;
     Peer& peer = peers_[by_rank_[rank]];
-    const int64_t data_bytes = static_cast<int64_t>(by_rank_[rank]->passed_bytes()) - peer.word_bytes;
+    const int64_t data_bytes = static_cast<int64_t>(by_rank_[rank]->passed_bytes()) - peer.control_bytes;
     moving[rank] = data_bytes > std::exchange(peer.data_bytes, std::max(peer.data_bytes, data_bytes));
   }
   return moving;
@@ -291,7 +291,7 @@ void ReducerServer::finish(const Status& how) {
   loop_->stop();
 }
 
-// The loop has ended: nobody shall wait for us because our sockets live as long as this object.
+// The loop has ended. The sockets close now, not with this object, so that no peer waits for it.
 void ReducerServer::hang_up() {
   member_->stop();
   listener_->stop();

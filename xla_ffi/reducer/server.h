@@ -1,4 +1,8 @@
-// A ReducerStateMachine behind sockets, on a thread of its own.
+// A reducer process, or the reducer inside a worker: joins the job, takes the workers' connections, and moves frames
+// between them and a ReducerStateMachine.
+//
+// One event loop on one thread of its own does all of this. The functions of ReducerServer may be called from any
+// thread.
 #pragma once
 
 #include <chrono>
@@ -28,9 +32,9 @@ namespace jaxhetero {
 struct ReducerServerConfig {
   std::string coordinator;  // "host:port"
   Bytes token;
-  std::string host;   // where to listen and be reached; empty: every interface, reached as the coordinator sees us
+  std::string host;   // listens on this address; empty: on all, and workers use the one that the coordinator sees
   uint16_t port = 0;  // 0: any free one
-  int32_t colocated_rank = -1;  // the worker whose process this is; -1 for a dedicated reducer
+  int32_t colocated_rank = -1;  // of the worker in the same process; -1 for a dedicated reducer
   std::string host_name;
   std::string version;
   std::chrono::milliseconds start_timeout{0};
@@ -54,11 +58,11 @@ class ReducerServer final : private ConnectionOwner {
   explicit ReducerServer(ReducerServerConfig config) : config_(std::move(config)) {}
   ~ReducerServer() override;
 
-  // Binds the socket and starts the thread; does not wait for anybody.
+  // Binds the socket and starts the thread. Waits for no other process.
   Status start();
-  // How the reducer ended, or nothing if it still runs after `patience`. Ok when every worker left in order.
+  // How the reducer ended; nothing if it still runs after `patience`. Ok when every worker left in order.
   std::optional<Status> wait(std::chrono::milliseconds patience);
-  // Ends it from any thread.
+  // Ends it. Does not wait for that; the destructor does.
   void stop();
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
@@ -67,10 +71,10 @@ class ReducerServer final : private ConnectionOwner {
  private:
   struct Peer {
     std::shared_ptr<TcpConnection> connection;
-    std::optional<uint32_t> rank;
-    Bytes control;
-    int64_t word_bytes = 0;  // of what it was sent besides totals
-    int64_t data_bytes = 0;  // the most that has passed besides those
+    std::optional<uint32_t> rank;  // once it has joined
+    Bytes control;                 // the payload of its latest frame that is no chunk
+    int64_t control_bytes = 0;     // sent to it in frames that are no totals
+    int64_t data_bytes = 0;        // the most that has passed beyond those
   };
 
   void on_open(Connection&) override {}
@@ -86,7 +90,7 @@ class ReducerServer final : private ConnectionOwner {
   Status describe_op(const Peer& peer, const FrameHeader& header);
   void count_rounds();
   void enter_view(uint32_t number);
-  void check_everybody_joined();
+  void check_all_joined();
   void watch_rounds();
   [[nodiscard]] std::vector<bool> find_moving();
   void deliver();
@@ -108,12 +112,12 @@ class ReducerServer final : private ConnectionOwner {
   View view_;
   std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
   std::map<const Connection*, Peer> peers_;
-  std::vector<TcpConnection*> by_rank_;
-  uint64_t plan_ = 0;  // of those who have joined
+  std::vector<TcpConnection*> by_rank_;  // null until the worker has joined
+  uint64_t plan_ = 0;                    // ShardPlan::digest() of the workers that have joined
   std::vector<Outgoing> outgoing_;
   RefusalLog refusals_;
   bool closing_ = false;
-  Status end_;                        // how, once it closes down
+  Status end_;                        // how it ends, once it closes down
   uint64_t earlier_round_count_ = 0;  // of earlier views
 
   std::mutex mutex_;

@@ -348,7 +348,7 @@ Result<Segment*> Communicator::segment_of(const FrameHeader& header, uint32_t re
   if (round == nullptr) return Status(Code::kProtocol, "it sent a result of a round that does not run");
   Segment* segment = round->segment_at(reducer);
   if (segment == nullptr || segment->done) {
-    return Status(Code::kProtocol, "it sent a result that nobody asked for");
+    return Status(Code::kProtocol, "it sent a result of a shard that it does not have or has finished");
   }
   return segment;
 }
@@ -430,7 +430,7 @@ void Communicator::on_close(Connection& connection, const Status& why) {
 // The coordinator or a reducer says that the job has failed.
 void Communicator::fail_as_told(const Status& why) {
   const bool lost = why.code() == Code::kWorkerLost || why.code() == Code::kReducerLost;
-  const bool told = why.message().find("last completed") != std::string::npos;  // by a worker who knew
+  const bool told = why.message().find("last completed") != std::string::npos;  // a worker has added them already
   const bool adds = lost && !told && phase_ != Phase::kStarting;
   fail({why.code(), why.message() + (adds ? schedule_->circumstances() : "")});
 }
@@ -446,7 +446,7 @@ Status Communicator::shutdown(milliseconds patience) {
     if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
     phase_ = Phase::kLeaving;
     stall_watch_->limit_patience(patience);
-    if (patience.count() == 0) return fail({Code::kNotInitialized, "shut down without ceremony"});
+    if (patience.count() == 0) return fail({Code::kNotInitialized, "shut down at once"});
     leave();
   });
   thread_.join();
@@ -483,7 +483,7 @@ void Communicator::fail(const Status& why) {
   phase_ = Phase::kFailed;
   inbox_.close(why);
   context_->lent_memory->end();
-  // A clean local shutdown still looks like a lost worker to the other processes, so they are told WorkerLost.
+  // A clean local shutdown still looks like a lost worker to our peers, so they are told WorkerLost.
   const bool ours = why.code() == Code::kNotInitialized;
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
   // First the network lets go of XLA's buffers, then the program gets them back.

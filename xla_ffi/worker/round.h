@@ -45,7 +45,7 @@ struct RoundRequest {
   Leaves outputs;
   bool narrows = false;                      // the inputs are float32; the wire has the 16-bit floats of `spec`
   bool widens = false;                       // the outputs are float32; the wire has the 16-bit floats of `spec`
-  std::shared_ptr<const void> inputs_owner;  // whoever holds it may read the inputs after `done` as well
+  std::shared_ptr<const void> inputs_owner;  // while it is held, the inputs stay readable after `done`
   SlicedTransfer sliced;
   std::function<void(const Status&)> done;  // called once, on a thread of its own
   // Set by the worker itself.

@@ -25,10 +25,10 @@ Status StallWatch::check_rounds(Clock::time_point now) {
     if (now - std::max(round.times.progress_at, round.delay.moved_at) < patience || accuse_silent(round)) continue;
     const std::string where = " for " + std::to_string(patience.count()) + " ms in " + round.name() +
                               "; last completed: " + schedule_.last_completed();
-    const std::string who = round.delay.late_workers.empty()
-                                ? "no word from " + silent_reducers(round)
-                                : "still waiting for " + round.delay.late_workers + ": no progress";
-    return {Code::kRoundTimeout, config_.own_name + ": " + who + where};
+    const std::string cause = round.delay.late_workers.empty()
+                                  ? "no word from " + silent_reducers(round)
+                                  : "still waiting for " + round.delay.late_workers + ": no progress";
+    return {Code::kRoundTimeout, config_.own_name + ": " + cause + where};
   }
   return {};
 }

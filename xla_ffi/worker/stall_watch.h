@@ -38,9 +38,9 @@ class StallWatch {
   StallWatch(Config config, const Schedule& schedule, const std::vector<ReducerLink>& links, EventLog& log,
              Accuse accuse);
 
-  // Ok, or why the job fails: the round that has gone without progress for its patience, and whom it waits for.
+  // Ok, or why the job fails: which round has made no progress for its patience, and which processes it waits for.
   Status check_rounds(Clock::time_point now);
-  // The same of a worker that is without a view since then.
+  // Ok, or why the job fails: the view ended at `halted_at`, and no other one has come.
   [[nodiscard]] Status check_halt(Clock::time_point now, Clock::time_point halted_at) const;
 
   // A reducer says that the round waits for `late_workers`, of which `moving_count` still move data: slow, not stuck.
