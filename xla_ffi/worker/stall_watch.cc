@@ -23,12 +23,12 @@ Status StallWatch::check_rounds(Clock::time_point now) {
     Round& round = *op.running();
     const milliseconds patience = patience_with(round);
     if (now - std::max(round.times.progress_at, round.delay.moved_at) < patience || accuse_silent(round)) continue;
-    const std::string where = " for " + std::to_string(patience.count()) + " ms in " + round.name() +
-                              "; last completed: " + schedule_.last_completed();
-    const std::string cause = round.delay.late_workers.empty()
-                                  ? "no word from " + silent_reducers(round)
-                                  : "still waiting for " + round.delay.late_workers + ": no progress";
-    return {Code::kRoundTimeout, config_.own_name + ": " + cause + where};
+    const std::string& late_workers = round.delay.late_workers;
+    std::string text = config_.own_name + ": ";
+    text += late_workers.empty() ? "no word from " + silent_reducers(round)
+                                 : "still waiting for " + late_workers + ": no progress";
+    text += " for " + std::to_string(patience.count()) + " ms in " + round.name();
+    return {Code::kRoundTimeout, text + "; last completed: " + schedule_.last_completed()};
   }
   return {};
 }
