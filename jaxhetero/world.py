@@ -395,9 +395,12 @@ def _finish_programs() -> None:
     launched now ends after them. It is large enough that XLA does not run it at once, in this thread.
     """
     import jax
-    import jax.numpy as jnp
+    import numpy as np
 
-    last = [jax.jit(jnp.matmul)(*[jax.device_put(jnp.ones((64, 64)), device)] * 2) for device in jax.local_devices()]
+    operand = np.ones((64, 64), np.float32)
+    with jax.transfer_guard("allow"):
+        operands = [jax.device_put(operand, device) for device in jax.local_devices()]
+        last = [jax.jit(lambda x: x @ x)(on_device) for on_device in operands]
     # A look now and then, instead of block_until_ready(): Ctrl-C ends this, and errors stay with the results.
     for array in [*jax.live_arrays(), *last]:
         while not array.is_deleted() and not array.is_ready():
