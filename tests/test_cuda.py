@@ -13,7 +13,7 @@ import pytest
 from cluster import Cluster, free_port, run
 
 from bench.gpu import __main__ as gpu
-from tests.fake_cuda import build
+from bench.gpu.fake_cuda import build
 
 BUCKETS = 6
 STEPS = 5

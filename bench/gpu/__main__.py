@@ -38,8 +38,8 @@ import tyro
 import jaxhetero
 from bench.engines.specs import parse_size
 from bench.errors import BenchError
+from bench.gpu.fake_cuda import build as build_stand_in
 from bench.harness.command import check_folders, run_command
-from tests.fake_cuda import build as build_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 _PROBE = "import jax; print(jax.devices('cuda')[0].device_kind)"

@@ -12,7 +12,7 @@ import numpy as np
 import jaxhetero
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-from tests.fake_cuda import FakeCuda
+from bench.gpu.fake_cuda import FakeCuda
 
 LEAVES, COUNT, STEPS = 6, 50_000, 5
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from bench.engines import build_native as native
+from bench.engines.build_native import build as build_library
 
 _SOURCE = Path(__file__).parent / "fake_cuda.cc"
 
 
 def build(folder: Path) -> Path:
     """Compile it into ``folder``; takes seconds. The compiler is ``$CXX``, or g++."""
-    return native.build(_SOURCE, folder)
+    return build_library(_SOURCE, folder)
 
 
 class FakeCuda:
@@ -25,7 +25,8 @@ class FakeCuda:
         self._library.fake_cuda_set_speed.argtypes = [ctypes.c_double, ctypes.c_int64]
 
     def violations(self) -> list[str]:
-        return self._library.fake_cuda_violations().decode().splitlines()
+        text: bytes = self._library.fake_cuda_violations()
+        return text.decode().splitlines()
 
     def call_count(self, function: str) -> int:
         """How often a function of the driver was called."""
