@@ -6,11 +6,14 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from jaxhetero.errors import ConfigError
 
 ENV_PREFIX = "JAXHETERO_"
+_TYPES: dict[str, Any] = {"int": Integral, "bool": bool, "str": str}
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -88,6 +91,7 @@ class Config:
     """For tests: a library that stands in for the driver. Arrays of the CPU are then handled as those of a GPU."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _take_interface(self)
         if self.worker_count < 1:
             raise ConfigError(f"worker_count is {self.worker_count}; it must be at least 1")
@@ -152,6 +156,7 @@ class ReducerConfig:
     timeout_ms: int = Config.timeout_ms
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _take_interface(self)
         if not self.coordinator:
             raise ConfigError(
@@ -210,6 +215,17 @@ def interface_addresses() -> dict[str, str]:
             if name in up and mine:
                 found.setdefault(name, mine[0])
     return found
+
+
+def _check_types(config: Config | ReducerConfig) -> None:
+    """``ConfigError`` for a setting of another type than its field's; whole numbers of NumPy become Python's."""
+    for setting in fields(config):
+        value: Any = getattr(config, setting.name)
+        is_bool = isinstance(value, bool)
+        if not isinstance(value, _TYPES[str(setting.type)]) or is_bool != (setting.type == "bool"):
+            raise ConfigError(f"{setting.name} is {value!r}; it must be of type {setting.type}")
+        if setting.type == "int":
+            object.__setattr__(config, setting.name, int(value))
 
 
 def _check_positive(config: Config | ReducerConfig, *names: str) -> None:

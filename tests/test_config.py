@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxhetero.config import (
@@ -173,3 +174,19 @@ def test_only_known_settings_are_written() -> None:
 )
 def test_colour(environ: dict[str, str], wanted: bool) -> None:
     assert colour_wanted(environ) is wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [("checksum", 1, "bool"), ("failover", "yes", "bool"), ("timeout_ms", 2.5, "int"), ("timeout_ms", True, "int"),
+     ("chunk_bytes", "4096", "int"), ("host", 127, "str")],
+)  # fmt: skip
+def test_settings_of_another_type_are_refused(name: str, value: object, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; it must be of type {wanted}"):
+        Config(**{name: value})  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_numpy_are_settings() -> None:
+    timeout_ms = Config(timeout_ms=np.int64(5000)).timeout_ms
+    assert timeout_ms == 5000
+    assert type(timeout_ms) is int
