@@ -79,6 +79,14 @@ def program_device_count(context: mlir.LoweringRuleContext) -> int:
     return math.prod(size for name, size in axis_context.mesh.shape.items() if name not in axis_context.manual_axes)
 
 
+def new_channel(context: mlir.LoweringRuleContext) -> int:
+    """A number that no other call in the program has that is lowered; the same one on every worker.
+
+    Why: ``module_context`` is not public. JAX numbers its own collectives so. Since 0.10.
+    """
+    return int(context.module_context.new_channel())
+
+
 def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
     """As ``mlir.register_lowering``, but the rule sees the operands of the program itself, as ``is_computed`` needs.
 

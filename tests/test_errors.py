@@ -5,6 +5,7 @@ import time
 
 import pytest
 from cluster import Cluster, Outcome
+from patience import PATIENCE
 
 PATIENCE_MS = 6000
 
@@ -46,6 +47,20 @@ def test_worker_that_runs_another_program(mistake: str) -> None:
     for outcome in run_mistake(mistake, afflicted=1):
         assert "jaxhetero.RoundTimeout" in outcome.exception_line
         assert "waiting for rank " in outcome.exception_line
+
+
+def test_two_sums_of_one_name_are_never_mixed_up() -> None:
+    """Constants that only one worker has may make XLA run two sums in another order there: an error, or both sums."""
+    settings = {"JAXHETERO_START_TIMEOUT_MS": str(round(20_000 * PATIENCE))}  # as long as a first round may take
+    with Cluster(2, 2, settings) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("errors.py", "order", "1")
+        for outcome in cluster.wait_workers():
+            if outcome.code != 0:
+                assert "jaxhetero.RoundTimeout" in outcome.exception_line
+                assert "same bucket 0" in outcome.exception_line
+            else:
+                assert outcome.result == [2, 200]
 
 
 def test_worker_that_never_calls() -> None:

@@ -21,6 +21,7 @@ from jaxhetero._collectives.mesh_axes import make_lanes
 from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
     is_computed,
+    new_channel,
     operation_name,
     program_device_count,
     program_mesh,
@@ -53,6 +54,7 @@ class CallAttributes:
     """The attributes of the FFI call, which xla_ffi/ffi/call_site.h declares by the same names."""
 
     label: str
+    channel: np.int64
     kind: np.int64
     root: np.int64
     wire_dtype: str
@@ -193,7 +195,15 @@ def _attributes(
         own = np.isin(ids, list(numbers))
         ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
     return CallAttributes(
-        label, np.int64(kind), np.int64(root), wire_dtype, np.int64(call_bytes), np.int64(worker_count), ids, lanes
+        label=label,
+        channel=np.int64(new_channel(ctx)),
+        kind=np.int64(kind),
+        root=np.int64(root),
+        wire_dtype=wire_dtype,
+        call_bytes=np.int64(call_bytes),
+        worker_count=np.int64(worker_count),
+        device_ids=ids,
+        device_lanes=lanes,
     )
 
 

@@ -1,5 +1,6 @@
 """One kind of mistake or misfortune, named by the first argument, on the rank named by the second."""
 
+import functools
 import os
 import signal
 import sys
@@ -32,6 +33,13 @@ def tree(wrong: bool) -> Any:
     return WRONG_TREES[MISTAKE]() if wrong else {"a": jnp.ones(1024), "b": jnp.ones(3)}
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def two_sums(x: jax.Array, loops: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    """1 and 100, each summed under the same name. XLA runs the one first whose constants leave less to compute."""
+    first, second = (jax.lax.fori_loop(0, count, lambda _, y: jnp.sin(y @ y), x) for count in loops)
+    return jaxhetero.psum(first + 1, name="same"), jaxhetero.psum(second + 100, name="same")
+
+
 def main() -> None:
     if MISTAKE == "uninitialized":
         jaxhetero.psum(jnp.ones(3))
@@ -42,6 +50,9 @@ def main() -> None:
         mesh = jax.make_mesh((2,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
         sharding = jax.sharding.NamedSharding(mesh, jax.P("devices"))
         step(jax.device_put(jnp.ones(1024), sharding))
+    if MISTAKE == "order":
+        print([float(total[0, 0]) for total in two_sums(jnp.zeros((64, 64)), (5, 0) if afflicted else (0, 5))])
+        return
     from_the_start = MISTAKE in WRONG_TREES and MISTAKE != "changed"
     if not from_the_start:
         jax.block_until_ready(step(tree(False)))

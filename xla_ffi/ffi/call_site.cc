@@ -165,8 +165,9 @@ ffi::ErrorOr<CallSiteAttributes> read_attributes(const ffi::Dictionary& dictiona
   return ffi::Unexpected(to_error({Code::kInternal, "the custom call lacks its attribute " + unreadable}));
 }
 
-// The number of an op must be the same on every worker. A program is compiled from the same text everywhere, so the
-// label together with "the how-manyth instruction of this label that this process instantiates" is.
+// The number of an op must be the same on every worker. JAX numbers the calls of a program in the order in which they
+// are written, before XLA knows the program's constants, by which it may order calls of one label differently on
+// another worker. The rest is "the how-manyth instruction of this label and number that this process instantiates".
 void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.label = attributes.label;
   site.kind = static_cast<Kind>(attributes.kind);
@@ -181,6 +182,7 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   }
   Hash hash;
   hash.add(site.label);
+  hash.add(static_cast<uint64_t>(attributes.channel));
   const std::lock_guard lock(registry().mutex);
   hash.add(registry().instance_counts[hash.value()]++);
   site.op = hash.value();

@@ -39,6 +39,7 @@ struct CallSite {
 // The attributes of the instruction, as jaxhetero/_collectives/primitive.py writes them.
 struct CallSiteAttributes {
   std::string_view label;
+  int64_t channel = 0;  // unlike that of any other call of the program
   int64_t kind = 0;
   int64_t root = 0;
   std::string_view wire_dtype;  // "bfloat16", "float16", or "" for that of the operands
@@ -52,6 +53,7 @@ struct CallSiteAttributes {
 template <typename Visit>
 void for_each_attribute(Visit&& visit) {
   visit("label", &CallSiteAttributes::label);
+  visit("channel", &CallSiteAttributes::channel);
   visit("kind", &CallSiteAttributes::kind);
   visit("root", &CallSiteAttributes::root);
   visit("wire_dtype", &CallSiteAttributes::wire_dtype);
