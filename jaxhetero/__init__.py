@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jaxhetero.collectives import psum as psum
     from jaxhetero.collectives import psum_scatter as psum_scatter
     from jaxhetero.collectives import replicated as replicated
+    from jaxhetero.offloading import offload as offload
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
     from jaxhetero.plan import best_time_s as best_time_s
     from jaxhetero.world import Metrics as Metrics
@@ -65,6 +66,7 @@ _HOMES = {
     "psum": "collectives",
     "psum_scatter": "collectives",
     "replicated": "collectives",
+    "offload": "offloading",
     "all_reduce_gradients": "optimizers",
     "best_time_s": "plan",
     "Metrics": "world",

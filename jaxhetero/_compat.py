@@ -6,15 +6,21 @@ checked with JAX 0.10.2. When a later JAX changes one, tests of the collectives 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from jax._src import distributed
-from jax.extend.core import Primitive
+import jax
+import jax.extend.core
+from jax._src import core, distributed, source_info_util
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
+
+from jaxhetero.errors import ConfigError
 
 
 def distributed_coordinator() -> str:
@@ -118,3 +124,127 @@ def operation_name(context: mlir.LoweringRuleContext, name: str) -> ir.Location:
 def partly_reduced_axes(aval: Any) -> frozenset[str]:
     """The axes over which a value's type is "unreduced" or "reduced". Why and since: as ``varying_axes``."""
     return frozenset(aval.mat.unreduced) | frozenset(aval.mat.reduced)
+
+
+# --- Programs that JAX has traced, its jaxprs, for jaxhetero.offload. Why: how to run, take apart and put together a
+# jaxpr has no public interface, although jax.extend.core has the classes. Since 0.10, where a jaxpr with values for its
+# constants is a ClosedJaxpr. In 0.12 both are a Jaxpr; the attributes that are used here are the same.
+
+Equation = JaxprEqn
+
+# The names of the primitives of jax.lax that send something along an axis, and axis_index. No version has all of them.
+_SYNCHRONOUS = """
+    psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter axis_index ppermute all_to_all
+    ragged_all_to_all pbroadcast pbroadcast_dynamic psend precv unreduced_psum unreduced_reduce_scatter unreduced_pmax
+    unreduced_pmin all_gather_reduced
+"""
+COLLECTIVES = frozenset(_SYNCHRONOUS.split()) | {f"{name}_start" for name in _SYNCHRONOUS.split()}
+
+
+def inner_programs(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation, for example the body of a scan."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(item, "eqns"):
+                yield item
+
+
+def with_inner_programs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """``params`` with each of its ``inner_programs`` changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, (tuple, list)) and any(hasattr(item, "eqns") for item in value):
+            return type(value)(map(changed, value))
+        return change(value) if hasattr(value, "eqns") else value
+
+    return {name: changed(value) for name, value in params.items()}
+
+
+def retrace(program: Any, function: Callable[..., Sequence[Any]]) -> Any:
+    """A jaxpr of ``function`` for arguments of the types of those of ``program``, to take the place of ``program``."""
+    types = [_as_argument(variable.aval) for variable in program.invars]
+    traced = jax.make_jaxpr(function)(*types)
+    if hasattr(program, "consts"):
+        return traced
+    assert not traced.consts, "an open jaxpr has no place for constants"
+    return traced.jaxpr
+
+
+def _as_argument(aval: Any) -> Any:
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=aval.sharding, weak_type=aval.weak_type, manual_axis_type=aval.mat
+    )
+
+
+@contextlib.contextmanager
+def equation_context(equation: Equation) -> Iterator[None]:
+    """The mesh, the names and the place in the source with which JAX traced an equation."""
+    stack = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with source_info_util.user_context(equation.source_info.traceback, name_stack=stack), equation.ctx.manager:
+        yield
+
+
+def run_equation(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation in the trace of the caller."""
+    results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def equation_source(equation: Equation) -> str:
+    """``train.py:train_step``, where the user's program made an equation."""
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    return f"{Path(frame.file_name).name}:{frame.function_name}" if frame else "an unknown place"
+
+
+def is_tracing() -> bool:
+    """Whether the caller runs inside a function that JAX traces."""
+    return not core.trace_state_clean()
+
+
+class _Interceptor(core.Trace):
+    """What JAX asks to run a primitive while ``intercept`` is on."""
+
+    def __init__(self, outer: Any, run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._outer = outer
+        self._run = run
+
+    def stage_value(self, value: Any) -> Any:
+        return self._outer.stage_value(value)
+
+    def process_primitive(self, primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], /) -> Any:
+        with core.set_current_trace(self._outer):
+            return self._run(primitive, operands, params)
+
+    def process_custom_jvp_call(self, _: Any, function: Any, _jvp: Any, operands: Any, /, **_params: Any) -> Any:
+        with core.set_current_trace(self):
+            return function.call_wrapped(*operands)
+
+    def process_shard_map(self, *_: Any, **_params: Any) -> Any:
+        raise ConfigError("offload: a jax.shard_map that is not in a jitted function cannot be offloaded; jit it")
+
+    def process_custom_vjp_call(
+        self, _: Any, function: Any, _forward: Any, _backward: Any, operands: Any, /, **_params: Any
+    ) -> Any:
+        with core.set_current_trace(self):
+            return function.call_wrapped(*operands)
+
+
+@contextlib.contextmanager
+def intercept(
+    run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any], axis_env: Sequence[tuple[str, int]]
+) -> Iterator[None]:
+    """Have ``run`` do what JAX asks of a primitive in this block, outside of any trace; a jitted function is one.
+
+    Args:
+      run: gets a primitive, its operands and its parameters, and gives its results. It runs outside the interception.
+      axis_env: names and sizes of axes that functions see while they are traced in this block.
+
+    Why: there is no public way to see what a function that JAX has not traced does. Since 0.10.
+    """
+    with (
+        core.extend_axis_env_nd(list(axis_env)),
+        core.take_current_trace() as outer,
+        core.set_current_trace(_Interceptor(outer, run)),
+    ):
+        yield

@@ -1,0 +1,1 @@
+"""How ``jaxhetero.offload`` replaces the collectives of a traced program."""

@@ -1,0 +1,133 @@
+"""JAX's collectives in a traced program, and what takes the place of each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero import _compat, collectives
+from jaxhetero._native_log import logger
+from jaxhetero._offload.scope import Scope
+from jaxhetero.errors import ConfigError
+
+# By the names of JAX's primitives. "psum_invariant" is lax.psum in typed shard_map, also where JAX itself sums the
+# gradients of replicated parameters.
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "psum": collectives.psum,
+    "psum_invariant": collectives.psum,
+    "pmax": collectives.pmax,
+    "pmin": collectives.pmin,
+}
+_GATHERS = {"all_gather": "varying", "all_gather_invariant": "invarying"}
+_SCATTER = "reduce_scatter"
+_INDEX = "axis_index"
+_REPLACED = {*_REDUCTIONS, *_GATHERS, _SCATTER, _INDEX}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the collectives are made that are put in; see ``jaxhetero.psum``."""
+
+    bucket_bytes: int
+    wire_dtype: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """One equation of a program that is a collective."""
+
+    equation: _compat.Equation
+    axes: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of JAX's primitive."""
+        return str(self.equation.primitive.name)
+
+    @property
+    def label(self) -> str:
+        """``psum at train.py:train_step``: the name of the op in messages."""
+        return f"{self.name.removesuffix('_invariant')} at {_compat.equation_source(self.equation)}"
+
+    def may_share_buckets(self, other: Call) -> bool:
+        """Whether the two differ in their operands alone."""
+        return self.name == other.name and self.equation.params == other.equation.params
+
+
+def as_call(equation: _compat.Equation) -> Call | None:
+    """The collective that an equation is; None if it is none."""
+    if equation.primitive.name not in _compat.COLLECTIVES:
+        return None
+    axes = equation.params["axes" if "axes" in equation.params else "axis_name"]
+    return Call(equation, tuple(axes) if isinstance(axes, (tuple, list)) else (axes,))
+
+
+def is_replaced(call: Call, scope: Scope) -> bool:
+    """Whether something of ours takes the place of a collective.
+
+    Where something should and cannot, a collective in a global mesh stays JAX's, with a warning. In other programs
+    JAX would run it inside this worker alone, which is an error.
+    """
+    if call.name == _INDEX and scope.worker_axis is None:
+        return False
+    if not scope.spans_workers(call.axes, call.label):
+        return False
+    obstacle = _obstacle(call, scope)
+    if obstacle is not None and scope.worker_axis is None:
+        _warn_once(f"offload leaves {call.label} to JAX: {obstacle}")
+        return False
+    if obstacle is not None:
+        raise ConfigError(
+            f"offload: {call.label} goes over {scope.worker_axis!r}, the axis of all workers, and cannot: {obstacle}"
+        )
+    return True
+
+
+def _obstacle(call: Call, scope: Scope) -> str | None:
+    if call.name not in _REPLACED:
+        return f"jaxhetero has no {call.name}"
+    if call.equation.params.get("axis_index_groups") is not None:
+        return "axis_index_groups is not supported, because every worker takes part in every round"
+    if not all(isinstance(axis, str) for axis in call.axes):
+        return f"its axes {call.axes} have positions among them; reduce over array axes first"
+    if call.name in (*_GATHERS, _SCATTER) and scope.worker_axis not in (None, call.axes[0]):
+        return f"the order of its result needs {scope.worker_axis!r} as the first of {call.axes}"
+    return None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, options: Options) -> list[jax.Array]:
+    """The results of calls that share buckets; each call has one operand and one result."""
+    call = calls[0]
+    if call.name == _INDEX:
+        return [jnp.int32(scope.own_index())]
+    params = call.equation.params
+    arguments: dict[str, Any] = {
+        "axis_name": scope.mesh_axes(call.axes),
+        "bucket_bytes": options.bucket_bytes,
+        "name": call.label if len(calls) == 1 else f"{call.label} and {len(calls) - 1} more",
+    }
+    # Buckets are filled from the last leaf to the first, because gradients come in that order. These come in order.
+    tree = list(reversed(operands))
+    if call.name in _REDUCTIONS:
+        if call.name.startswith("psum"):
+            arguments["wire_dtype"] = options.wire_dtype
+        results = _REDUCTIONS[call.name](tree, **arguments)
+    elif call.name == _SCATTER:
+        results = collectives.psum_scatter(
+            tree, scatter_dimension=params["scatter_dimension"], tiled=params["tiled"], **arguments
+        )
+    else:
+        results = collectives.all_gather(
+            tree, axis=params["all_gather_dimension"], tiled=params["tiled"], to=_GATHERS[call.name], **arguments
+        )
+    return list(reversed(results))
