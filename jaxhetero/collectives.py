@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import world
+from jaxhetero._collectives.global_arrays import has_unreduced, over_mesh
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.reduce_tree import (
@@ -58,7 +60,7 @@ def psum(
         axis or axes to sum over; the result no longer varies over them. In a mesh over all workers
         (``jax.distributed``), one of the axes is made of the workers. In a mesh of this process's own devices, the sum
         goes over those and over all workers. XLA sums the devices of a worker first, and each device sends its equal
-        part.
+        part. Global arrays whose type is "unreduced" over an axis need no name: they are summed over that axis.
       axis_index_groups: only ``None``; it is here because ``jax.lax.psum`` has it.
       wire_dtype: ``jnp.bfloat16`` or ``jnp.float16`` sends leaves of float32 in half the bytes, and of float64 in a
         quarter. A number is rounded once before it is sent, summed in float32, and the total is rounded once more. The
@@ -92,6 +94,9 @@ def psum(
       {'w': Array([0.9, 0.6], dtype=float32)}
     """
     label = _label("psum", name, axis_index_groups)
+    if has_unreduced(x):
+        options = {"wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
+        return cast(Tree, over_mesh(x, axis_name, label, functools.partial(psum, **options)))
     axes = classify(axis_name, label)
     refuse_invariant(x, axis_name, label, mean=False)
     return _sum(x, axes, label, bucket_bytes, wire_dtype)
@@ -117,6 +122,9 @@ def pmean(
       {'correct': Array(12., dtype=float32), 'loss': Array(2.5, dtype=float32)}
     """
     label = _label("pmean", name, axis_index_groups)
+    if has_unreduced(x):
+        options = {"wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
+        return cast(Tree, over_mesh(x, axis_name, label, functools.partial(pmean, **options)))
     axes = classify(axis_name, label)
     refuse_invariant(x, axis_name, label, mean=True)
     return _mean(x, axes, label, bucket_bytes, wire_dtype)

@@ -398,9 +398,11 @@ def _finish_programs() -> None:
     import numpy as np
 
     operand = np.ones((64, 64), np.float32)
-    with jax.transfer_guard("allow"):
-        operands = [jax.device_put(operand, device) for device in jax.local_devices()]
-        last = [jax.jit(lambda x: x @ x)(on_device) for on_device in operands]
+    last = []
+    for device in jax.local_devices():
+        # In a mesh of its own, since the user's program may have set one of other devices.
+        with jax.transfer_guard("allow"), jax.set_mesh(jax.sharding.Mesh([device], ("device",))):
+            last.append(jax.jit(lambda x: x @ x)(jax.device_put(operand, device)))
     # A look now and then, instead of block_until_ready(): Ctrl-C ends this, and errors stay with the results.
     for array in [*jax.live_arrays(), *last]:
         while not array.is_deleted() and not array.is_ready():

@@ -47,6 +47,12 @@ def test_gradients_are_never_summed_twice(kind: str, devices: int) -> None:
     assert run("summed_gradients.py", kind, str(devices), coordinator, workers=3, reducers=1) == [[]] * 3
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_global_arrays_in_plain_jit(devices: int) -> None:
+    """Gradients of type "unreduced", and the smallest edit for automatic sharding: XLA's parameters, by our sums."""
+    assert run("global_arrays.py", f"127.0.0.1:{free_port()}", str(devices), workers=2, reducers=2) == [[], []]
+
+
 def test_the_cases_of_the_tests_of_jax() -> None:
     """docs/parity_cases.md lists every one of them: those that are here must hold, or be refused by name."""
     document = (ROOT / "docs" / "parity_cases.md").read_text()

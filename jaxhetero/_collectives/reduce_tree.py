@@ -20,7 +20,7 @@ from jaxhetero._collectives.wire_dtypes import (
     primitive_wire_dtype,
     wire_bytes,
 )
-from jaxhetero._compat import partly_reduced_axes, varying_axes
+from jaxhetero._compat import partly_reduced_axes, unreduced_as_varying, unreduced_axes, varying_axes
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
 
@@ -114,12 +114,14 @@ def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Arra
     leaves, structure = jax.tree.flatten(x)
     for leaf in leaves:
         check_dtype(leaf, label)
-        if axes := partly_reduced_axes(jax.typeof(leaf)):
+        aval = jax.typeof(leaf)
+        if axes := partly_reduced_axes(aval) - unreduced_axes(aval):
             raise ConfigError(
-                f"{label}: a leaf is {describe_leaf(leaf)} of type unreduced or reduced over {', '.join(sorted(axes))}"
-                "; these types are not supported; make it vary, by jax.lax.pcast(x, axes, to='varying')"
+                f"{label}: a leaf is {describe_leaf(leaf)} of type reduced, or unreduced but not to be summed, over "
+                f"{', '.join(sorted(axes))}; these types are not supported; make it vary, by jax.lax.pcast(x, axes, "
+                "to='varying')"
             )
-    return [jnp.asarray(leaf) for leaf in leaves], structure
+    return [unreduced_as_varying(jnp.asarray(leaf)) for leaf in leaves], structure
 
 
 def map_buckets(

@@ -20,13 +20,14 @@ from jaxhetero.errors import ConfigError
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "psum": collectives.psum,
     "psum_invariant": collectives.psum,
+    "unreduced_psum": collectives.psum,
     "pmax": collectives.pmax,
     "pmin": collectives.pmin,
 }
 _GATHERS = {"all_gather": "varying", "all_gather_invariant": "invarying"}
-_SCATTER = "reduce_scatter"
+_SCATTERS = {"reduce_scatter", "unreduced_reduce_scatter"}
 _INDEX = "axis_index"
-_REPLACED = {*_REDUCTIONS, *_GATHERS, _SCATTER, _INDEX}
+_REPLACED = {*_REDUCTIONS, *_GATHERS, *_SCATTERS, _INDEX}
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Call:
     @property
     def label(self) -> str:
         """``psum at train.py:train_step``: the name of the op in messages."""
-        return f"{self.name.removesuffix('_invariant')} at {_compat.equation_source(self.equation)}"
+        name = self.name.removesuffix("_invariant").removeprefix("unreduced_")
+        return f"{name} at {_compat.equation_source(self.equation)}"
 
     def may_share_buckets(self, other: Call) -> bool:
         """Whether the two differ in their operands alone."""
@@ -95,7 +97,7 @@ def _obstacle(call: Call, scope: Scope) -> str | None:
         return "axis_index_groups is not supported, because every worker takes part in every round"
     if not all(isinstance(axis, str) for axis in call.axes):
         return f"its axes {call.axes} have positions among them; reduce over array axes first"
-    if call.name in (*_GATHERS, _SCATTER) and scope.worker_axis not in (None, call.axes[0]):
+    if call.name in _GATHERS.keys() | _SCATTERS and scope.worker_axis not in (None, call.axes[0]):
         return f"the order of its result needs {scope.worker_axis!r} as the first of {call.axes}"
     return None
 
@@ -119,10 +121,10 @@ def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, opti
     # Buckets are filled from the last leaf to the first, because gradients come in that order. These come in order.
     tree = list(reversed(operands))
     if call.name in _REDUCTIONS:
-        if call.name.startswith("psum"):
+        if _REDUCTIONS[call.name] is collectives.psum:
             arguments["wire_dtype"] = options.wire_dtype
         results = _REDUCTIONS[call.name](tree, **arguments)
-    elif call.name == _SCATTER:
+    elif call.name in _SCATTERS:
         results = collectives.psum_scatter(
             tree, scatter_dimension=params["scatter_dimension"], tiled=params["tiled"], **arguments
         )

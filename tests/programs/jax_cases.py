@@ -390,31 +390,30 @@ def vmap_over_an_explicit_axis(library: Any) -> Any:
         return jax.vmap(f)(x), jax.jit(jax.vmap(f))(x)
 
 
+def sums_of_unreduced(library: Any) -> Any:
+    def f(x: jax.Array) -> Any:
+        unreduced = jax.lax.pcast(x, "x", to="unreduced")
+        return library.psum(unreduced, "x"), library.psum_scatter(unreduced, "x", tiled=True)
+
+    return jax.shard_map(f, in_specs=P("x"), out_specs=(P(), P("x")))
+
+
+@case("test_unreduced_replicated_bitcast", "test_eager_unreduced_in")
+def sum_of_unreduced_values(library: Any) -> Any:
+    with jax.set_mesh(mesh(explicit=True)):
+        return jax.jit(sums_of_unreduced(library))(put(numbers(4), P("x"), mesh(explicit=True)))
+
+
 @refused(
     "test_unreduced_psum_fwd_preduced_bwd",
-    "test_unreduced_replicated_bitcast",
-    "test_eager_unreduced_in",
-    text="unreduced",
-)
-def sum_of_unreduced_values() -> None:
-    def f(x: jax.Array) -> jax.Array:
-        return jaxhetero.psum(jax.lax.pcast(x, "x", to="unreduced"), "x")
-
-    with jax.set_mesh(mesh(explicit=True)):
-        jax.jit(jax.shard_map(f, in_specs=P("x"), out_specs=P()))(put(numbers(4), P("x"), mesh(explicit=True)))
-
-
-@refused(
     "test_unreduced_psum_scatter_fwd_all_gather_reduced_bwd",
     "test_check_vma_false_unreduced_fwd_psum_on_bwd",
-    text="unreduced",
+    text="differentiate before",
 )
-def scatter_of_unreduced_values() -> None:
-    def f(x: jax.Array) -> jax.Array:
-        return jaxhetero.psum_scatter(jax.lax.pcast(x, "x", to="unreduced"), "x", tiled=True)
-
+def gradient_of_a_sum_of_unreduced_values() -> None:
     with jax.set_mesh(mesh(explicit=True)):
-        jax.jit(jax.shard_map(f, in_specs=P("x"), out_specs=P("x")))(put(numbers(4), P("x"), mesh(explicit=True)))
+        grad = jax.grad(lambda x: sums_of_unreduced(jaxhetero)(x)[0].sum())
+        jax.jit(grad)(put(numbers(4), P("x"), mesh(explicit=True)))
 
 
 @refused(
