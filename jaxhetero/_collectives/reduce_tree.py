@@ -146,8 +146,9 @@ def map_buckets(
 
 
 def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) -> jax.Array:
-    if not local_axes:
-        return leaf
+    is_alone = all(jax.lax.axis_size(name) == 1 for name in local_axes)
+    if is_alone and varying_axes(jax.typeof(leaf)).isdisjoint(local_axes):
+        return leaf  # XLA would keep the all-reduce of one device
     if kind in (Kind.SUM, Kind.BROADCAST):  # a broadcast's local axes have one device
         # jax.lax refuses a value that varies along only some of the axes. We take it, as we do between workers.
         total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes)
