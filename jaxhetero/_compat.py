@@ -16,7 +16,7 @@ import jax
 import jax.extend.core
 from jax._src import core, distributed, source_info_util
 from jax.extend.core import JaxprEqn, Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
 
@@ -146,37 +146,11 @@ def _adds_up(type_: Any) -> bool:
     return str(getattr(type_, "unreduced_kind", None) or "sum").endswith("sum")
 
 
-def _varying_instead(aval: Any, axes: frozenset[str]) -> Any:
+def varying_instead_of_unreduced(aval: Any, axes: frozenset[str]) -> Any:
+    """The type of a value that varies over ``axes``, where ``aval`` is unreduced. Why, since: ``varying_axes``."""
     left = frozenset(aval.mat.unreduced) - axes
     kind = {} if left or not hasattr(aval.mat, "unreduced_kind") else {"unreduced_kind": None}
     return aval.update(manual_axis_type=aval.mat.update(varying=varying_axes(aval) | axes, unreduced=left, **kind))
-
-
-# A value of type "unreduced" as one that varies: the same bytes.
-# Why: jax.lax.pcast does not do this. Since 0.10, until it does.
-_as_varying_p = Primitive("jaxhetero_as_varying")
-_as_varying_p.def_abstract_eval(_varying_instead)
-_as_varying_p.def_impl(lambda value, axes: value)
-mlir.register_lowering(_as_varying_p, lambda context, value, axes: [value])
-
-
-def _refuse_transpose(*_: Any, **_params: Any) -> Any:
-    raise ConfigError(
-        'the sum of a value of type "unreduced" has no gradient; differentiate before the sum, as a train step does'
-    )
-
-
-ad.primitive_jvps[_as_varying_p] = lambda primals, tangents, **params: (
-    _as_varying_p.bind(*primals, **params),
-    _as_varying_p.bind(*map(ad.instantiate_zeros, tangents), **params),
-)
-ad.primitive_transposes[_as_varying_p] = _refuse_transpose
-
-
-def unreduced_as_varying(value: Any) -> Any:
-    """What a device has of a value that is "unreduced" under ``jax.shard_map``."""
-    axes = unreduced_axes(jax.typeof(value))
-    return _as_varying_p.bind(value, axes=axes) if axes else value
 
 
 # --- Programs that JAX has traced, its jaxprs, for jaxhetero.offload. Why: how to run, take apart and put together a

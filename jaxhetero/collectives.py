@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import world
-from jaxhetero._collectives.global_arrays import has_unreduced, over_mesh
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.reduce_tree import (
@@ -24,6 +23,7 @@ from jaxhetero._collectives.reduce_tree import (
     scatter_arrays,
 )
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
+from jaxhetero._collectives.unreduced import has_unreduced, over_mesh
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
 from jaxhetero.buckets import make_buckets as make_buckets

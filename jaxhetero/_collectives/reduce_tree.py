@@ -12,6 +12,7 @@ from jaxhetero import world
 from jaxhetero._collectives import gather_primitives, primitive
 from jaxhetero._collectives.mesh_axes import ReducedAxes
 from jaxhetero._collectives.primitive import Kind
+from jaxhetero._collectives.unreduced import as_varying
 from jaxhetero._collectives.wire_dtypes import (
     bucket_dtype,
     check_dtype,
@@ -20,7 +21,7 @@ from jaxhetero._collectives.wire_dtypes import (
     primitive_wire_dtype,
     wire_bytes,
 )
-from jaxhetero._compat import partly_reduced_axes, unreduced_as_varying, unreduced_axes, varying_axes
+from jaxhetero._compat import partly_reduced_axes, unreduced_axes, varying_axes
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
 
@@ -121,7 +122,7 @@ def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Arra
                 f"{', '.join(sorted(axes))}; these types are not supported; make it vary, by jax.lax.pcast(x, axes, "
                 "to='varying')"
             )
-    return [unreduced_as_varying(jnp.asarray(leaf)) for leaf in leaves], structure
+    return [as_varying(jnp.asarray(leaf)) for leaf in leaves], structure
 
 
 def map_buckets(

@@ -1,16 +1,30 @@
-"""Sums of global arrays in plain ``jax.jit``, whose types say that they are not summed yet ("unreduced")."""
+"""Values of type "unreduced", each the sum of what the devices have: under ``jax.shard_map`` and in plain ``jax.jit``.
+
+Their sums have no derivative here. Gradients are such values, and are summed after they have been taken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
 
 from jaxhetero._collectives.mesh_axes import AxisName, axis_names
 from jaxhetero._collectives.wire_dtypes import describe_leaf
-from jaxhetero._compat import summable_axes
+from jaxhetero._compat import summable_axes, unreduced_axes, varying_instead_of_unreduced
 from jaxhetero.errors import ConfigError
+
+# A value that is unreduced under jax.shard_map as one that varies: the same bytes. jax.lax.pcast does not do this.
+_as_varying = Primitive("jaxhetero_as_varying")
+
+
+def as_varying(value: Any) -> Any:
+    """What this device has of ``value``, if that is unreduced under ``jax.shard_map``; else ``value``."""
+    axes = unreduced_axes(jax.typeof(value))
+    return _as_varying.bind(value, axes=axes) if axes else value
 
 
 def has_unreduced(tree: Any) -> bool:
@@ -37,11 +51,26 @@ def over_mesh(tree: Any, axis_name: AxisName, label: str, reduce: Callable[[Any,
     in_order = tuple(name for name in mesh.axis_names if name in axes)
     specs = [type_.sharding.spec for type_ in types]
     # Without types, where a value that is unreduced outside is a device's own part inside.
-    reduced: Callable[..., Any] = jax.shard_map(
-        lambda *parts: tuple(reduce(list(parts), in_order)),
-        mesh=mesh,
-        in_specs=tuple(specs),
-        out_specs=tuple(jax.P(*spec.partitions) for spec in specs),
-        check_vma=False,
+    reduced: Any = jax.custom_jvp(
+        jax.shard_map(
+            lambda *parts: tuple(reduce(list(parts), in_order)),
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=tuple(jax.P(*spec.partitions) for spec in specs),
+            check_vma=False,
+        )
     )
+    reduced.defjvp(_refuse_derivative)
     return jax.tree.unflatten(structure, reduced(*leaves))
+
+
+def _refuse_derivative(*_: Any, **_params: Any) -> NoReturn:
+    raise ConfigError(
+        'the sum of a value of type "unreduced" has no derivative; differentiate before the sum, as a train step does'
+    )
+
+
+_as_varying.def_abstract_eval(varying_instead_of_unreduced)
+_as_varying.def_impl(lambda value, axes: value)
+mlir.register_lowering(_as_varying, lambda context, value, axes: [value])
+ad.primitive_jvps[_as_varying] = _refuse_derivative
