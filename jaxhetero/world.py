@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, read_environment
@@ -119,14 +119,46 @@ class _Current:
 _current = _Current()
 
 
-def initialize(**settings: int | str) -> None:
+def initialize(
+    *,
+    rank: int | None = None,
+    worker_count: int | None = None,
+    reducer_count: int | None = None,
+    colocated_count: int | None = None,
+    coordinator: str | None = None,
+    token: str | None = None,
+    host: str | None = None,
+    interface: str | None = None,
+    start_timeout_ms: int | None = None,
+    timeout_ms: int | None = None,
+    chunk_bytes: int | None = None,
+    window_chunks: int | None = None,
+    checksum: bool | None = None,
+    failover: bool | None = None,
+    measure_rates: bool | None = None,
+    shared_memory: bool | None = None,
+    restart_count: int | None = None,
+    pinned_bytes: int | None = None,
+    cuda_driver: str | None = None,
+    cuda_stand_in: str | None = None,
+) -> None:
     """Join the job: connect to the coordinator and the reducers, and make the collectives usable.
 
+    Every argument is a field of ``jaxhetero.config.Config``, which has its unit and its default. One that is not given,
+    or is None, comes from the environment (``JAXHETERO_RANK``, ...), which ``jaxhetero launch`` sets, else it has the
+    default. Without a rank and a worker count there, both come from ``jax.distributed``, if that is initialized.
+    Without that, the world has one worker.
+
     Args:
-      **settings: fields of ``jaxhetero.config.Config``, such as ``rank``, ``worker_count``, ``reducer_count``,
-        ``coordinator`` and ``token``. A setting that is not given comes from the environment (``JAXHETERO_RANK``, ...),
-        which ``jaxhetero launch`` sets. Without a rank and a worker count there, both come from ``jax.distributed``, if
-        that is initialized. With no setting at all the world has one worker.
+      rank, worker_count: this worker's number, from 0, and how many workers take part.
+      reducer_count, colocated_count: how many dedicated reducers there are, and in how many workers a reducer runs.
+      coordinator, token: the ``host:port`` where all processes meet, and the secret that all of them know.
+      host, interface: the address, or the network interface, at which others reach this process.
+      start_timeout_ms, timeout_ms: how long the start, and a round without progress, may take, in milliseconds.
+      chunk_bytes, window_chunks: the unit of pipelining, and how many of them are under way to one reducer.
+      checksum, failover, measure_rates, shared_memory: what the job trades.
+      restart_count: how often the job has been started anew.
+      pinned_bytes, cuda_driver, cuda_stand_in: for GPUs.
 
     Blocks until every worker and reducer has joined, without holding the GIL. Logs every few seconds who is missing.
 
@@ -143,6 +175,7 @@ def initialize(**settings: int | str) -> None:
       >>> jaxhetero.size()
       1
     """
+    settings = {name: value for name, value in locals().items() if value is not None}
     with _current.lock:
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
@@ -300,17 +333,14 @@ def check() -> None:
     _check(_native.cuda_failure())
 
 
-def _make_config(settings: dict[str, int | str]) -> Config:
-    known = Config.__dataclass_fields__.keys()
-    if unknown := settings.keys() - known:
-        raise ConfigError(f"initialize() has no setting {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
-    given = {**read_environment(), **settings}
+def _make_config(settings: dict[str, Any]) -> Config:
+    given: dict[str, Any] = {**read_environment(), **settings}
     if "rank" not in given and "worker_count" not in given:
         given = {**_from_jax_distributed(given), **given}
-    return Config(**given)  # type: ignore[arg-type]
+    return Config(**given)
 
 
-def _from_jax_distributed(given: dict[str, int | str]) -> dict[str, int | str]:
+def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
     """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it."""
     import jax
 
@@ -318,7 +348,7 @@ def _from_jax_distributed(given: dict[str, int | str]) -> dict[str, int | str]:
         return {}
     from jaxhetero import _compat
 
-    found: dict[str, int | str] = {"rank": jax.process_index(), "worker_count": jax.process_count()}
+    found: dict[str, Any] = {"rank": jax.process_index(), "worker_count": jax.process_count()}
     if "coordinator" in given or jax.process_count() == 1:
         return found
     key = "jaxhetero/coordinator"

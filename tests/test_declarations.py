@@ -1,7 +1,9 @@
 """What Python and the C++ core both declare by name has the same names on both sides."""
 
+import inspect
 from dataclasses import fields
 
+import jaxhetero
 from jaxhetero import _native
 from jaxhetero._collectives.primitive import CallAttributes
 from jaxhetero.config import Config, ReducerConfig
@@ -10,6 +12,18 @@ from jaxhetero.world import Metrics
 
 def names(kind: type) -> set[str]:
     return {field.name for field in fields(kind)}
+
+
+def test_initialize_takes_every_setting() -> None:
+    """By its name and type, where None means that it is not given; and its docstring tells of each."""
+    parameters = inspect.signature(jaxhetero.initialize).parameters.values()
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameter.default for parameter in parameters} == {None}
+    declared = [(parameter.name, parameter.annotation) for parameter in parameters]
+    assert declared == [(field.name, f"{field.type} | None") for field in fields(Config)]
+    arguments = (jaxhetero.initialize.__doc__ or "").partition("Args:")[2].partition("Blocks")[0]
+    described = [name for line in arguments.splitlines() for name in line.partition(":")[0].replace(" ", "").split(",")]
+    assert names(Config) <= set(described)
 
 
 def test_every_setting_of_a_worker_is_one_of_config() -> None:
