@@ -23,6 +23,16 @@ from jaxlib.mlir import ir
 from jaxhetero.errors import ConfigError
 
 
+def distributed_place() -> tuple[int, int]:
+    """The number of this process in ``jax.distributed``, and how many processes there are.
+
+    Why: ``jax.process_count()`` asks the backend, which has to be made for it, and one that knows nothing of
+    ``jax.distributed`` has one process. Since 0.10, until ``jax.distributed`` tells.
+    """
+    state = distributed.global_state
+    return int(state.process_id or 0), int(state.num_processes or 1)
+
+
 def distributed_coordinator() -> str:
     """``host:port`` of JAX's own coordination service, which process 0 runs.
 

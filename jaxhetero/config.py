@@ -42,6 +42,9 @@ class Config:
     """This worker's number, 0 to worker_count - 1."""
     worker_count: int = 1
     """How many worker processes take part."""
+    alone: bool = False
+    """Whether a world of this worker alone is meant. Without it, ``initialize()`` refuses to be alone in a process that
+    an engine (Slurm, MPI, Kubernetes, Ray Train, torchrun) has started as one of several."""
     reducer_count: int = 0
     """How many dedicated reducers take part."""
     colocated_count: int = -1
@@ -104,6 +107,8 @@ class Config:
             object.__setattr__(self, "colocated_count", self.worker_count if alone else 0)
         if not 0 <= self.colocated_count <= self.worker_count:
             raise ConfigError(f"colocated_count is {self.colocated_count}; it must be in 0..{self.worker_count}, or -1")
+        if self.alone:
+            _check_alone(self)
         if self.worker_count > 1 and self.reducer_count + self.colocated_count == 0:
             raise ConfigError("reducer_count and colocated_count are both 0; somebody must reduce")
         if self.worker_count > 1 and not self.coordinator:
@@ -226,6 +231,12 @@ def _check_types(config: Config | ReducerConfig) -> None:
             raise ConfigError(f"{setting.name} is {value!r}; it must be of type {setting.type}")
         if setting.type == "int":
             object.__setattr__(config, setting.name, int(value))
+
+
+def _check_alone(config: Config) -> None:
+    for name, value in {"worker_count": 1, "reducer_count": 0, "colocated_count": 0}.items():
+        if getattr(config, name) != value:
+            raise ConfigError(f"alone is set, but {name} is {getattr(config, name)}; unset one of them")
 
 
 def _check_positive(config: Config | ReducerConfig, *names: str) -> None:

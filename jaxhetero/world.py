@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxhetero._engines import describe_engine
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
@@ -22,6 +23,11 @@ _SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
 _GLANCE_S = 0.002
+_HOW_TO_MEET = (
+    "give initialize() a rank, worker_count, coordinator and token, or set JAXHETERO_RANK, JAXHETERO_WORKER_COUNT, "
+    "JAXHETERO_COORDINATOR and JAXHETERO_TOKEN, or start the workers with `jaxhetero launch`"
+)
+_HOW_TO_BE_ALONE = "if this worker is meant to be alone, give alone=True or set JAXHETERO_ALONE=1"
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ def initialize(
     *,
     rank: int | None = None,
     worker_count: int | None = None,
+    alone: bool | None = None,
     reducer_count: int | None = None,
     colocated_count: int | None = None,
     coordinator: str | None = None,
@@ -147,10 +154,12 @@ def initialize(
     Every argument is a field of ``jaxhetero.config.Config``, which has its unit and its default. One that is not given,
     or is None, comes from the environment (``JAXHETERO_RANK``, ...), which ``jaxhetero launch`` sets, else it has the
     default. Without a rank and a worker count there, both come from ``jax.distributed``, if that is initialized.
-    Without that, the world has one worker.
+    Without that, the world has this worker alone; in a process that Slurm, MPI, Kubernetes, Ray Train or torchrun has
+    started as one of several, that is an error.
 
     Args:
       rank, worker_count: this worker's number, from 0, and how many workers take part.
+      alone: a world of this worker alone is meant, whatever has started the process.
       reducer_count, colocated_count: how many dedicated reducers there are, and in how many workers a reducer runs.
       coordinator, token: the ``host:port`` where all processes meet, and the secret that all of them know.
       host, interface: the address, or the network interface, at which others reach this process.
@@ -163,7 +172,8 @@ def initialize(
     Blocks until every worker and reducer has joined, without holding the GIL. Logs every few seconds who is missing.
 
     Raises:
-      ConfigError: a setting is wrong, or this process has joined a job already.
+      ConfigError: a setting is wrong, this process would be alone without having asked for it, or it has joined a job
+        already.
       StartTimeout: a worker or reducer is still missing after ``start_timeout_ms``.
       AuthenticationError, VersionMismatch, AddressInUse: see ``jaxhetero.errors``.
 
@@ -171,7 +181,7 @@ def initialize(
       A world of one needs no reducer. Every worker of a job passes its own rank, or is started by `jaxhetero launch`:
 
       >>> jaxhetero.shutdown()
-      >>> jaxhetero.initialize(rank=0, worker_count=1)
+      >>> jaxhetero.initialize(alone=True)
       >>> jaxhetero.size()
       1
     """
@@ -335,9 +345,25 @@ def check() -> None:
 
 def _make_config(settings: dict[str, Any]) -> Config:
     given: dict[str, Any] = {**read_environment(), **settings}
-    if "rank" not in given and "worker_count" not in given:
-        given = {**_from_jax_distributed(given), **given}
+    if not given.get("alone"):
+        if "rank" not in given and "worker_count" not in given:
+            given = {**_from_jax_distributed(given), **given}
+        _refuse_accidents(given)
     return Config(**given)
+
+
+def _refuse_accidents(given: dict[str, Any]) -> None:
+    """``ConfigError`` for a world of one that nobody has asked for, and for several workers of rank 0."""
+    if "worker_count" in given:
+        if given["worker_count"] != 1 and "rank" not in given:
+            raise ConfigError(f"worker_count is {given['worker_count']}, but there is no rank: {_HOW_TO_MEET}")
+    elif partly := [name for name in ("rank", "reducer_count", "colocated_count", "coordinator") if name in given]:
+        raise ConfigError(f"{', '.join(partly)} given, but no worker_count: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}")
+    elif told := describe_engine():
+        raise ConfigError(
+            f"this process is one of several, because {told}; but no setting says how they meet: {_HOW_TO_MEET}; "
+            f"{_HOW_TO_BE_ALONE}"
+        )
 
 
 def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
@@ -348,11 +374,14 @@ def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
         return {}
     from jaxhetero import _compat
 
-    found: dict[str, Any] = {"rank": jax.process_index(), "worker_count": jax.process_count()}
-    if "coordinator" in given or jax.process_count() == 1:
+    rank, worker_count = _compat.distributed_place()
+    if worker_count == 1:
+        return {}
+    found: dict[str, Any] = {"rank": rank, "worker_count": worker_count}
+    if "coordinator" in given:
         return found
     key = "jaxhetero/coordinator"
-    if jax.process_index() == 0:
+    if rank == 0:
         host = _compat.distributed_coordinator().rpartition(":")[0]
         _compat.distributed_publish(key, f"{host}:{_free_port(host)} {secrets.token_hex(32)}")
     timeout_ms = int(given.get("start_timeout_ms", Config.start_timeout_ms))

@@ -25,7 +25,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A world of one worker and no reducer, in the test's own process."""
     for name in ("RANK", "WORKER_COUNT", "REDUCER_COUNT"):
         monkeypatch.delenv(f"JAXHETERO_{name}", raising=False)
-    jaxhetero.initialize()
+    jaxhetero.initialize(alone=True)
     yield
     jaxhetero.shutdown()
 

@@ -69,12 +69,16 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
             "with jax.lax first"
         )
     workers = world.size()
-    if not names or jax.process_count() == 1:
+    process_count = jax.process_count()
+    is_meant = workers > 1 or world.current().config.alone
+    if process_count == 1 or (not names and is_meant):
         return ReducedAxes(None, names, math.prod(sizes.values()), spans_workers=workers > 1)
-    if jax.process_count() != workers:
+    if process_count != workers:
+        hint = "" if is_meant else "; if each is meant to be alone, give jaxhetero.initialize(alone=True)"
         raise ConfigError(
-            f"{label}: there are {jax.process_count()} JAX processes but {workers} workers; make every process of "
-            "jax.distributed a worker of its own"
+            f"{label}: there are {process_count} JAX processes, but worker_count is {workers}; make every process "
+            "of jax.distributed a worker of its own: call jaxhetero.initialize() after jax.distributed.initialize()"
+            + hint
         )
     if jax.process_index() != world.rank():
         raise ConfigError(
