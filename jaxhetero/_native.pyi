@@ -25,6 +25,8 @@ class ReducerServer:
         """True once the reducer has ended; False when ``timeout_ms`` passed first."""
     def result(self) -> Status:
         """How it ended; "ok" after every worker left in order. Call after ``wait`` returned True."""
+    def lost_number(self) -> int | None:
+        """The number under which the job has gone on without this reducer; None if it has not."""
     def stop(self) -> None:
         """Close every connection and end the thread."""
     def next_event(self, timeout_ms: int) -> Event | None: ...

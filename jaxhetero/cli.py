@@ -65,8 +65,8 @@ def commands() -> None:
 def _reducer(token_file: Path | None, port: int, log_level: str, **options: str | int | None) -> int:
     """Run one dedicated reducer until every worker has left.
 
-    Exits with 0 after that, with 1 when the job failed, with 2 for a wrong setting, and with 128 + N when stopped by
-    signal N (Ctrl-C: 130, SIGTERM: 143).
+    Exits with 0 after that, with 1 when the job failed, with 2 for a wrong setting, with 3 when the job went on without
+    this reducer and did not take it back, and with 128 + N when stopped by signal N (Ctrl-C: 130, SIGTERM: 143).
     """
     return run_reducer(_reducer_config(token_file, port, **options), log_level)
 
@@ -160,9 +160,9 @@ def _launch(**options: Any) -> int:
 
     Every process gets its rank, the coordinator and the job's secret in JAXHETERO_* variables. Its output is shown
     with its name in front and kept in a file. When one process fails, the launcher stops the others and returns the
-    exit code of the process that failed. A reducer that is killed is no failure as long as the workers can do without
-    it. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them; a second Ctrl-C kills
-    all processes.
+    exit code of the process that failed. A reducer that is killed, or lost in another way, is no failure as long as the
+    workers can do without it. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them;
+    a second Ctrl-C kills all processes.
 
     With --max-restarts N the launcher starts all workers and reducers anew after a failure, up to N times.
     JAXHETERO_RESTART_COUNT tells them how often. A program must resume from its latest checkpoint by itself, as the

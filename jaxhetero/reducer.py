@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -18,27 +18,64 @@ if TYPE_CHECKING:
 # How long a signal may wait for the main thread to return from native code.
 _POLL_MS = 50
 _STOP_MS = 2_000
+# How long a lost reducer looks for the coordinator, which is there as long as the job is.
+_RETURN_MS = 2_000
+
+LOST = 3
+"""The exit code of a reducer that the job has gone on without, and that has not come back."""
+
+
+@dataclass(frozen=True)
+class _Stay:
+    """A reducer's part in a job, from its registration to its end."""
+
+    status: Status
+    lost_number: int | None = None
+    """The number under which the job has gone on without it."""
+    round_count: int = 0
 
 
 def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
     """Run a reducer in this process, logging to standard error.
 
-    Blocks until every worker has left. Must run on the main thread, because it handles signals.
+    Blocks until every worker has left. Must run on the main thread, because it handles signals. A reducer that was
+    stopped or cut off, so that the job has gone on without it, joins the job again.
 
     Args:
       config: the settings of this reducer.
       log_level: "debug", "info", "warning" or "error".
 
     Returns:
-      The exit code: 0 if every worker left in order, 128 + N after signal N.
+      The exit code: 0 if every worker left in order, ``LOST`` if the job has gone on without it, 128 + N after
+      signal N.
 
     Raises:
       JaxheteroError: the job failed; see ``jaxhetero.errors``.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     signals = _catch_signals()
+    stay = _serve(config, signals)
+    is_back = False
+    # One that no round has reached would be lost again, for example because a worker cannot reach it.
+    while stay.lost_number is not None and stay.round_count and not signals:
+        logger.warning("%s; joining it again", stay.status[1])
+        is_back = True
+        stay = _serve(replace(config, start_timeout_ms=min(_RETURN_MS, config.start_timeout_ms)), signals)
+    if signals:
+        return 128 + signals[0]
+    if stay.lost_number is not None or (is_back and stay.status[0] != "ok"):
+        logger.warning("the job goes on, or has ended, without this reducer: %s", stay.status[1])
+        return LOST
+    _check(stay.status)
+    return 0
+
+
+def _serve(config: ReducerConfig, signals: list[int]) -> _Stay:
+    """Take part in the job once, until its end, a loss or a signal."""
     server = _make_server(config)
-    _check(server.start())
+    status = server.start()
+    if status[0] != "ok":
+        return _Stay(status)
     pump = EventPump(server)
     pump.start()
     try:
@@ -50,11 +87,9 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
             server.wait(_STOP_MS)
     finally:
         pump.stop()
-    logger.info("done: %s", " ".join(f"{name}={value}" for name, value in server.metrics().items()))
-    if signals:
-        return 128 + signals[0]
-    _check(server.result())
-    return 0
+    counts = server.metrics()
+    logger.info("done: %s", " ".join(f"{name}={value}" for name, value in counts.items()))
+    return _Stay(server.result(), server.lost_number(), counts["round_count"])
 
 
 def _catch_signals() -> list[int]:

@@ -37,6 +37,7 @@ from typing import Any, Literal
 import tyro
 
 from bench.netlab import Lab
+from jaxhetero.reducer import LOST
 from tests import clock_jump
 from tests.cluster import PROGRAMS, ROOT
 
@@ -312,6 +313,8 @@ def _saw(job: Job, name: str, struck: float) -> Saw:
         said = re.findall(r"^jaxhetero: (\w+): (.*)", job.text(name, "err"), re.MULTILINE)
         if code == 0:
             return Saw(shown, GOES_ON, "", None)
+        if code == LOST:
+            said = [("ReducerLost", job.text(name, "err").rpartition("WARNING ")[2].strip())]
         return Saw(shown, *said[-1], after_s) if said else Saw(shown, f"exit code {code}", "", after_s)
     events = job.events(int(name.split()[1]))
     end = next((event for event in events if event["event"] == "end"), None)

@@ -146,6 +146,7 @@ void bind_reducer_server(nb::module_& module) {
       .def(
           "result", [](ReducerServer& self) { return to_python(self.wait(milliseconds(0)).value_or(Status())); },
           Unlocked())
+      .def("lost_number", &ReducerServer::lost_number, Unlocked())
       .def("stop", &ReducerServer::stop, Unlocked())
       .def(
           "next_event", [](ReducerServer& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },

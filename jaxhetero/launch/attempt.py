@@ -27,6 +27,7 @@ from jaxhetero.launch.guard import Guard
 from jaxhetero.launch.pipes import LIVE, Pipe, Pipes
 from jaxhetero.launch.process import Process, any_runs, signal_name
 from jaxhetero.launch.terminal import Display, show_count
+from jaxhetero.reducer import LOST
 
 # Failures this close to the first one are judged together: one process's end makes others fail within milliseconds.
 _SETTLE_S = 0.3
@@ -98,11 +99,14 @@ class Attempt:
         return self._end_after_success()
 
     def _is_over(self) -> bool:
+        self._note_losses("the workers may go on without it")
+        return bool(self.signals or self._failures() or self._workers_ended())
+
+    def _note_losses(self, what_it_means: str) -> None:
         for process in self._processes:
             if self._can_be_lost(process) and process not in self._lost_reducers:
                 self._lost_reducers.append(process)
-                self._display.message(f"{process.describe_end()}; the workers may go on without it")
-        return bool(self.signals or self._failures() or self._workers_ended())
+                self._display.message(f"warning: {process.describe_end()}; {what_it_means}")
 
     # Starting
 
@@ -210,11 +214,12 @@ class Attempt:
         return True
 
     def _can_be_lost(self, process: Process) -> bool:
-        """Whether the process is a reducer that was killed: workers can go on without it.
+        """Whether the process is a reducer that was killed, or that was told that the workers go on without it.
 
-        A reducer that exits with an error code by itself does end the job.
+        A reducer that exits with another error code by itself does end the job.
         """
-        return self._failover and not process.is_worker and process.ended_ns is not None and process.code > 128
+        is_reducer = self._failover and not process.is_worker
+        return is_reducer and process.ended_ns is not None and (process.code > 128 or process.code == LOST)
 
     def _failures(self) -> list[Process]:
         return [process for process in self._processes if process.failed() and not self._can_be_lost(process)]
@@ -265,6 +270,7 @@ class Attempt:
 
     def _end_after_success(self) -> End:
         done = self._run_until(lambda: bool(self.signals) or self._children_ended(), _REDUCERS_END_S)
+        self._note_losses("the workers have ended well without it")
         if self.signals:
             return self._end_after_signal()
         if self._failures():

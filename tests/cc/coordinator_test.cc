@@ -1,17 +1,21 @@
-// How a job starts, or why it does not.
+// How a job starts, or why it does not; and heartbeats.
 #include "xla_ffi/membership/coordinator.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/cc/job.h"
+#include "tests/cc/loop_thread.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/transport/tcp_listener.h"
 
 namespace jaxhetero {
@@ -248,6 +252,26 @@ TEST(Start, MayBeDestroyedInAnyState) {
   ASSERT_NO_FATAL_FAILURE(job.start());
   job.workers.clear();
   job.reducers.clear();
+}
+
+// A process that was stopped finds its beat due and, behind it, all that others have sent meanwhile.
+TEST(Heartbeat, OfAProcessThatWasStoppedComesAfterWhatOthersHaveSent) {
+  std::vector<std::string> order;
+  std::promise<void> is_over;
+  LoopThread thread;
+  thread.call([&] {
+    Heartbeat::start(thread.loop(), milliseconds(100), [&] {
+      order.emplace_back("beat");
+      if (order.size() < 3) return true;
+      is_over.set_value();
+      return false;
+    });
+    std::this_thread::sleep_for(milliseconds(100));
+    // The loop runs timers that are due before it looks for what has come in.
+    thread.loop().after(milliseconds(0), [&] { thread.loop().post([&] { order.emplace_back("heard"); }); });
+  });
+  ASSERT_EQ(is_over.get_future().wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(order, (std::vector<std::string>{"beat", "heard", "beat"}));
 }
 
 }  // namespace

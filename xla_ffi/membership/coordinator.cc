@@ -162,10 +162,12 @@ void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
   if (!job_.failover) return refuse_all({Code::kReducerLost, text});
   if (view_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
   for (auto& [connection, guest] : guests_) {
-    if (guest.is_reducer() && guest.number == number) {
-      // It may be alive: one worker that cannot reach it is enough.
-      refuse(*connection, {Code::kReducerLost, text + "; the job goes on without it"});
-    }
+    if (!guest.is_reducer() || !guest.is_member() || guest.number != number) continue;
+    // It may be alive: one worker that cannot reach it is enough.
+    guest.phase = Guest::Phase::kReleased;
+    const Lost last{view_.number, number, text + "; the job goes on without it"};
+    connection->send(OutFrame::control(FrameType::kLost, encode(last)));
+    connection->close_after_flush();
   }
   change_view(text);
 }
@@ -422,8 +424,9 @@ size_t Coordinator::count(Role role) const {
 }
 
 size_t Coordinator::dedicated_count() const {
-  return static_cast<size_t>(std::ranges::count_if(
-      guests_, [](const auto& entry) { return entry.second.is_reducer() && entry.second.registration.rank < 0; }));
+  return static_cast<size_t>(std::ranges::count_if(guests_, [](const auto& entry) {
+    return entry.second.is_reducer() && entry.second.is_member() && entry.second.registration.rank < 0;
+  }));
 }
 
 void Coordinator::tell_reducers() {

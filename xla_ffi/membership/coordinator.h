@@ -64,6 +64,7 @@ class Coordinator final : private ConnectionOwner {
   struct Guest {
     // Everybody:  kConnected  -> kRegistered   admit()
     // A reducer:  kRegistered -> kReady        on_ready()
+    //             kReady      -> kReleased     lose_reducer()
     // A worker:   kRegistered -> kLeaving      on_goodbye()
     //             kLeaving    -> kReleased     on_idle(), and then no view changes any more
     //             kRegistered, kLeaving, kHalted -> kHalting   change_view()

@@ -19,8 +19,7 @@ class Heartbeat {
   // Calls `beat` on the loop's thread, ten times per timeout, until it returns false.
   static void start(EventLoop& loop, std::chrono::milliseconds timeout, std::function<bool()> beat) {
     if (!beat()) return;
-    loop.after(std::max(timeout / 10, std::chrono::milliseconds(1)),
-               [&loop, timeout, beat = std::move(beat)]() mutable { start(loop, timeout, std::move(beat)); });
+    wait(loop, std::max(timeout / 10, std::chrono::milliseconds(1)), timeout, std::move(beat));
   }
   static std::chrono::milliseconds patience(std::chrono::milliseconds timeout) { return timeout * 4 / 5; }
 
@@ -29,6 +28,17 @@ class Heartbeat {
   [[nodiscard]] Clock::duration silence() const { return Clock::now() - heard_; }
 
  private:
+  // A beat that is late by more than others: this process was stopped, or its host. What the peers have sent meanwhile
+  // is read first; until then their silence is our own.
+  static void wait(EventLoop& loop, std::chrono::milliseconds pause, std::chrono::milliseconds timeout,
+                   std::function<bool()> beat) {
+    const Clock::time_point due = Clock::now() + pause;
+    loop.after(pause, [&loop, due, timeout, beat = std::move(beat)]() mutable {
+      if (Clock::now() - due > timeout / 5) return wait(loop, std::chrono::milliseconds(1), timeout, std::move(beat));
+      start(loop, timeout, std::move(beat));
+    });
+  }
+
   Clock::time_point heard_ = Clock::now();
 };
 

@@ -85,6 +85,13 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
     case FrameType::kLeaving:
       if (callbacks_.on_leaving) callbacks_.on_leaving();
       return {};
+    case FrameType::kLost: {
+      const Result<Lost> lost = decode_lost(control_);
+      if (!lost.ok()) return lost.status();
+      finished_ = true;
+      if (callbacks_.on_lost) callbacks_.on_lost(lost.value());
+      return {};
+    }
     case FrameType::kGoodbye:
       finished_ = true;
       if (callbacks_.on_goodbye) callbacks_.on_goodbye();

@@ -50,6 +50,7 @@ Status ReducerServer::start() {
                                               .on_forget = {},
                                               .on_leaving = {},
                                               .on_goodbye = [this] { close_down({}); },
+                                              .on_lost = [this](const Lost& lost) { note_lost(lost); },
                                               .on_failure = [this](const Status& why) { close_down(why); },
                                           });
   });
@@ -236,6 +237,15 @@ void ReducerServer::close_down(const Status& how) {
   end_if_done();
 }
 
+// The workers have left for the next view already, and nobody is to hear more of this one.
+void ReducerServer::note_lost(const Lost& lost) {
+  {
+    const std::lock_guard lock(mutex_);
+    lost_number_ = lost.reducer;
+  }
+  finish({Code::kReducerLost, lost.why});
+}
+
 void ReducerServer::on_close(Connection& connection, const Status& why) {
   const auto found = peers_.find(&connection);
   if (found == peers_.end()) return;
@@ -302,6 +312,11 @@ std::optional<Status> ReducerServer::wait(milliseconds patience) {
   std::unique_lock lock(mutex_);
   ended_.wait_for(lock, patience, [this] { return result_.has_value(); });
   return result_;
+}
+
+std::optional<uint32_t> ReducerServer::lost_number() {
+  const std::lock_guard lock(mutex_);
+  return lost_number_;
 }
 
 void ReducerServer::stop() {

@@ -62,6 +62,8 @@ class ReducerServer final : private ConnectionOwner {
   Status start();
   // How the reducer ended; nothing if it still runs after `patience`. Ok when every worker left in order.
   std::optional<Status> wait(std::chrono::milliseconds patience);
+  // The number under which the job has gone on without this reducer; nothing if it has not. Call it after wait().
+  std::optional<uint32_t> lost_number();
   // Ends it. Does not wait for that; the destructor does.
   void stop();
 
@@ -95,6 +97,7 @@ class ReducerServer final : private ConnectionOwner {
   [[nodiscard]] std::vector<bool> find_moving();
   void deliver();
   void close_down(const Status& how);
+  void note_lost(const Lost& lost);
   void end_if_done();
   void finish(const Status& how);
   void hang_up();
@@ -122,7 +125,9 @@ class ReducerServer final : private ConnectionOwner {
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::optional<Status> result_;  // guarded by mutex_
+  // Guarded by mutex_.
+  std::optional<Status> result_;
+  std::optional<uint32_t> lost_number_;
 };
 
 }  // namespace jaxhetero

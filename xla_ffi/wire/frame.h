@@ -31,7 +31,7 @@ enum class FrameType : uint8_t {
   kLate = 9,       // reducer -> worker: text, the ranks a round waits for; count: how many of them still move data
   kFault = 10,     // any: Fault; the job has failed
   kGoodbye = 11,   // worker -> reducer, coordinator: no more rounds; coordinator -> all: you may exit
-  kLost = 12,      // worker -> coordinator: Lost; a reducer of the view is lost
+  kLost = 12,      // worker -> coordinator: Lost; a reducer of the view is lost; coordinator -> that reducer
   kHalt = 13,      // coordinator -> worker: Halt; stop pushing, and reply with kProgress
   kProgress = 14,  // worker -> coordinator: Progress; the reply to kHalt
   kLeaving = 15,   // coordinator -> worker: a worker wants to leave; reply kIdle once you run no round
