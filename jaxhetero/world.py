@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import secrets
 import socket
 import threading
@@ -190,6 +191,9 @@ def initialize(
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
         config = _make_config(settings)
+        # Not by the first program that has one in it: JAX would compile that program again at its second call, because
+        # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
+        importlib.import_module("jaxhetero.collectives")
         if config.worker_count == 1 and config.reducer_count == 0:
             _current.world = World(config)
             return

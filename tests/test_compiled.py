@@ -35,6 +35,7 @@ def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:
         for result in run("recompile.py", workers=2, reducers=0, **cache):
             first, second, retraced = result["runs"]
             assert [outcome["result"] for outcome in result["runs"]] == [6.0] * 3
+            assert first["traced"] == 1
             assert second["compiled"] == 0
             assert attempt == 0 or result["hits"] > 0
             assert len(first["calls"]) == 2

@@ -15,7 +15,11 @@ jax.monitoring.register_event_listener(lambda event, **_: events.update([event])
 jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.update([event]))
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
-step = jax.jit(lambda x: jaxhetero.psum(x) + jaxhetero.psum(x, name="second"))
+
+@jax.jit
+def step(x: jax.Array) -> jax.Array:
+    events["traced"] += 1
+    return jaxhetero.psum(x) + jaxhetero.psum(x, name="second")
 
 
 def run() -> dict[str, Any]:
@@ -25,12 +29,13 @@ def run() -> dict[str, Any]:
     """
     jaxhetero.initialize()
     x = jnp.full(5, jaxhetero.rank() + 1.0)
-    before = events[COMPILED]
+    before = events.copy()
     for _ in range(3):
         result = float(step(x)[0])
     outcome = {
         "result": result,
-        "compiled": events[COMPILED] - before,
+        "traced": events["traced"] - before["traced"],
+        "compiled": events[COMPILED] - before[COMPILED],
         "calls": re.findall(r"@jaxhetero_all_reduce\(.*backend_config = (\{.*?\})", step.lower(x).as_text()),
         "rounds": sorted((round_.op, round_.round) for round_ in jaxhetero.timeline()),
     }
