@@ -81,7 +81,7 @@ def test_devices_of_one_worker_are_summed_by_xla() -> None:
 @pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
 def test_what_varies_along_one_axis_is_summed_along_both(axes: tuple[str, ...]) -> None:
     """jax.lax refuses it by a type; ours take it between workers, and so inside the only one."""
-    mesh = jax.sharding.AbstractMesh((2, 1), ("a", "b"))
+    mesh = jax.sharding.AbstractMesh((2, 1), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     step = jax.shard_map(lambda x: jaxhetero.psum(x, axes), mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P())
     assert jax.eval_shape(step, jnp.arange(4)).shape == (2,)
 

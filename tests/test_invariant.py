@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 def trace(function: Any, *, sizes: tuple[int, int] = (2, 3), dtype: Any = jnp.float32, **options: Any) -> Any:
     """``function`` of a value that is the same everywhere, one that varies along "a", and one along "a" and "b"."""
-    mesh = jax.sharding.AbstractMesh(sizes, BOTH)
+    mesh = jax.sharding.AbstractMesh(sizes, BOTH, axis_types=(jax.sharding.AxisType.Auto,) * 2)
     arrays = [jnp.ones(shape, dtype) for shape in (4, 4 * sizes[0], 4 * sizes[0] * sizes[1])]
 
     def shard(*arrays: jax.Array) -> None:

@@ -434,7 +434,7 @@ def test_gradients_that_jax_has_summed_already_are_refused(check_vma: bool) -> N
         gradients = jax.grad(lambda params: jnp.sum(jnp.sin(params["w"] * x)))(params)
         return reduction.update(gradients, optax.EmptyState())[0]
 
-    mesh = jax.sharding.AbstractMesh((2,), ("workers",))
+    mesh = jax.sharding.AbstractMesh((2,), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = jax.P(), jax.P("workers")
     sharded = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=jax.P(), check_vma=check_vma)
     if not check_vma:

@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -276,12 +277,13 @@ def custom_vjp_of_another_type(library: Any) -> Any:
     def f(x: jax.Array) -> jax.Array:
         return library.psum(x, "x")
 
-    f.defvjp(lambda x: (f(x), None), lambda _, g: (library.psum(g, "x"),))
+    # Cast, or ours would tell that the cotangent of a sum is the same everywhere.
+    f.defvjp(lambda x: (f(x), None), lambda _, g: (library.psum(jax.lax.pcast(g, "x", to="varying"), "x"),))
     g = shard(lambda x: f(jax.lax.pcast(f(x), "x", to="varying")), P("x"), P())
     try:
         jax.jit(jax.value_and_grad(lambda x: g(x).sum()))(put(np.ones(4, np.float32), P("x")))
     except ValueError as error:
-        return "bwd rule attached to f" in str(error)
+        return re.search("bwd rule .*must produce an output with the same type", str(error)) is not None
     return "no error"
 
 
@@ -359,7 +361,7 @@ def nested_smap(library: Any) -> Any:
 
     with jax.set_mesh(mesh(explicit=True)):
         step = jax.smap(f, axis_name="x", in_axes=0, out_axes=0)
-        return jax.jit(step)(put(numbers(4), P("x"), mesh(explicit=True)))
+        return jax.jit(step)(put(numbers(4), P(BOTH), mesh(explicit=True)))
 
 
 @case("test_remove_one_sized_mesh_axis_from_vma")
