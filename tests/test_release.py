@@ -16,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+# One wheel serves Python 3.12 and all later ones.
+TAG = "cp312-abi3" if sys.version_info >= (3, 12) else "cp311-cp311"
 
 
 def package_files() -> set[str]:
@@ -48,6 +50,7 @@ def test_the_installed_wheel_has_the_package_and_nothing_else() -> None:
     assert package_files() <= installed
     assert any(re.fullmatch(r"jaxhetero/_native\..*\.so", name) for name in installed)
     assert not stray_files(installed)
+    assert f"Tag: {TAG}-" in (distribution.read_text("WHEEL") or "")
 
 
 @pytest.mark.timeout(900)
@@ -69,6 +72,7 @@ def test_the_sdist_has_all_that_a_wheel_and_the_tests_need(tmp_path: Path) -> No
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
     subprocess.run([*command, f"--wheel-dir={wheels}", str(tmp_path / f"jaxhetero-{VERSION}")], check=True)
     (wheel,) = wheels.iterdir()
+    assert wheel.name.startswith(f"jaxhetero-{VERSION}-{TAG}-linux")
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
     assert package_files() <= packed
