@@ -226,6 +226,18 @@ TEST(Start, RefusesOneReducerTooMany) {
   EXPECT_TRUE(failed_with(*refusal, Code::kInvalidArgument, {"has its 1 reducers already"}));
 }
 
+// Rows of a bucket then lie where they belong: see ShardPlan::cut().
+TEST(Start, NumbersTheReducersInWorkersByRank) {
+  Job job({.workers = 4, .reducers = 1, .colocated = 4});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  for (size_t number = 0; number < job.reducers.size(); ++number) {
+    const std::string ready = "reducer " + std::to_string(number) + " is ready";
+    std::optional<Event> event = job.reducers[number]->next_event(kPatience);
+    ASSERT_TRUE(event.has_value());
+    EXPECT_TRUE(has(event->text, ready)) << event->text;
+  }
+}
+
 TEST(Start, MayBeGivenUp) {
   Job job({.workers = 2, .reducers = 1});
   Communicator& worker = job.add_worker(0);

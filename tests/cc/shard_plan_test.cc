@@ -88,6 +88,23 @@ TEST_P(Spread, IsEvenOverOps) {
 
 INSTANTIATE_TEST_SUITE_P(SmallAndLarge, Spread, testing::Values(10, 1000000));
 
+// So that a reducer inside a worker has that worker's row.
+TEST(ShardPlan, CutsRowsInTheOrderOfTheReducers) {
+  for (uint64_t op = 0; op < 20; ++op) {
+    const std::vector<Shard> shards = equal(4).cut(op, 4'000'000, 4, /*has_rows=*/true);
+    ASSERT_EQ(shards.size(), 4u);
+    for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(shards[i], (Shard{i, i * 1'000'000, 1'000'000}));
+  }
+}
+
+TEST(ShardPlan, SpreadsSmallBucketsOfRows) {
+  std::set<uint32_t> reducers;
+  for (uint64_t op = 0; op < 100; ++op) {
+    for (const Shard& shard : equal(4).cut(op, 10, 4, /*has_rows=*/true)) reducers.insert(shard.reducer);
+  }
+  EXPECT_EQ(reducers.size(), 4u);
+}
+
 // n workers, k dedicated reducers, c inside workers.
 class Balance : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uint32_t>> {};
 

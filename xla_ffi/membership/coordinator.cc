@@ -435,13 +435,19 @@ void Coordinator::tell_reducers() {
   std::memcpy(&view_.job_id, random.data(), sizeof view_.job_id);
   view_.job = job_;
   view_.worker_hosts.resize(job_.worker_count);
+  std::vector<Guest*> reducers;
   for (auto& [connection, guest] : guests_) {
     if (guest.is_worker()) {
       view_.worker_hosts[static_cast<size_t>(guest.registration.rank)] = guest.registration.host_name;
     } else if (guest.is_reducer()) {
-      guest.number = next_reducer_number_++;
-      view_.reducers.push_back(describe_reducer(guest));
+      reducers.push_back(&guest);
     }
+  }
+  // The dedicated ones, then those inside workers by rank: see ShardPlan::cut().
+  std::ranges::stable_sort(reducers, {}, [](const Guest* guest) { return guest->registration.rank; });
+  for (Guest* guest : reducers) {
+    guest->number = next_reducer_number_++;
+    view_.reducers.push_back(describe_reducer(*guest));
   }
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_reducer()) continue;

@@ -151,9 +151,9 @@ uint64_t ShardPlan::digest() const {
   return digest;
 }
 
-std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_bytes) const {
-  const uint32_t first = reducer_at(mix(op) % whole_);
+std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_bytes, bool has_rows) const {
   const uint64_t most_shards = std::max<uint64_t>(1, (count * item_bytes + kLeastShardBytes - 1) / kLeastShardBytes);
+  const uint32_t first = has_rows && most_shards >= owner_count() ? 0 : reducer_at(mix(op) % whole_);
   const auto reducer_count = static_cast<uint32_t>(shares_.size());
   std::vector<uint32_t> owners;
   uint64_t whole = 0;  // the owners' shares

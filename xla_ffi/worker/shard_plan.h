@@ -65,8 +65,10 @@ class ShardPlan {
   [[nodiscard]] uint64_t digest() const;
 
   // The shards of a bucket of `count` elements: they cover it without overlap, in order. Only an empty bucket has an
-  // empty shard. The op's number chooses the reducer of the first shard; a small bucket has one or a few shards.
-  [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes) const;
+  // empty shard. The op's number chooses the reducer of the first shard; a small bucket has one or a few shards. A
+  // bucket of rows that is large enough for a shard for each reducer has them in the reducers' order: where every
+  // worker has a reducer inside, and there are no others, a worker's row is then at its own.
+  [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes, bool has_rows = false) const;
 
   // The elements of every chunk of such a bucket but a shard's last one. `call_bytes`: of all buckets of its call.
   [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0) const;
