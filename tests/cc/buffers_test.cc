@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace jaxhetero {
@@ -50,6 +52,30 @@ INSTANTIATE_TEST_SUITE_P(All, Slice,
                                          std::vector<size_t>{3, 0, 4}, std::vector<size_t>{3, 0, 0, 4},
                                          std::vector<size_t>{3, 4, 0}, std::vector<size_t>{3, 4, 0, 0},
                                          std::vector<size_t>{0, 1, 0, 1, 0, 7, 0}, std::vector<size_t>(9, 1)));
+
+// Both buckets have leaves of their own sizes, of which some are empty.
+TEST(Copy, MovesTheRangeAndNothingElse) {
+  std::vector<std::byte> from(12);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i + 1);
+  Leaves sources;
+  for (const auto& [offset, bytes] : {std::pair<size_t, size_t>{0, 5}, {5, 0}, {5, 4}, {9, 3}}) {
+    sources.append(from.data() + offset, bytes);
+  }
+  for (size_t from_offset = 0; from_offset <= 12; ++from_offset) {
+    for (size_t to_offset = 0; to_offset <= 12; ++to_offset) {
+      for (size_t bytes = 0; bytes <= 12 - std::max(from_offset, to_offset); ++bytes) {
+        std::vector<std::byte> to(12);
+        Leaves targets;
+        for (size_t i = 0; i < 4; ++i) targets.append(to.data() + 3 * i, 3);
+        copy(sources, from_offset, targets, to_offset, bytes);
+        for (size_t i = 0; i < 12; ++i) {
+          const bool is_copied = i >= to_offset && i < to_offset + bytes;
+          ASSERT_EQ(to[i], is_copied ? from[i - to_offset + from_offset] : std::byte{0});
+        }
+      }
+    }
+  }
+}
 
 TEST(AsPieces, OfNothingIsNothing) {
   std::vector<std::byte> memory(3);

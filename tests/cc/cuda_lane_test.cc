@@ -37,17 +37,11 @@ CudaContext fake_context() {
 class DeviceBucket {
  public:
   DeviceBucket(const TestRound& round, uint32_t rank) : contents_(round.input(rank)) {
-    const size_t item = item_bytes(round.dtype);
-    for (Leaves* leaves : {&operands_, &results_}) {
-      for (size_t count : round.leaf_counts) {
-        leaves->append(reinterpret_cast<void*>(fake_cuda_alloc(count * item)), count * item);
-      }
-    }
+    operands_ = allocate(round, round.input_rows());
+    results_ = allocate(round, round.output_rows());
   }
   ~DeviceBucket() {
-    for (const Leaves* leaves : {&operands_, &results_}) {
-      for (const iovec& piece : pieces_of(*leaves)) fake_cuda_free(reinterpret_cast<uint64_t>(piece.iov_base));
-    }
+    for (const uint64_t memory : memory_) fake_cuda_free(memory);
   }
   DeviceBucket(const DeviceBucket&) = delete;
   DeviceBucket& operator=(const DeviceBucket&) = delete;
@@ -57,10 +51,28 @@ class DeviceBucket {
 
   // What the program computes on a stream: the operands, and what it finds as results.
   void write_operands(void* stream) { on_each_piece(stream, operands_, /*writes=*/true); }
-  void read_results(void* stream) { on_each_piece(stream, results_, /*writes=*/false); }
-  [[nodiscard]] const Bytes& contents() const { return contents_; }
+  void read_results(void* stream) {
+    found_.resize(results_.bytes());
+    on_each_piece(stream, results_, /*writes=*/false);
+  }
+  [[nodiscard]] const Bytes& contents() const { return found_; }
 
  private:
+  Leaves allocate(const TestRound& round, uint32_t rows) {
+    Leaves leaves;
+    std::vector<iovec> buffers;
+    for (size_t count : round.leaf_counts) {
+      const size_t row_bytes = count * item_bytes(round.dtype);
+      memory_.push_back(fake_cuda_alloc(rows * row_bytes));
+      buffers.push_back({reinterpret_cast<void*>(memory_.back()), row_bytes});
+    }
+    for (uint32_t row = 0; row < rows; ++row) {
+      for (const iovec& buffer : buffers) {
+        leaves.append(static_cast<std::byte*>(buffer.iov_base) + row * buffer.iov_len, buffer.iov_len);
+      }
+    }
+    return leaves;
+  }
   struct Move {
     void* to;
     const void* from;
@@ -76,7 +88,7 @@ class DeviceBucket {
     return pieces;
   }
   void on_each_piece(void* stream, const Leaves& leaves, bool writes) {
-    std::byte* host = contents_.data();
+    std::byte* host = (writes ? contents_ : found_).data();
     for (const iovec& piece : pieces_of(leaves)) {
       auto move = writes ? std::make_unique<Move>(piece.iov_base, host, piece.iov_len)
                          : std::make_unique<Move>(host, piece.iov_base, piece.iov_len);
@@ -86,9 +98,11 @@ class DeviceBucket {
     }
   }
 
+  std::vector<uint64_t> memory_;
   Leaves operands_;
   Leaves results_;
   Bytes contents_;
+  Bytes found_;
 };
 
 // A worker whose arrays are on a GPU. As in XLA, each bucket of a program is reduced on a stream of its own.
@@ -162,8 +176,8 @@ class CudaLaneTest : public testing::Test {
     }
     for (const Gpu& gpu : gpus) ASSERT_TRUE(gpu.wait());
     for (size_t index = 0; index < rounds.size(); ++index) {
-      const Bytes expected = rounds[index].output(static_cast<uint32_t>(gpus.size()));
       for (const Gpu& gpu : gpus) {
+        const Bytes expected = rounds[index].output(static_cast<uint32_t>(gpus.size()), gpu.rank);
         ASSERT_TRUE(buckets[gpu.rank][index]->contents() == expected) << "round " << index << ", rank " << gpu.rank;
       }
     }
@@ -231,6 +245,21 @@ TEST_F(CudaLaneTest, Broadcasts) {
     rounds.push_back({.op = root, .kind = Kind::kBroadcast, .leaf_counts = {5000, 17}, .root = root, .seed = root});
   }
   for (int step = 0; step < 3; ++step) run(rounds);
+}
+
+TEST_F(CudaLaneTest, ScattersAndGathers) {
+  for (const bool failover : {false, true}) {
+    Job job({.workers = 3, .reducers = 2, .failover = failover});
+    start(job);
+    for (uint32_t step = 0; step < 3; ++step) {
+      run({{.op = 1, .kind = Kind::kScatter, .leaf_counts = {7000, 0, 17}, .seed = step, .rows = 3},
+           {.op = 2, .kind = Kind::kGather, .leaf_counts = {7000, 0, 17}, .seed = step, .rows = 3},
+           {.op = 3, .kind = Kind::kScatter, .leaf_counts = {1}, .seed = step, .rows = 3},
+           {.op = 4, .kind = Kind::kGather, .leaf_counts = {1}, .seed = step, .rows = 3},
+           {.op = 5, .kind = Kind::kGather, .leaf_counts = {0}, .seed = step, .rows = 3}});
+    }
+    gpus.clear();
+  }
 }
 
 TEST_F(CudaLaneTest, MemoryMayBeReusedAsSoonAsTheStreamGoesOn) {

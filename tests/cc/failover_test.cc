@@ -32,6 +32,8 @@ TEST(Failover, FinishesTheRoundThatTheDeathInterrupts) {
   for (const TestRound& round :
        {TestRound{.leaf_counts = leaf_counts}, TestRound{.leaf_counts = leaf_counts, .in_place = true},
         TestRound{.leaf_counts = leaf_counts, .call_bytes = 1 << 30},
+        TestRound{.kind = Kind::kScatter, .leaf_counts = {30000, 7}, .rows = 3},
+        TestRound{.kind = Kind::kGather, .leaf_counts = {30000, 7}, .rows = 3},
         TestRound{.dtype = DType::kBF16, .leaf_counts = leaf_counts, .converts = true},
         TestRound{.dtype = DType::kBF16, .leaf_counts = leaf_counts, .in_place = true, .converts = true}}) {
     Shape shape{.workers = 3, .reducers = 3, .window_chunks = 4};
@@ -128,6 +130,19 @@ TEST(Failover, ForgetsWhatNobodyCanNeed) {
   }
 }
 
+// What the others contribute to a gather is theirs to keep.
+TEST(Failover, KeepsOfAGatherTheOwnRow) {
+  Job job(failover({.workers = 3, .reducers = 3}));
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  const TestRound round{.kind = Kind::kGather, .leaf_counts = {30000, 7}, .rows = 3};
+  job.expect_works(round);
+  for (const auto& worker : job.workers) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (worker->metrics().kept_bytes == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(worker->metrics().kept_bytes, round.bytes() / 3);
+  }
+}
+
 TEST(Failover, TakesInAReducerThatComesLater) {
   Job job(failover({.workers = 2, .reducers = 2}));
   ASSERT_NO_FATAL_FAILURE(job.start());
@@ -165,32 +180,34 @@ TEST_P(DeathsTest, ChangeNoBit) {
       kill(job.reducers[victim]);
     }
   });
-  const std::vector<size_t> counts = {3, 30000, 100000, 5000, 60000};
+  const std::vector<size_t> counts = {3, 30000, 100000, 5000, 60000, 20000, 15000};
   for (uint32_t step = 0; step < 40; ++step) {
     std::vector<TestRound> rounds;
     for (uint64_t op = 0; op < counts.size(); ++op) {
+      const Kind kind = op == 3 ? Kind::kBroadcast : op == 5 ? Kind::kScatter : op == 6 ? Kind::kGather : Kind::kSum;
       rounds.push_back({.op = op,
-                        .kind = op == 3 ? Kind::kBroadcast : Kind::kSum,
+                        .kind = kind,
                         .dtype = op == 4 ? DType::kBF16 : DType::kF32,
                         .leaf_counts = {counts[op], 1},
                         .root = 1,
                         .seed = step * 8 + static_cast<uint32_t>(op),
                         .in_place = op == 2 || (op == 4 && step % 2 == 0),
-                        .converts = op == 4});
+                        .converts = op == 4,
+                        .rows = has_rows(kind) ? 3u : 1u});
     }
     std::vector<std::vector<std::optional<Part>>> parts(counts.size());
     for (auto& of_op : parts) of_op.resize(job.workers.size());
     for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
-      std::vector<size_t> order = {0, 1, 2, 3, 4};
+      std::vector<size_t> order = {0, 1, 2, 3, 4, 5, 6};
       std::ranges::shuffle(order, random);
       for (size_t op : order) parts[op][rank].emplace(*job.workers[rank], rounds[op], rank);
     }
     for (size_t op = 0; op < counts.size(); ++op) {
-      const Bytes expected = rounds[op].output(3);
       for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
         const Status status = parts[op][rank]->wait();
         EXPECT_TRUE(status.ok()) << "step " << step << " op " << op << " rank " << rank << ": " << status.message();
-        EXPECT_TRUE(parts[op][rank]->output() == expected) << "step " << step << " op " << op << " rank " << rank;
+        EXPECT_TRUE(parts[op][rank]->output() == rounds[op].output(3, rank))
+            << "step " << step << " op " << op << " rank " << rank;
       }
     }
     if (testing::Test::HasFailure()) break;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tests/cc/printing.h"
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/sum/convert.h"
@@ -61,23 +62,26 @@ struct TestRound {
   uint64_t op = 1;
   Kind kind = Kind::kSum;
   DType dtype = DType::kF32;
-  std::vector<size_t> leaf_counts = {1000};
+  std::vector<size_t> leaf_counts = {1000};  // of a scatter or a gather: in one row
   uint32_t root = 0;
   uint32_t seed = 0;
   uint64_t call_bytes = 0;
   bool in_place = false;  // the results take the operands' memory, as XLA may have it
   bool converts = false;  // the program has float32, and `dtype` is that of the wire
+  uint32_t rows = 1;      // of a scatter or a gather: the number of workers
 
   [[nodiscard]] OpSpec spec() const {
     uint64_t count = 0;
     for (size_t leaf : leaf_counts) count += leaf;
-    return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), count, 0, call_bytes};
+    return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), rows * count, 0, call_bytes};
   }
+  [[nodiscard]] uint32_t input_rows() const { return kind == Kind::kGather ? 1 : rows; }
+  [[nodiscard]] uint32_t output_rows() const { return kind == Kind::kScatter ? 1 : rows; }
   [[nodiscard]] DType program_dtype() const { return converts ? DType::kF32 : dtype; }
   [[nodiscard]] size_t bytes() const { return spec().total_count * item_bytes(program_dtype()); }
   [[nodiscard]] Bytes input(uint32_t rank) const {
     std::mt19937_64 random(seed * 4096 + rank);
-    Bytes bytes(this->bytes());
+    Bytes bytes(this->bytes() / rows * input_rows());
     for (size_t i = 0; i < bytes.size(); i += 8) {
       const uint64_t value = random();
       std::memcpy(bytes.data() + i, &value, std::min<size_t>(8, bytes.size() - i));
@@ -91,8 +95,25 @@ struct TestRound {
     narrow(dtype, {reinterpret_cast<const float*>(wide.data()), wide.size() / sizeof(float)}, bytes.data());
     return bytes;
   }
-  [[nodiscard]] Bytes output(uint32_t worker_count) const {
+  [[nodiscard]] Bytes output(uint32_t worker_count, uint32_t rank = 0) const {
     if (kind == Kind::kBroadcast) return input(root);
+    if (kind == Kind::kGather) return gathered();
+    const Bytes sum = total(worker_count);
+    if (kind != Kind::kScatter) return sum;
+    const auto row = std::span(sum).subspan(rank * sum.size() / rows, sum.size() / rows);
+    return {row.begin(), row.end()};
+  }
+
+ private:
+  [[nodiscard]] Bytes gathered() const {
+    Bytes all;
+    for (uint32_t rank = 0; rank < rows; ++rank) {
+      const Bytes row = input(rank);
+      all.insert(all.end(), row.begin(), row.end());
+    }
+    return all;
+  }
+  [[nodiscard]] Bytes total(uint32_t worker_count) const {
     std::vector<Bytes> inputs;
     std::vector<const std::byte*> pieces;
     for (uint32_t rank = 0; rank < worker_count; ++rank) inputs.push_back(wire_input(rank));
@@ -108,28 +129,49 @@ struct TestRound {
   }
 };
 
-// One worker's part in a round. Each leaf is memory of its own, so that a sanitizer sees where one ends.
+// Memory of a bucket as a program has it. Each leaf is by itself, so that a sanitizer sees where one ends.
+class BucketMemory {
+ public:
+  BucketMemory(const TestRound& round, uint32_t rows) {
+    const size_t item = item_bytes(round.program_dtype());
+    for (size_t count : round.leaf_counts) memory_.emplace_back(rows * count * item, std::byte{0xee});
+    for (uint32_t row = 0; row < rows; ++row) {
+      for (Bytes& leaf : memory_) leaves_.append(leaf.data() + row * leaf.size() / rows, leaf.size() / rows);
+    }
+  }
+
+  [[nodiscard]] const Leaves& leaves() const { return leaves_; }
+  void fill(Bytes flat) const { copy(leaves_of(flat), 0, leaves_, 0, flat.size()); }
+  [[nodiscard]] Bytes contents() const {
+    Bytes flat(leaves_.bytes());
+    copy(leaves_, 0, leaves_of(flat), 0, flat.size());
+    return flat;
+  }
+
+ private:
+  static Leaves leaves_of(Bytes& flat) {
+    Leaves leaves;
+    leaves.append(flat.data(), flat.size());
+    return leaves;
+  }
+
+  std::vector<Bytes> memory_;
+  Leaves leaves_;
+};
+
+// One worker's part in a round.
 class Part {
  public:
-  Part(Communicator& communicator, const TestRound& round, uint32_t rank) {
-    const size_t item = item_bytes(round.program_dtype());
-    const Bytes flat = round.input(rank);
+  Part(Communicator& communicator, const TestRound& round, uint32_t rank)
+      : inputs_(round, round.input_rows()), outputs_(round, round.output_rows()), in_place_(round.in_place) {
+    inputs_.fill(round.input(rank));
     RoundRequest request;
     request.op = round.op;
     request.description = "test op " + std::to_string(round.op);
     request.spec = round.spec();
     request.narrows = request.widens = round.converts;
-    for (size_t begin = 0; size_t count : round.leaf_counts) {
-      const size_t bytes = count * item;
-      inputs_.emplace_back(bytes);
-      std::copy_n(flat.begin() + static_cast<std::ptrdiff_t>(begin), bytes, inputs_.back().begin());
-      begin += bytes;
-    }
-    outputs_ = inputs_;
-    for (Bytes& leaf : outputs_) std::ranges::fill(leaf, std::byte{0xee});
-    for (Bytes& leaf : inputs_) request.inputs.append(leaf.data(), leaf.size());
-    for (Bytes& leaf : round.in_place ? inputs_ : outputs_) request.outputs.append(leaf.data(), leaf.size());
-    in_place_ = round.in_place;
+    request.inputs = inputs_.leaves();
+    request.outputs = (in_place_ ? inputs_ : outputs_).leaves();
     request.done = [done = done_](const Status& status) { done->set_value(status); };
     communicator.start_round(std::move(request));
   }
@@ -140,16 +182,12 @@ class Part {
     return {Code::kInternal, "the test waited in vain"};
   }
   [[nodiscard]] bool is_done() const { return status_.wait_for(milliseconds(0)) == std::future_status::ready; }
-  [[nodiscard]] Bytes output() const {
-    Bytes flat;
-    for (const Bytes& leaf : in_place_ ? inputs_ : outputs_) flat.insert(flat.end(), leaf.begin(), leaf.end());
-    return flat;
-  }
+  [[nodiscard]] Bytes output() const { return (in_place_ ? inputs_ : outputs_).contents(); }
 
  private:
-  std::vector<Bytes> inputs_;
-  std::vector<Bytes> outputs_;
-  bool in_place_ = false;
+  BucketMemory inputs_;
+  BucketMemory outputs_;
+  bool in_place_;
   std::shared_ptr<std::promise<Status>> done_ = std::make_shared<std::promise<Status>>();
   std::future<Status> status_ = done_->get_future();
 };
@@ -264,11 +302,10 @@ class Job {
     return parts;
   }
   void expect_done(const TestRound& round, std::vector<Part>& parts) const {
-    const Bytes expected = round.output(shape_.workers);
     for (uint32_t rank = 0; rank < parts.size(); ++rank) {
       const Status status = parts[rank].wait();
       ASSERT_TRUE(status.ok()) << "rank " << rank << ": " << status.message();
-      ASSERT_TRUE(parts[rank].output() == expected) << "rank " << rank;
+      ASSERT_TRUE(parts[rank].output() == round.output(shape_.workers, rank)) << "rank " << rank;
     }
   }
   void expect_works(const TestRound& round = {}) {

@@ -49,6 +49,12 @@ TEST_P(EveryShape, ReducesAllThatIsAskedFor) {
       {.op = 11, .kind = Kind::kMin, .dtype = DType::kI64, .leaf_counts = {4099, 1}, .in_place = true},
       {.op = 12, .dtype = DType::kBF16, .leaf_counts = {3, 0, 20011, 1, 1023}, .in_place = true, .converts = true},
       {.op = 13, .dtype = DType::kF16, .leaf_counts = {large, 1}, .converts = true},
+      {.op = 14, .kind = Kind::kScatter, .dtype = DType::kF32, .leaf_counts = {large, 0, 3, 5}, .rows = workers},
+      {.op = 15, .kind = Kind::kScatter, .dtype = DType::kBF16, .leaf_counts = {1, 1000}, .rows = workers},
+      {.op = 16, .kind = Kind::kScatter, .dtype = DType::kI16, .leaf_counts = {0}, .rows = workers},
+      {.op = 17, .kind = Kind::kGather, .dtype = DType::kF64, .leaf_counts = {large / 2, 0, 3}, .rows = workers},
+      {.op = 18, .kind = Kind::kGather, .dtype = DType::kU8, .leaf_counts = {1}, .rows = workers},
+      {.op = 19, .kind = Kind::kGather, .dtype = DType::kF16, .leaf_counts = {0, 0}, .rows = workers},
   };
   // All at once, twice in flight, and on each worker in another order.
   for (uint32_t repeat = 0; repeat < 3; ++repeat) {
@@ -144,8 +150,11 @@ TEST(Loopback, TakesNoRoundThatIsNotWhatItsOpWasBefore) {
 }
 
 // The bits of a sum depend on neither the reducers nor the way the bucket was cut.
-TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
-  const TestRound round{.dtype = DType::kF16, .leaf_counts = {50000}};
+class EveryLayout : public testing::TestWithParam<Kind> {};
+
+TEST_P(EveryLayout, GivesTheSameBits) {
+  TestRound round{.kind = GetParam(), .dtype = DType::kF16, .leaf_counts = {50000}};
+  if (has_rows(round.kind)) round.leaf_counts = {12000, 500}, round.rows = 4;
   const Shape shapes[] = {
       {.workers = 4, .reducers = 1},
       {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
@@ -159,7 +168,9 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
   for (const Shape& shape : shapes) {
     Job job(shape);
     ASSERT_NO_FATAL_FAILURE(job.start());
-    ASSERT_NO_FATAL_FAILURE(job.expect_works(round));  // against one and the same sum
+    for (round.seed = 0; round.seed < 3; ++round.seed) {
+      ASSERT_NO_FATAL_FAILURE(job.expect_works(round));  // against one and the same sum
+    }
     for (const auto& worker : job.workers) {
       EXPECT_EQ(worker->metrics().shared_connection_count, shape.shared_memory ? job.reducers.size() : 0);
       EXPECT_EQ(worker->metrics().lent_bytes > 0, shape.shared_memory && shape.failover) << "it lends what it keeps";
@@ -167,6 +178,9 @@ TEST(Loopback, GivesTheSameBitsWhateverTheLayout) {
     job.expect_shutdown();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, EveryLayout, testing::Values(Kind::kSum, Kind::kScatter, Kind::kGather),
+                         [](const auto& info) { return std::to_string(static_cast<int>(info.param)); });
 
 // The reducer in the only worker has all shares, and the other one none.
 TEST(Loopback, ReducesAloneBesideADedicatedReducer) {
@@ -200,6 +214,26 @@ TEST(Loopback, MovesEveryByteOnceEachWay) {
     EXPECT_EQ(metrics.round_count, 1u);
   }
   job.expect_shutdown();
+}
+
+// A worker sends or receives its own row alone, and of a gather not even its own row comes back to it.
+TEST(Loopback, MovesRowsOnce) {
+  constexpr uint32_t kWorkers = 4;
+  for (const Kind kind : {Kind::kScatter, Kind::kGather}) {
+    Job job({.workers = kWorkers, .reducers = kWorkers, .chunk_bytes = 65536});
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    const TestRound round{.kind = kind, .leaf_counts = {1 << 18}, .rows = kWorkers};
+    job.expect_works(round);
+    const auto bytes = static_cast<double>(round.bytes());
+    for (const auto& worker : job.workers) {
+      const Metrics metrics = worker->metrics();
+      const double sent = kind == Kind::kScatter ? bytes : bytes / kWorkers;
+      const double received = kind == Kind::kScatter ? bytes / kWorkers : bytes * (kWorkers - 1) / kWorkers;
+      EXPECT_NEAR(static_cast<double>(metrics.sent_bytes), sent, 0.01 * sent);
+      EXPECT_NEAR(static_cast<double>(metrics.received_bytes), received, 0.01 * received);
+    }
+    job.expect_shutdown();
+  }
 }
 
 // The program goes on in the callback: it may start the next round there, and may take its time.

@@ -164,7 +164,7 @@ TEST_P(RefusedSpec, IsAProtocolError) {
 
 INSTANTIATE_TEST_SUITE_P(All, RefusedSpec,
                          testing::Values(SpecSpoiling{"kind_0", [](OpSpec& s) { s.kind = static_cast<Kind>(0); }},
-                                         SpecSpoiling{"kind_5", [](OpSpec& s) { s.kind = static_cast<Kind>(5); }},
+                                         SpecSpoiling{"kind_7", [](OpSpec& s) { s.kind = static_cast<Kind>(7); }},
                                          SpecSpoiling{"dtype_0", [](OpSpec& s) { s.dtype = static_cast<DType>(0); }},
                                          SpecSpoiling{"dtype_13", [](OpSpec& s) { s.dtype = static_cast<DType>(13); }},
                                          SpecSpoiling{"root_that_no_job_has", [](OpSpec& s) { s.root = kMaxWorkers; }},
@@ -418,6 +418,8 @@ TEST(Describe, SpeaksToPeople) {
   EXPECT_EQ(describe(OpSpec{Kind::kBroadcast, DType::kI8, 3, 1, 5, 0}), "broadcast of int8[5] from rank 3");
   EXPECT_EQ(describe(OpSpec{Kind::kMax, DType::kF64, 0, 1, 7, 0}), "maximum of float64[7]");
   EXPECT_EQ(describe(OpSpec{Kind::kMin, DType::kU8, 0, 1, 0, 0}), "minimum of uint8[0]");
+  EXPECT_EQ(describe(OpSpec{Kind::kScatter, DType::kU8, 0, 1, 6, 0}), "scattered sum of uint8[6]");
+  EXPECT_EQ(describe(OpSpec{Kind::kGather, DType::kU8, 0, 1, 6, 0}), "gather of uint8[6]");
   EXPECT_EQ(describe(OpSpec{Kind::kSum, DType::kF32, 0, 1, 8, 0, 32}), "sum of float32[8]");
   EXPECT_EQ(describe(OpSpec{Kind::kSum, DType::kF32, 0, 1, 8, 0, 33}), "sum of float32[8] in a call of 33 bytes");
 }

@@ -178,6 +178,21 @@ TEST(FakeReducerTest, MayNotAnswerTwice) {
   EXPECT_TRUE(failed_with(second.wait(), Code::kReducerLost, {"reducer 0 "}));
 }
 
+// Of a gather's only row, the worker's own, nothing comes back.
+TEST(FakeReducerTest, MayNotSendAWorkerItsOwnRow) {
+  Job job({.workers = 1, .reducers = 1});
+  FakeReducer reducer(job);
+  reducer.on_push_ = [&](Connection& connection, const FrameHeader& push) {
+    FrameHeader header = push;
+    header.type = FrameType::kResult;
+    connection.send(push_frame(header, header.payload_bytes));
+  };
+  Communicator& worker = job.add_worker(0);
+  ASSERT_TRUE(Job::wait_ready(worker).ok());
+  Part part(worker, {.kind = Kind::kGather, .leaf_counts = {10}}, 0);
+  EXPECT_TRUE(failed_with(part.wait(), Code::kReducerLost, {"it sent a result out of order"}));
+}
+
 TEST(FakeReducerTest, CannotMakeAFailureLookLikeSuccess) {
   Job job({.workers = 1, .reducers = 1});
   FakeReducer reducer(job);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <span>
@@ -34,21 +35,7 @@ inline OpSpec f32_broadcast(uint64_t count, uint32_t root) {
   return {Kind::kBroadcast, DType::kF32, root, 1, count, 99};
 }
 
-// The header of the `index`-th chunk of a round whose whole bucket is one shard.
-inline FrameHeader push_header(uint32_t rank, const OpSpec& spec, uint64_t index, uint64_t round = 0,
-                               uint64_t op = kOp) {
-  const uint64_t item = item_bytes(spec.dtype);
-  FrameHeader header;
-  header.type = FrameType::kPush;
-  header.op = op;
-  header.round = round;
-  header.offset = index * kChunkBytes / item;
-  header.count = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes / item, spec.total_count - header.offset));
-  header.last = header.offset + header.count == spec.total_count;
-  const bool has_data = spec.kind == Kind::kSum || spec.root == rank;
-  header.payload_bytes = has_data ? static_cast<uint32_t>(header.count * item) : 0;
-  return header;
-}
+inline OpSpec f32_rows(Kind kind, uint64_t count) { return {kind, DType::kF32, 0, 1, count, 99}; }
 
 using Values = std::vector<float>;
 
@@ -68,8 +55,8 @@ inline Values total_of(const std::vector<Values>& by_rank) {
   return total;
 }
 
-inline std::span<const std::byte> part_of(const Values& values, const FrameHeader& header) {
-  return std::as_bytes(std::span(values)).subspan(header.offset * sizeof(float), header.payload_bytes);
+inline std::span<const std::byte> part_of(const Values& values, const Range& range) {
+  return std::as_bytes(std::span(values).subspan(range.offset, range.count));
 }
 
 class ReducerTest : public testing::Test {
@@ -80,7 +67,31 @@ class ReducerTest : public testing::Test {
     reducer_ = std::make_unique<ReducerStateMachine>(std::move(job));
   }
 
+  // The header of the `index`-th chunk of a round whose whole bucket is one shard.
+  FrameHeader push_header(uint32_t rank, const OpSpec& spec, uint64_t index, uint64_t round = 0, uint64_t op = kOp) {
+    const uint64_t item = item_bytes(spec.dtype);
+    FrameHeader header;
+    header.type = FrameType::kPush;
+    header.op = op;
+    header.round = round;
+    header.offset = index * kChunkBytes / item;
+    header.count = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes / item, spec.total_count - header.offset));
+    header.last = header.offset + header.count == spec.total_count;
+    const Range part = stake_of(spec, reducer_->worker_count(), rank).pushed({header.offset, header.count});
+    header.payload_bytes = static_cast<uint32_t>(part.count * item);
+    return header;
+  }
+  // What of a bucket with these values the rank pushes in this chunk, and what it is sent.
+  std::span<const std::byte> pushed_part(uint32_t rank, const FrameHeader& header, const Values& values) {
+    return part_of(values, stake(rank, header.op).pushed({header.offset, header.count}));
+  }
+  std::span<const std::byte> answered_part(uint32_t rank, const FrameHeader& header, const Values& values) {
+    return part_of(values, stake(rank, header.op).answered({header.offset, header.count}));
+  }
+  Stake stake(uint32_t rank, uint64_t op) { return stake_of(specs_[op], reducer_->worker_count(), rank); }
+
   Status describe(uint32_t rank, const OpSpec& spec, uint64_t op = kOp, uint64_t round = 0) {
+    specs_[op] = spec;
     FrameHeader header;
     header.op = op;
     header.round = round;
@@ -100,11 +111,11 @@ class ReducerTest : public testing::Test {
     return reducer_->finish_push(rank, header, now_ms_, sent_);
   }
   Status push(uint32_t rank, const FrameHeader& header, const Values& values) {
-    return push(rank, header, part_of(values, header));
+    return push(rank, header, pushed_part(rank, header, values));
   }
   // The same, read where it is.
   Status lend(uint32_t rank, const FrameHeader& header, const Values& values) {
-    const std::shared_ptr<const std::byte> payload(std::shared_ptr<void>(), part_of(values, header).data());
+    const std::shared_ptr<const std::byte> payload(std::shared_ptr<void>(), pushed_part(rank, header, values).data());
     Result<bool> is_read = reducer_->take_lent(rank, header, payload, now_ms_, sent_);
     return is_read.ok() && !*is_read ? push(rank, header, values) : is_read.status();
   }
@@ -168,6 +179,7 @@ class ReducerTest : public testing::Test {
   }
 
   std::unique_ptr<ReducerStateMachine> reducer_;
+  std::map<uint64_t, OpSpec> specs_;  // by op, as described last
   std::vector<Outgoing> sent_;
   int64_t now_ms_ = 0;
 };

@@ -20,12 +20,13 @@ class OpTest : public testing::Test {
   void run() {
     RoundRequest request;
     request.spec.total_count = operand_.size() / sizeof(float);
+    request.stake = stake_of(request.spec, 1, 0);
     request.inputs.append(operand_.data(), operand_.size());
     op_.add(std::move(request));
     Round& round = op_.start_next_round();
     Segment& segment = round.segments.emplace_back(Shard{0, 0, round.request.spec.total_count}, 16);
     segment.next_push = segment.end();
-    op_.keep_running_round(true);
+    op_.keep_running_round();
   }
 
   Op op_;

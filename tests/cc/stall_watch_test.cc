@@ -35,7 +35,7 @@ class StallWatchTest : public testing::Test {
   explicit StallWatchTest(bool accuses = true) {
     for (const uint32_t number : {0u, 1u}) {
       const View::Reducer reducer{number, "127.0.0.1", 4000, std::string(1, char('a' + number)), -1};
-      links_.emplace_back(reducer, TcpAddress(), job_, 0);
+      links_.emplace_back(reducer, TcpAddress(), job_);
     }
     StallWatch::Accuse accuse;
     if (accuses)

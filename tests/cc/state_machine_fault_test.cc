@@ -155,6 +155,34 @@ TEST_F(ReducerTest, TakesABroadcastFromItsRootOnly) {
   EXPECT_TRUE(reducer_->fault().ok());
 }
 
+TEST_F(ReducerTest, TakesOfAGatherEachRanksOwnRowOnly) {
+  const OpSpec spec = f32_rows(Kind::kGather, 3 * 4);  // one chunk of three rows
+  describe(spec);
+  for (const uint32_t bytes : {0u, 12u, 20u, 48u}) {
+    FrameHeader header = push_header(1, spec, 0);
+    ASSERT_EQ(header.payload_bytes, 16u);
+    header.payload_bytes = bytes;
+    EXPECT_EQ(push(1, header).code(), Code::kProtocol) << bytes;
+  }
+  EXPECT_TRUE(reducer_->fault().ok());
+}
+
+TEST_F(ReducerTest, TakesOfAScatterTheWholeBucket) {
+  const OpSpec spec = f32_rows(Kind::kScatter, 3 * 4);
+  describe(spec);
+  FrameHeader header = push_header(1, spec, 0);
+  ASSERT_EQ(header.payload_bytes, 48u);
+  header.payload_bytes = 16;
+  EXPECT_EQ(push(1, header).code(), Code::kProtocol);
+}
+
+TEST_F(ReducerTest, RefusesRowsThatAreNotOneForEachWorker) {
+  for (const Kind kind : {Kind::kScatter, Kind::kGather}) {
+    EXPECT_EQ(describe(2, f32_rows(kind, 8)).code(), Code::kProtocol);
+  }
+  EXPECT_TRUE(reducer_->fault().ok());
+}
+
 TEST_F(ReducerTest, RefusesARootThatDoesNotExist) {
   EXPECT_EQ(describe(2, f32_broadcast(8, 3)).code(), Code::kProtocol);
   EXPECT_TRUE(reducer_->fault().ok());

@@ -76,11 +76,16 @@ TEST_F(ReducerTest, SumsWhatIsLentWhereItIs) {
 
 // The root's round is over before the others have got what is then not the root's to change.
 TEST_F(ReducerTest, ReadsNoBroadcastWhereItIs) {
+  const OpSpec rows = f32_rows(Kind::kGather, 3 * kItemsPerChunk);
+  describe(rows, 5);
+  const Values row = values_of(0, rows.total_count);
+  EXPECT_FALSE(*reducer_->take_lent(0, push_header(0, rows, 0, 0, 5),
+                                    {std::shared_ptr<void>(), std::as_bytes(std::span(row)).data()}, 0, sent_));
   const OpSpec spec = f32_broadcast(kItemsPerChunk, 1);
   describe(spec);
   const Values values = values_of(1, spec.total_count);
   const FrameHeader header = push_header(1, spec, 0);
-  const std::shared_ptr<const std::byte> payload(std::shared_ptr<void>(), part_of(values, header).data());
+  const std::shared_ptr<const std::byte> payload(std::shared_ptr<void>(), pushed_part(1, header, values).data());
   EXPECT_FALSE(*reducer_->take_lent(1, header, payload, 0, sent_));
   ASSERT_TRUE(push(1, header, values).ok());
   for (uint32_t rank : {0u, 2u}) ASSERT_TRUE(push(rank, push_header(rank, spec, 0)).ok());
@@ -117,6 +122,72 @@ TEST_F(ReducerTest, GivesTheRootsValuesToTheOthers) {
   }
   for (uint32_t rank : {0u, 2u}) EXPECT_EQ(take_results(rank, spec), values);
   EXPECT_EQ(take_results(kRoot, spec), Values{}) << "the root has them already";
+}
+
+// Rows of other sizes than chunks, so that some chunks lie in two rows.
+constexpr uint64_t kRowCount = 2 * kItemsPerChunk + 5;
+
+TEST_F(ReducerTest, GivesEachRankItsRowOfTheSum) {
+  const OpSpec spec = f32_rows(Kind::kScatter, 3 * kRowCount);
+  describe(spec);
+  std::vector<Values> by_rank;
+  for (uint32_t rank = 0; rank < 3; ++rank) by_rank.push_back(values_of(rank, spec.total_count));
+  const Values total = total_of(by_rank);
+  for (uint64_t chunk = 0; chunk * kItemsPerChunk < spec.total_count; ++chunk) {
+    for (uint32_t rank : {1u, 2u, 0u}) ASSERT_TRUE(push(rank, push_header(rank, spec, chunk), by_rank[rank]).ok());
+  }
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    const auto row = std::span(total).subspan(rank * kRowCount, kRowCount);
+    EXPECT_EQ(take_results(rank, spec), Values(row.begin(), row.end())) << rank;
+  }
+}
+
+TEST_F(ReducerTest, GivesTheRowsOfAllToEachRank) {
+  const OpSpec spec = f32_rows(Kind::kGather, 3 * kRowCount);
+  describe(spec);
+  const Values values = values_of(0, spec.total_count);
+  uint64_t pushed_bytes = 0;
+  for (uint64_t chunk = 0; chunk * kItemsPerChunk < spec.total_count; ++chunk) {
+    for (uint32_t rank : {2u, 0u, 1u}) {
+      const FrameHeader header = push_header(rank, spec, chunk);
+      pushed_bytes += header.payload_bytes;
+      ASSERT_TRUE(push(rank, header, values).ok());
+    }
+  }
+  EXPECT_EQ(pushed_bytes, spec.total_count * sizeof(float));
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    uint64_t end = 0;
+    for (const Outgoing& frame : take(rank, FrameType::kResult)) {
+      EXPECT_EQ(frame.header.offset, end);
+      end += frame.header.count;
+      const bool is_own = frame.header.offset >= rank * kRowCount && end <= (rank + 1) * kRowCount;
+      EXPECT_EQ(frame.payload.size(), is_own ? 0 : frame.header.count * sizeof(float));
+      EXPECT_TRUE(std::ranges::equal(frame.payload, answered_part(rank, frame.header, values)));
+    }
+    EXPECT_EQ(end, spec.total_count);
+  }
+}
+
+TEST_F(ReducerTest, CopiesNoChunkOfOneRow) {
+  const OpSpec spec = f32_rows(Kind::kGather, 3 * kItemsPerChunk);
+  describe(spec);
+  const Values values = values_of(0, spec.total_count);
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) {
+    std::span<const std::byte> pushed;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      const FrameHeader header = push_header(rank, spec, chunk);
+      Result<std::span<std::byte>> memory = reducer_->start_push(rank, header, 0, sent_);
+      ASSERT_TRUE(memory.ok());
+      if (rank == chunk) pushed = *memory;
+      ASSERT_TRUE(reducer_->finish_push(rank, header, 0, sent_).ok());
+    }
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      const std::vector<Outgoing> frames = take(rank, FrameType::kResult);
+      ASSERT_EQ(frames.size(), 1u);
+      EXPECT_EQ(frames[0].payload.data(), pushed.data());
+      EXPECT_EQ(frames[0].payload.size(), rank == chunk ? 0 : pushed.size());
+    }
+  }
 }
 
 // Results may still be on their way while later rounds run, and even when the reducer is gone.
@@ -245,7 +316,18 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
 
   OpSpec make_spec() {
     const uint64_t count = random_() % 4 == 0 ? 0 : random_() % (5 * kItemsPerChunk);
-    return random_() % 3 == 0 ? f32_broadcast(count, random_() % reducer_->worker_count()) : f32_sum(count);
+    const uint32_t workers = reducer_->worker_count();
+    switch (random_() % 6) {
+      case 0:
+      case 1:
+        return f32_broadcast(count, random_() % workers);
+      case 2:
+        return f32_rows(Kind::kScatter, count / workers * workers);
+      case 3:
+        return f32_rows(Kind::kGather, count / workers * workers);
+      default:
+        return f32_sum(count);
+    }
   }
 
   Model make_model(const OpSpec& spec, uint64_t op, uint64_t round) {
@@ -253,7 +335,12 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
     for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) {
       model.inputs.push_back(values_of(rank, spec.total_count, static_cast<uint32_t>(op * kRounds + round)));
     }
-    model.total = spec.kind == Kind::kSum ? total_of(model.inputs) : model.inputs[spec.root];
+    model.total = total_of(model.inputs);
+    if (spec.kind == Kind::kBroadcast) model.total = model.inputs[spec.root];
+    if (spec.kind == Kind::kGather) {
+      const uint64_t row = spec.total_count / model.inputs.size();
+      for (uint64_t i = 0; i < spec.total_count; ++i) model.total[i] = model.inputs[i / row][i];
+    }
     return model;
   }
 
@@ -282,13 +369,11 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
       ASSERT_EQ(header.type, FrameType::kResult);
       ASSERT_EQ(header.round, worker.round);
       ASSERT_EQ(header.offset, worker.results);
-      const OpSpec& spec = specs[header.op];
-      const bool root = spec.kind == Kind::kBroadcast && spec.root == rank;
-      ASSERT_EQ(frame.payload.size(), root ? 0 : header.count * sizeof(float));
-      ASSERT_TRUE(std::ranges::equal(frame.payload, part_of(model.total, header)));
+      ASSERT_EQ(frame.payload.size(), header.payload_bytes);
+      ASSERT_TRUE(std::ranges::equal(frame.payload, answered_part(rank, header, model.total)));
       worker.results += header.count;
       if (!header.last) continue;
-      ASSERT_EQ(worker.results, spec.total_count);
+      ASSERT_EQ(worker.results, specs[header.op].total_count);
       worker = {worker.round + 1};
       ++done;
       continue;

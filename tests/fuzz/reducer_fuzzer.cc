@@ -23,6 +23,7 @@ constexpr uint32_t kWorkers = 3;
 constexpr uint32_t kChunkBytes = 64;
 constexpr uint32_t kWindow = 2;
 constexpr uint64_t kTotalCount = 24;
+constexpr uint64_t kOps = 5;
 
 class Server {
  public:
@@ -62,7 +63,7 @@ class Server {
     std::span<std::byte> memory;
   };
 
-  uint64_t op() { return input_.ConsumeIntegralInRange<uint64_t>(0, 2); }
+  uint64_t op() { return input_.ConsumeIntegralInRange<uint64_t>(0, kOps - 1); }
 
   // Mostly what the others say as well.
   void describe(uint32_t rank) {
@@ -71,7 +72,7 @@ class Server {
     OpDescription description{specs_[header.op], input_.ConsumeRandomLengthString(20)};
     if (input_.ConsumeIntegralInRange(0, 7) == 0) {
       OpSpec& spec = description.spec;
-      spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 5));
+      spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 7));
       spec.dtype = static_cast<DType>(input_.ConsumeIntegralInRange(0, 14));
       spec.root = input_.ConsumeIntegralInRange<uint32_t>(0, 4);
       spec.total_count = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
@@ -95,8 +96,9 @@ class Server {
     }
     const OpSpec& spec = specs_[header.op];
     const bool says_so = honest || input_.ConsumeBool();
-    const size_t bytes = header.count * item_bytes(spec.dtype);
-    header.payload_bytes = contributes(spec, rank) == says_so ? static_cast<uint32_t>(bytes) : 0;
+    const Range chunk{header.offset, header.count};
+    const Range part = says_so ? stake_of(spec, kWorkers, rank).pushed(chunk) : chunk;
+    header.payload_bytes = static_cast<uint32_t>(part.count * item_bytes(spec.dtype));
     return header;
   }
 
@@ -168,8 +170,8 @@ class Server {
     outgoing_.clear();
   }
 
-  static std::array<FrameHeader, 3> first_pushes() {
-    std::array<FrameHeader, 3> pushes;
+  static std::array<FrameHeader, kOps> first_pushes() {
+    std::array<FrameHeader, kOps> pushes;
     for (uint64_t op = 0; op < pushes.size(); ++op) {
       FrameHeader& push = pushes[op];
       push.type = FrameType::kPush;
@@ -180,11 +182,13 @@ class Server {
   }
 
   FuzzedDataProvider& input_;
-  const std::array<OpSpec, 3> specs_{OpSpec{Kind::kSum, DType::kF32, 0, 1, kTotalCount, 0},
-                                     OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
-                                     OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0}};
+  const std::array<OpSpec, kOps> specs_{OpSpec{Kind::kSum, DType::kF32, 0, 1, kTotalCount, 0},
+                                        OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
+                                        OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0},
+                                        OpSpec{Kind::kScatter, DType::kF32, 0, 1, kTotalCount, 0},
+                                        OpSpec{Kind::kGather, DType::kF32, 0, 1, kTotalCount, 0}};
   ReducerStateMachine reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};
-  std::array<std::array<FrameHeader, 3>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
+  std::array<std::array<FrameHeader, kOps>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
   std::array<std::optional<Push>, kWorkers> pushing_;
   std::array<bool, kWorkers> gone_{};
   std::vector<Outgoing> outgoing_;

@@ -48,15 +48,20 @@ class Leaves {
   size_t total_bytes_ = 0;
 };
 
-// Copies between buckets with the same leaf sizes. Skips leaves that are the same memory in both.
-inline void copy(const Leaves& from, const Leaves& to) {
+// Copies `bytes` bytes from one bucket to another, whatever their leaves are. Skips what is the same memory in both.
+inline void copy(const Leaves& from, size_t from_offset, const Leaves& to, size_t to_offset, size_t bytes) {
   std::vector<iovec> sources;
+  from.slice(from_offset, bytes, sources);
   std::vector<iovec> targets;
-  from.slice(0, from.bytes(), sources);
-  to.slice(0, to.bytes(), targets);
-  for (size_t i = 0; i < std::min(sources.size(), targets.size()); ++i) {
-    if (sources[i].iov_base == targets[i].iov_base) continue;
-    std::memcpy(targets[i].iov_base, sources[i].iov_base, std::min(sources[i].iov_len, targets[i].iov_len));
+  for (const iovec& source : sources) {
+    const auto* data = static_cast<const std::byte*>(source.iov_base);
+    targets.clear();
+    to.slice(to_offset, source.iov_len, targets);
+    to_offset += source.iov_len;
+    for (const iovec& target : targets) {
+      if (target.iov_base != data) std::memcpy(target.iov_base, data, target.iov_len);
+      data += target.iov_len;
+    }
   }
 }
 

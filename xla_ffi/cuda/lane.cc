@@ -139,7 +139,8 @@ Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& o
   const OpSpec& spec = request.spec;
   flight->sends = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
   flight->receives = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
-  const size_t needed_bytes = PinnedPool::rounded(operands.bytes()) * (flight->sends + flight->receives);
+  const size_t needed_bytes = (flight->sends ? PinnedPool::rounded(operands.bytes()) : 0) +
+                              (flight->receives ? PinnedPool::rounded(results.bytes()) : 0);
   if (needed_bytes > pool_->capacity_bytes()) {
     return {Code::kInvalidArgument, request.description + " needs " + std::to_string(needed_bytes) +
                                         " bytes of pinned memory at once, and this GPU has " +
@@ -270,7 +271,7 @@ bool CudaLane::issue_copies_out() {
 bool CudaLane::take_memory(Flight& flight) {
   const size_t bytes = flight.operands.bytes();
   std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
-  std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(bytes) : nullptr;
+  std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(flight.results.bytes()) : nullptr;
   if ((flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr)) return false;
   flight.inputs = std::move(inputs);
   flight.outputs = std::move(outputs);
@@ -340,9 +341,9 @@ void CudaLane::start_round(const FlightPtr& flight) {
     return;
   }
   RoundRequest request = std::move(flight->request);
-  const size_t bytes = flight->operands.bytes();
-  if (flight->sends) request.inputs.append(flight->inputs.get(), bytes);
+  if (flight->sends) request.inputs.append(flight->inputs.get(), flight->operands.bytes());
   if (flight->receives) {
+    const size_t bytes = flight->results.bytes();
     request.outputs.append(flight->outputs.get(), bytes);
     for (size_t offset = 0; offset < bytes; offset += config_.slice_bytes) {
       flight->missing_bytes.push_back(std::min(config_.slice_bytes, bytes - offset));

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
@@ -113,6 +114,18 @@ void describe_shape(std::string& text, const ffi::AnyBuffer& leaf, DType dtype) 
   text += "]";
 }
 
+// The buffers one after the other; or, if each has several rows, the first row of each, the second row of each, ...
+Leaves in_rows(const std::vector<iovec>& buffers, size_t row_count) {
+  Leaves leaves;
+  for (size_t row = 0; row < row_count; ++row) {
+    for (const iovec& buffer : buffers) {
+      const size_t bytes = buffer.iov_len / row_count;
+      leaves.append(static_cast<std::byte*>(buffer.iov_base) + row * bytes, bytes);
+    }
+  }
+  return leaves;
+}
+
 // Rounds pair up by the order in which a program is launched. XLA numbers the launches; two threads that race to launch
 // one program may be seen in the wrong order here, and in another one on other hosts, which must not pass silently.
 Status check_launch_order(CallSite& site, int64_t run) {
@@ -217,8 +230,14 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
   request.spec.root = site.root;
   request.spec.call_bytes = site.call_bytes;
   request.spec.leaf_count = static_cast<uint32_t>(args.size());
+  const auto worker_count = static_cast<size_t>(site.worker_count);
+  const size_t operand_rows = site.kind == Kind::kScatter ? worker_count : 1;
+  const size_t result_rows = site.kind == Kind::kGather ? worker_count : 1;
+  std::vector<iovec> operands;
+  std::vector<iovec> results;
   Hash signature;
   std::string shapes;
+  if (rets.size() != args.size()) return Status(Code::kInternal, "a bucket without a result for each operand");
   for (size_t i = 0; i < args.size(); ++i) {
     const auto input = args.get<ffi::AnyBuffer>(i);
     auto output = rets.get<ffi::AnyBuffer>(i);
@@ -228,14 +247,20 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
     if (!dtype.has_value() || (i > 0 && *dtype != request.spec.dtype)) {
       return Status(Code::kInternal, "a bucket of a dtype that cannot be reduced, or of several");
     }
+    if ((*output)->element_type() != input->element_type() ||
+        input->size_bytes() * result_rows != (*output)->size_bytes() * operand_rows) {
+      return Status(Code::kInternal, "a result of another dtype or size than follows from its operand");
+    }
     request.spec.dtype = *dtype;
-    request.spec.total_count += input->element_count() * parts_of(input->element_type());
+    request.spec.total_count += input->element_count() * parts_of(input->element_type()) * result_rows;
     signature.add(static_cast<uint64_t>(input->element_type()));
     signature.add(input->dimensions().size());
     for (int64_t dimension : input->dimensions()) signature.add(static_cast<uint64_t>(dimension));
-    request.inputs.append(input->untyped_data(), input->size_bytes());
-    request.outputs.append((*output)->untyped_data(), (*output)->size_bytes());
+    operands.push_back({input->untyped_data(), input->size_bytes()});
+    results.push_back({(*output)->untyped_data(), (*output)->size_bytes()});
   }
+  request.inputs = in_rows(operands, operand_rows);
+  request.outputs = in_rows(results, result_rows);
   request.spec.signature = signature.folded();
   std::call_once(site.described, [&] {
     for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);

@@ -6,10 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
 
@@ -29,15 +27,14 @@ constexpr size_t kLargeBytes = size_t{4} << 20;
 
 // With pages of 4 KiB, page faults were a third of all that a job took of the processors at 1 Gbit/s
 // (docs/notebook/memory.md). NumPy does this as well.
-void prefer_huge_pages(const Leaves& results) {
-  if (results.bytes() < kLargeBytes) return;
-  std::vector<iovec> leaves;
-  results.slice(0, results.bytes(), leaves);
+void prefer_huge_pages(const ffi::RemainingRets& results) {
   const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  for (const iovec& leaf : leaves) {
-    if (leaf.iov_len < kLargeBytes) continue;
-    const size_t to_page = -reinterpret_cast<uintptr_t>(leaf.iov_base) % page_bytes;
-    madvise(static_cast<std::byte*>(leaf.iov_base) + to_page, leaf.iov_len - to_page, MADV_HUGEPAGE);  // a hint
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto result = results.get<ffi::AnyBuffer>(i);
+    if (!result.has_value() || (*result)->size_bytes() < kLargeBytes) continue;
+    auto* const data = static_cast<std::byte*>((*result)->untyped_data());
+    const size_t to_page = -reinterpret_cast<uintptr_t>(data) % page_bytes;
+    madvise(data + to_page, (*result)->size_bytes() - to_page, MADV_HUGEPAGE);  // a hint
   }
 }
 
@@ -48,7 +45,7 @@ ffi::Future execute(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dic
   if (!communicator.ok()) return failed(communicator.status());
   Result<RoundRequest> request = make_request(*site, device, args, rets);
   if (!request.ok()) return failed(request.status());
-  prefer_huge_pages(request->outputs);
+  prefer_huge_pages(rets);
 
   ffi::Promise promise;
   ffi::Future future(promise);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -12,6 +13,8 @@ namespace jaxhetero {
 namespace {
 
 constexpr size_t kMaxIdleBytes = size_t{32} << 20;
+
+size_t bytes_of(const OpSpec& spec, const Range& range) { return range.count * item_bytes(spec.dtype); }
 
 Arithmetic arithmetic_of(Kind kind) {
   if (kind == Kind::kMax) return Arithmetic::kMax;
@@ -87,8 +90,8 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
                                         std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   const OpSpec& spec = description.spec;
-  if (spec.root >= worker_count()) {
-    return {Code::kProtocol, worker_name(rank) + " named rank " + std::to_string(spec.root) + " as the root"};
+  if (const Status status = check(spec, worker_count()); !status.ok()) {
+    return {Code::kProtocol, worker_name(rank) + " sent a " + status.message()};
   }
   if (ops_.size() >= kMaxOps && !ops_.contains(header.op)) {
     return {Code::kProtocol, worker_name(rank) + " uses more than " + std::to_string(kMaxOps) + " ops"};
@@ -126,7 +129,7 @@ Result<bool> ReducerStateMachine::take_lent(uint32_t rank, const FrameHeader& he
                                             std::shared_ptr<const std::byte> payload, int64_t now_ms,
                                             std::vector<Outgoing>& outgoing) {
   const auto found = ops_.find(header.op);
-  if (found == ops_.end() || found->second.spec.kind == Kind::kBroadcast) return false;
+  if (found == ops_.end() || passes_on(found->second.spec.kind)) return false;
   Result<Piece*> piece = start_piece(rank, header, now_ms, outgoing);
   if (!piece.ok()) return piece.status();
   (*piece)->data = std::move(payload);
@@ -161,7 +164,8 @@ Status ReducerStateMachine::check_chunk(const OpState& op, uint32_t rank, const 
   if (header.offset > spec.total_count || header.count > spec.total_count - header.offset) {
     return {Code::kProtocol, worker_name(rank) + " pushed a chunk that lies outside of " + op_name(header.op, op)};
   }
-  if (header.payload_bytes != (contributes(spec, rank) ? header.count * item_bytes(spec.dtype) : 0)) {
+  const Range part = stake_of(spec, worker_count(), rank).pushed({header.offset, header.count});
+  if (header.payload_bytes != bytes_of(spec, part)) {
     return {Code::kProtocol, worker_name(rank) + " pushed " + std::to_string(header.payload_bytes) + " bytes for " +
                                  std::to_string(header.count) + " elements of " + op_name(header.op, op)};
   }
@@ -232,16 +236,7 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   op.open.pop_front();
   ++op.completed_chunk_count;
 
-  const bool root_only = op.spec.kind == Kind::kBroadcast;
-  const auto bytes = static_cast<uint32_t>(chunk.count * item_bytes(op.spec.dtype));
-  std::shared_ptr<std::byte> total = chunk.pieces[root_only ? op.spec.root : 0].memory;
-  if (!root_only && chunk.count > 0) {
-    if (!total) total = pool_->take(bytes);
-    std::vector<const std::byte*> pieces;
-    for (const Piece& piece : chunk.pieces) pieces.push_back(piece.data.get());
-    reduce_in_order(arithmetic_of(op.spec.kind), op.spec.dtype, pieces, total.get(), chunk.count);
-  }
-
+  const std::shared_ptr<std::byte> total = passes_on(op.spec.kind) ? join(op.spec, chunk) : reduce(op.spec, chunk);
   FrameHeader header;
   header.type = FrameType::kResult;
   header.last = chunk.last;
@@ -250,9 +245,9 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   header.round = op.round;
   header.offset = chunk.offset;
   for (uint32_t rank = 0; rank < worker_count(); ++rank) {
-    const bool has_it = root_only && rank == op.spec.root;
-    header.payload_bytes = has_it ? 0 : bytes;
-    outgoing.push_back({rank, header, total, {total.get(), header.payload_bytes}});
+    const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
+    header.payload_bytes = static_cast<uint32_t>(bytes_of(op.spec, part));
+    outgoing.push_back({rank, header, total, {total.get() + chunk.place_of(part, op.spec), header.payload_bytes}});
   }
   if (chunk.last) {
     last_completed_ = op_name(op_id, op) + " round " + std::to_string(op.round);
@@ -260,6 +255,31 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
     ++op.round;
     op.running = false;
   }
+}
+
+// In the memory of the first piece, unless that is lent.
+std::shared_ptr<std::byte> ReducerStateMachine::reduce(const OpSpec& spec, const Chunk& chunk) {
+  std::shared_ptr<std::byte> total = chunk.pieces[0].memory;
+  if (chunk.count == 0) return total;
+  if (!total) total = pool_->take(bytes_of(spec, chunk.range()));
+  std::vector<const std::byte*> pieces;
+  for (const Piece& piece : chunk.pieces) pieces.push_back(piece.data.get());
+  reduce_in_order(arithmetic_of(spec.kind), spec.dtype, pieces, total.get(), chunk.count);
+  return total;
+}
+
+// Each rank's elements in their place; those of one rank alone stay where they are.
+std::shared_ptr<std::byte> ReducerStateMachine::join(const OpSpec& spec, const Chunk& chunk) {
+  std::shared_ptr<std::byte> total;
+  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
+    const Piece& piece = chunk.pieces[rank];
+    const Range part = stake_of(spec, worker_count(), rank).pushed(chunk.range());
+    if (part == chunk.range()) return piece.memory;
+    if (part.count == 0) continue;
+    if (!total) total = pool_->take(bytes_of(spec, chunk.range()));
+    std::memcpy(total.get() + chunk.place_of(part, spec), piece.data.get(), bytes_of(spec, part));
+  }
+  return total;
 }
 
 Status ReducerStateMachine::disagreement(const FrameHeader& header, const std::string& how) const {

@@ -1,8 +1,9 @@
 // A reducer without sockets: frames of workers go in, frames for workers come out.
 //
 // A chunk of a round is open until every worker's piece of it is here; then the pieces are summed in rank order and the
-// total goes to every worker. A worker's window bounds how many chunks of a shard it may have open, so memory is
-// bounded by workers x window x chunk for each op that runs.
+// total goes to every worker. Stake tells which part of the chunk a worker pushes, and which part of the total it is
+// sent. A worker's window bounds how many chunks of a shard it may have open, so memory is bounded by
+// workers x window x chunk for each op that runs.
 //
 // There are two kinds of errors. A Status returned for a frame means that this one worker broke the protocol: the
 // caller closes its connection. A fault means that the job cannot go on: every worker is told why.
@@ -66,7 +67,7 @@ class ReducerStateMachine {
   Status finish_push(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
 
   // Both in one, for a payload that the worker lends until the total is sent to it. False, with nothing done, where
-  // that is too short and the payload has to be copied: the total of a broadcast is the root's own piece.
+  // that is too short and the payload has to be copied: the total of a broadcast or a gather is a worker's own piece.
   Result<bool> take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
                          int64_t now_ms, std::vector<Outgoing>& outgoing);
 
@@ -101,6 +102,12 @@ class ReducerStateMachine {
     uint32_t first_rank = 0;  // the worker that pushed it first
     uint32_t arrived_count = 0;
     std::vector<Piece> pieces;  // by rank
+
+    [[nodiscard]] Range range() const { return {offset, count}; }
+    // Where a part of the chunk lies in the chunk's memory, in bytes.
+    [[nodiscard]] size_t place_of(const Range& part, const OpSpec& spec) const {
+      return (part.offset - offset) * item_bytes(spec.dtype);
+    }
   };
   struct PushPosition {  // of one worker, in the running round
     uint64_t chunk_count = 0;
@@ -127,6 +134,8 @@ class ReducerStateMachine {
   void start_round(OpState& op, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
   void complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing);
+  std::shared_ptr<std::byte> reduce(const OpSpec& spec, const Chunk& chunk);
+  std::shared_ptr<std::byte> join(const OpSpec& spec, const Chunk& chunk);
   [[nodiscard]] Status disagreement(const FrameHeader& header, const std::string& how) const;
   [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const OpState& op) const;
   [[nodiscard]] std::string op_name(uint64_t op_id, const OpState& op) const;

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 8;
+inline constexpr uint32_t kProtocolVersion = 9;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;

@@ -1,16 +1,43 @@
 #include "xla_ffi/wire/op_spec.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "xla_ffi/wire/job_shape.h"
 
 namespace jaxhetero {
 
+Range overlap(const Range& range, const Range& other) {
+  const uint64_t first = std::max(range.offset, other.offset);
+  const uint64_t end = std::min(range.offset + range.count, other.offset + other.count);
+  return first < end ? Range{first, end - first} : Range{range.offset, 0};
+}
+
+Stake stake_of(const OpSpec& spec, uint32_t worker_count, uint32_t rank) {
+  const Range nothing;
+  const Range all{0, spec.total_count};
+  const uint64_t row_count = spec.total_count / worker_count;
+  const Range row{rank * row_count, row_count};
+  const Range operands = spec.kind == Kind::kGather                           ? row
+                         : spec.kind == Kind::kBroadcast && spec.root != rank ? nothing
+                                                                              : all;
+  return {operands, spec.kind == Kind::kScatter ? row : all, passes_on(spec.kind)};
+}
+
 Status check(const OpSpec& spec) {
-  if (spec.kind < Kind::kSum || spec.kind > Kind::kMin) return malformed("op: unknown kind");
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kGather) return malformed("op: unknown kind");
   if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
   if (spec.total_count > std::numeric_limits<uint64_t>::max() / 16) return malformed("op: impossible total count");
+  return {};
+}
+
+Status check(const OpSpec& spec, uint32_t worker_count) {
+  if (spec.root >= worker_count) return malformed("op: rank " + std::to_string(spec.root) + " as the root");
+  if (has_rows(spec.kind) && spec.total_count % worker_count != 0) {
+    return malformed("op: " + std::to_string(spec.total_count) + " elements in " + std::to_string(worker_count) +
+                     " rows");
+  }
   return {};
 }
 
@@ -24,6 +51,10 @@ std::string_view kind_name(Kind kind) {
       return "maximum";
     case Kind::kMin:
       return "minimum";
+    case Kind::kScatter:
+      return "scattered sum";
+    case Kind::kGather:
+      return "gather";
   }
   return "?";
 }

@@ -17,6 +17,8 @@ enum class Kind : uint8_t {
   kBroadcast = 2,  // the root's contribution, unchanged; other ranks push headers without payload
   kMax = 3,
   kMin = 4,
+  kScatter = 5,  // the sum, of which each rank gets its row
+  kGather = 6,   // the rows of all ranks, each unchanged
 };
 std::string_view kind_name(Kind kind);
 
@@ -33,14 +35,44 @@ struct OpSpec {
   bool operator==(const OpSpec&) const = default;
 };
 
-// Whether this rank's chunks carry bytes. Every rank pushes every chunk, if only as a header: that shows that it has
-// reached the round.
-inline bool contributes(const OpSpec& spec, uint32_t rank) {
-  return spec.kind != Kind::kBroadcast || spec.root == rank;
-}
+// The bucket of a scatter or a gather consists of rows of equal size, one for each rank and in their order. A row has
+// the row of each leaf, one after the other.
+inline bool has_rows(Kind kind) { return kind == Kind::kScatter || kind == Kind::kGather; }
+// Whether each element of the result is one rank's, unchanged.
+inline bool passes_on(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kGather; }
+
+// Elements of a bucket.
+struct Range {
+  uint64_t offset = 0;
+  uint64_t count = 0;
+
+  bool operator==(const Range&) const = default;
+};
+// The part of `range` that lies in `other`. If that is nothing, it is at the offset of `range`.
+Range overlap(const Range& range, const Range& other);
+
+// What of a bucket one rank has to do with. Every rank pushes every chunk, and is answered every chunk, if only as a
+// header: a push shows that the rank has reached the round, an answer that all have.
+struct Stake {
+  Range operands;  // what it contributes
+  Range results;   // what it gets
+  bool keeps_own;  // its operands are a part of its results
+
+  // The part of a chunk that it pushes.
+  [[nodiscard]] Range pushed(const Range& chunk) const { return overlap(chunk, operands); }
+  // Whether it has the result of a chunk already.
+  [[nodiscard]] bool is_own(const Range& chunk) const { return keeps_own && pushed(chunk) == chunk; }
+  // The part of a chunk that it is sent.
+  [[nodiscard]] Range answered(const Range& chunk) const {
+    return is_own(chunk) ? Range{chunk.offset, 0} : overlap(chunk, results);
+  }
+};
+Stake stake_of(const OpSpec& spec, uint32_t worker_count, uint32_t rank);
 
 // A protocol error if no peer of ours would send this spec.
 Status check(const OpSpec& spec);
+// The same in a job of so many workers.
+Status check(const OpSpec& spec, uint32_t worker_count);
 
 // For people: "sum of float32[1024] in 2 leaves".
 std::string describe(const OpSpec& spec);

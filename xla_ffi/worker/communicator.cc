@@ -139,7 +139,7 @@ void Communicator::join(const View& view) {
       const std::string name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
       return fail({Code::kInvalidArgument, name + ": " + address.status().message()});
     }
-    links_.emplace_back(reducer, *address, config_.job, config_.rank);
+    links_.emplace_back(reducer, *address, config_.job);
   }
   const milliseconds patience = view.number == 0 ? config_.start_timeout : config_.timeout;
   for (ReducerLink& link : links_) link.connect(*context_, *this, patience);
@@ -226,6 +226,7 @@ void Communicator::enqueue(RoundRequest request) {
   if (phase_ == Phase::kLeaving || phase_ == Phase::kLeft) {
     return complete(std::move(request), {Code::kNotInitialized, "a round was started during the shutdown"});
   }
+  request.stake = stake_of(request.spec, config_.job.worker_count, config_.rank);
   const Result<Op*> op = schedule_->add(request);
   if (!op.ok()) return complete(std::move(request), op.status());
   if (may_start(*op.value())) start_next(*op.value());
@@ -251,13 +252,10 @@ void Communicator::run(Op& op, Round& round) {
   const size_t item = item_bytes(spec.dtype);
   round.least_window_bytes = plan.least_window_bytes(spec.total_count, item);
   const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
-  for (const Shard& shard : plan.cut(round.request.op, spec.total_count, item)) {
+  for (const Shard& shard : plan.cut(round.request.op, spec.total_count, item, has_rows(spec.kind))) {
     round.segments.emplace_back(shard, items_per_chunk);
   }
   round.open_segment_count = round.segments.size();
-  if (spec.kind == Kind::kBroadcast && spec.root == config_.rank && !round.is_replay) {
-    copy(round.request.inputs, round.request.outputs);
-  }
   for (Segment& segment : round.segments) {
     describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
@@ -358,15 +356,14 @@ Status Communicator::place_result(const FrameHeader& header, uint32_t reducer, s
   if (!found.ok()) return found.status();
   Op& op = *schedule_->find(header.op);
   Round& round = *op.running();
-  const OpSpec& spec = round.request.spec;
-  if (Status status = links_[reducer].check_result(spec, *found.value(), header); !status.ok()) return status;
+  if (Status status = links_[reducer].check_result(round, *found.value(), header); !status.ok()) return status;
   if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
-    op.keep_running_round(contributes(spec, config_.rank));
+    op.keep_running_round();
   }
   if (round.is_replay) {  // the result is here already
     into = links_[reducer].take_control(header.payload_bytes);
   } else {
-    round.place(header.offset * item_bytes(spec.dtype), header.payload_bytes, into);
+    round.place(round.answered({header.offset, header.count}), into);
   }
   return {};
 }
@@ -375,12 +372,9 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = *schedule_->find(header.op);
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
-  const size_t offset = header.offset * item_bytes(round.request.spec.dtype);
-  if (round.request.widens && !round.is_replay) round.widen(offset, header.payload_bytes, pieces_);
+  const ByteRange part = round.settle({header.offset, header.count}, pieces_);
   SlicedTransfer& sliced = round.request.sliced;
-  if (sliced.received != nullptr && header.payload_bytes > 0) {
-    sliced.reported.add(offset, offset + header.payload_bytes, sliced.received);
-  }
+  if (sliced.received != nullptr && part.bytes > 0) sliced.reported.add(part.offset, part.end(), sliced.received);
   round.times.progress_at = EventLoop::Clock::now();
   if (round.times.first_result_at == Round::Time()) round.times.first_result_at = round.times.progress_at;
   links_[reducer].finish_result(round, segment, header, round.times.progress_at);

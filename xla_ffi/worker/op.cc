@@ -34,7 +34,7 @@ Round& Op::replay_round(uint64_t number) {
   return *running_;
 }
 
-void Op::keep_running_round(bool has_data) {
+void Op::keep_running_round() {
   Round& round = *running_;
   if (kept_->holds(round.number)) return;  // after a halt it runs from there
   const RoundRequest& request = round.request;
@@ -42,17 +42,15 @@ void Op::keep_running_round(bool has_data) {
   replay_.sequence = request.sequence;
   replay_.description = request.description;
   replay_.spec = request.spec;
+  replay_.stake = request.stake;
   replay_.is_internal = request.is_internal;
   if (request.narrows) return kept_.swap(narrowed_);
   if (request.inputs_owner) return kept_->hold(round.number, request.inputs, request.inputs_owner);
-  kept_->start_copy(round.number, has_data ? request.inputs.bytes() : 0);
-  if (!has_data) return;
-  const size_t item = item_bytes(request.spec.dtype);
-  for (const Segment& segment : round.segments) {
-    const size_t pushed = segment.next_push - segment.shard.offset;
-    kept_->copy(request.inputs, segment.shard.offset * item, pushed * item);
-  }
+  kept_->start_copy(round.number, request.stake.operands.count * item_bytes(request.spec.dtype));
   round.keeps_in = kept_.get();
+  for (const Segment& segment : round.segments) {
+    round.keep(round.pushed({segment.shard.offset, segment.next_push - segment.shard.offset}));
+  }
 }
 
 std::unique_ptr<Round> Op::finish_round() {
@@ -76,9 +74,8 @@ bool Op::stop_round() {
   const std::unique_ptr<Round> round = std::move(running_);
   if (round->is_replay) return false;
   if (round->keeps_in == kept_.get()) {  // totals may have overwritten the operands: only the copy is whole
-    const size_t item = item_bytes(round->request.spec.dtype);
     for (const Segment& segment : round->segments) {
-      round->keep(segment.next_push * item, (segment.end() - segment.next_push) * item);
+      round->keep(round->pushed({segment.next_push, segment.end() - segment.next_push}));
     }
     round->request.inputs = kept_->leaves();
     round->request.narrows = false;

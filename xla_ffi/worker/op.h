@@ -43,8 +43,8 @@ class Op {
   Round& replay_round(uint64_t number);
   [[nodiscard]] bool keeps(uint64_t number) const { return kept_->holds(number); }
   // The running round's first total comes, so no worker needs the kept contribution of the round before: keeps that of
-  // the running round in its place. `has_data`: this worker contributes.
-  void keep_running_round(bool has_data);
+  // the running round in its place.
+  void keep_running_round();
   std::unique_ptr<Round> finish_round();
   // The reducers change. Queues the running round's request again as the next one and returns true; but a replay ends.
   bool stop_round();

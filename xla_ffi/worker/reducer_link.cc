@@ -16,17 +16,12 @@ size_t frame_bytes(const Round& round, const Segment& segment) {
   return kHeaderBytes + segment.items_per_chunk * item_bytes(round.request.spec.dtype);
 }
 
-uint64_t next_chunk_items(const Segment& segment) {
-  return std::min(segment.items_per_chunk, segment.end() - segment.next_push);
-}
-
 // Whether the segment has a next chunk and its inputs are ready.
 bool can_push(const Round& round, const Segment& segment) {
   if (segment.all_pushed) return false;
-  const RoundRequest& request = round.request;
-  if (request.sliced.ready_bytes == nullptr || request.inputs.bytes() == 0) return true;
-  const size_t end = (segment.next_push + next_chunk_items(segment)) * item_bytes(request.spec.dtype);
-  return end <= request.sliced.ready_bytes->load(std::memory_order_acquire);
+  const auto& ready_bytes = round.request.sliced.ready_bytes;
+  return ready_bytes == nullptr ||
+         round.pushed(segment.next_chunk()).end() <= ready_bytes->load(std::memory_order_acquire);
 }
 
 // How far the segment is ahead of the round's slowest one, where all should end at the same time. push_chunks() lets no
@@ -42,9 +37,8 @@ size_t lead_bytes(const Round& round, const Segment& segment) {
 
 }  // namespace
 
-ReducerLink::ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank)
+ReducerLink::ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job)
     : job_(job),
-      rank_(rank),
       number_(reducer.number),
       name_("reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + reducer.address + ":" +
             std::to_string(reducer.port) + ")"),
@@ -121,34 +115,34 @@ size_t ReducerLink::window_bytes(const Round& round, const Segment& segment) con
 // Returns the chunk's bytes, header included.
 size_t ReducerLink::push_chunk(const Round& round, Segment& segment) {
   const RoundRequest& request = round.request;
-  const size_t item = item_bytes(request.spec.dtype);
+  const Range chunk = segment.next_chunk();
+  const ByteRange part = round.pushed(chunk);
   FrameHeader header;
   header.type = FrameType::kPush;
   header.op = request.op;
   header.round = round.number;
-  header.offset = segment.next_push;
-  header.count = static_cast<uint32_t>(next_chunk_items(segment));
-  segment.next_push += header.count;
+  header.offset = chunk.offset;
+  header.count = static_cast<uint32_t>(chunk.count);
+  segment.next_push += chunk.count;
   segment.all_pushed = segment.next_push == segment.end();
   header.last = segment.all_pushed;
-  header.payload_bytes = contributes(request.spec, rank_) ? static_cast<uint32_t>(header.count * item) : 0;
-  round.keep(header.offset * item, header.payload_bytes);
-  connection_->send(OutFrame::gather(header, round.wire_inputs(), header.offset * item));
-  const auto bytes = static_cast<uint32_t>(kHeaderBytes + header.count * item);
+  header.payload_bytes = static_cast<uint32_t>(part.bytes);
+  round.keep(part);
+  connection_->send(OutFrame::gather(header, round.wire_inputs(), part.offset));
+  const auto bytes = static_cast<uint32_t>(kHeaderBytes + chunk.count * item_bytes(request.spec.dtype));
   segment.in_flight.push_back({connection_->queued_frame_count(), bytes, EventLoop::Clock::now()});
   segment.in_flight_bytes += bytes;
   return bytes;
 }
 
-Status ReducerLink::check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const {
-  const uint64_t expected = std::min(segment.items_per_chunk, segment.end() - segment.next_result);
-  const bool is_sent = spec.kind != Kind::kBroadcast || spec.root != rank_;
+Status ReducerLink::check_result(const Round& round, const Segment& segment, const FrameHeader& header) const {
+  const Range chunk = segment.awaited_chunk();
   // A total can only exist once our own piece has left this process, so its memory is no longer needed.
   const bool pushed =
       !segment.in_flight.empty() && segment.in_flight.front().frame <= connection_->written_frame_count();
-  if (pushed && header.offset == segment.next_result && header.count == expected &&
-      header.last == (header.offset + header.count == segment.end()) &&
-      header.payload_bytes == (is_sent ? header.count * item_bytes(spec.dtype) : 0)) {
+  if (pushed && header.offset == chunk.offset && header.count == chunk.count &&
+      header.last == (chunk.offset + chunk.count == segment.end()) &&
+      header.payload_bytes == round.answered(chunk).bytes) {
     return {};
   }
   return {Code::kProtocol, "it sent a result out of order"};

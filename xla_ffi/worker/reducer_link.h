@@ -29,7 +29,7 @@ namespace jaxhetero {
 class ReducerLink {
  public:
   // `job` outlives the link.
-  ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job, uint32_t rank);
+  ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job);
 
   void connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience);
   void close();
@@ -46,7 +46,7 @@ class ReducerLink {
   // twice as many rounds. Called every few tens of milliseconds.
   void feed_starved(EventLoop::Clock::time_point now);
   // Ok if the header is that of the segment's next total.
-  [[nodiscard]] Status check_result(const OpSpec& spec, const Segment& segment, const FrameHeader& header) const;
+  [[nodiscard]] Status check_result(const Round& round, const Segment& segment, const FrameHeader& header) const;
   // The segment's next total is here; pushes the chunks that it makes room for.
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header, EventLoop::Clock::time_point now);
   // Memory for the payload of a frame that goes to no bucket; control() returns it. The next call overwrites it.
@@ -64,7 +64,6 @@ class ReducerLink {
   size_t push_chunk(const Round& round, Segment& segment);
 
   const JobShape& job_;
-  const uint32_t rank_;
   const uint32_t number_;
   const std::string name_;
   const TcpAddress address_;

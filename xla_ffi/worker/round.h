@@ -20,6 +20,7 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/convert.h"
+#include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
 #include "xla_ffi/worker/shard_plan.h"
@@ -34,8 +35,9 @@ struct SlicedTransfer {
   Ranges reported;                                            // the bytes given to `received`, each once for all views
 };
 
-// One all-reduce or broadcast of a bucket, as the FFI handler asks for it. The memory of inputs and outputs stays valid
-// until `done` has been called.
+// One collective of a bucket, as the FFI handler asks for it. The memory of inputs and outputs stays valid until `done`
+// has been called. They hold the whole bucket; but the inputs of a gather, and the outputs of a scatter, this rank's
+// row.
 struct RoundRequest {
   uint64_t op = 0;
   uint64_t sequence = 0;  // of several rounds, all workers push those of a lower one first
@@ -49,9 +51,17 @@ struct RoundRequest {
   SlicedTransfer sliced;
   std::function<void(const Status&)> done;  // called once, on a thread of its own
   // Set by the worker itself.
+  Stake stake{};
   std::shared_ptr<const ShardPlan> plan;  // in place of the job's; the shards then need not go in step
   bool is_internal = false;               // a round of the measurement of rates
   EventLoop::Clock::time_point requested_at{};
+};
+
+// A part of a round's inputs or outputs, as they are on the wire.
+struct ByteRange {
+  size_t offset = 0;
+  size_t bytes = 0;
+  [[nodiscard]] size_t end() const { return offset + bytes; }
 };
 
 // A chunk that was pushed and whose total is not back.
@@ -76,6 +86,9 @@ struct Segment {
   Segment(const Shard& of, uint64_t items)
       : shard(of), items_per_chunk(items), next_push(of.offset), next_result(of.offset) {}
   [[nodiscard]] uint64_t end() const { return shard.offset + shard.count; }
+  [[nodiscard]] Range next_chunk() const { return chunk_at(next_push); }
+  [[nodiscard]] Range awaited_chunk() const { return chunk_at(next_result); }
+  [[nodiscard]] Range chunk_at(uint64_t offset) const { return {offset, std::min(items_per_chunk, end() - offset)}; }
   // How much of its total is here, from 0 to 1.
   [[nodiscard]] double done_part() const {
     return done ? 1
@@ -122,31 +135,53 @@ struct Round {
   // The memory that chunks are sent from.
   [[nodiscard]] const Leaves& wire_inputs() const { return keeps_in != nullptr ? keeps_in->leaves() : request.inputs; }
 
-  // Copies this range of the inputs, counted as on the wire, to where it is kept.
-  void keep(size_t offset, size_t bytes) const {
+  // What of a range of the bucket is pushed, in the inputs; and what of a chunk is answered, in the outputs.
+  [[nodiscard]] ByteRange pushed(const Range& range) const {
+    return in(request.stake.operands, request.stake.pushed(range));
+  }
+  [[nodiscard]] ByteRange answered(const Range& chunk) const {
+    return in(request.stake.results, request.stake.answered(chunk));
+  }
+
+  // Copies this part of the inputs to where it is kept.
+  void keep(const ByteRange& part) const {
     if (keeps_in == nullptr) return;
     if (request.narrows) {
-      keeps_in->copy_narrowed(request.spec.dtype, request.inputs, offset, bytes);
+      keeps_in->copy_narrowed(request.spec.dtype, request.inputs, part.offset, part.bytes);
     } else {
-      keeps_in->copy(request.inputs, offset, bytes);
+      keeps_in->copy(request.inputs, part.offset, part.bytes);
     }
   }
 
-  // Where this range of the totals is received. Totals that will be widened go to the last half of their place.
-  void place(size_t offset, size_t bytes, std::vector<iovec>& into) const {
-    if (!request.widens) return request.outputs.slice(offset, bytes, into);
+  // Where this part of the outputs is received. Totals that will be widened go to the last half of their place.
+  void place(const ByteRange& part, std::vector<iovec>& into) const {
+    if (!request.widens) return request.outputs.slice(part.offset, part.bytes, into);
     const size_t first = into.size();
-    request.outputs.slice(2 * offset, 2 * bytes, into);
+    request.outputs.slice(2 * part.offset, 2 * part.bytes, into);
     for (iovec& piece : std::span(into).subspan(first)) {
       piece.iov_len /= 2;
       piece.iov_base = static_cast<std::byte*>(piece.iov_base) + piece.iov_len;
     }
   }
 
-  // Widens this range of the totals, received by place(), over its whole place. `pieces` is scratch memory.
-  void widen(size_t offset, size_t bytes, std::vector<iovec>& pieces) const {
+  // The answer to this chunk has been received where place() said: makes its part of the outputs complete and returns
+  // it. Nothing without outputs. `pieces` is scratch memory.
+  ByteRange settle(const Range& chunk, std::vector<iovec>& pieces) const {
+    if (request.outputs.bytes() == 0) return {};
+    if (request.stake.is_own(chunk)) {
+      const ByteRange from = pushed(chunk);
+      const ByteRange to = in(request.stake.results, chunk);
+      copy(request.inputs, from.offset, request.outputs, to.offset, from.bytes);
+      return to;
+    }
+    const ByteRange part = answered(chunk);
+    if (request.widens) widen(part, pieces);
+    return part;
+  }
+
+  void widen(const ByteRange& part, std::vector<iovec>& pieces) const {
     pieces.clear();
-    request.outputs.slice(2 * offset, 2 * bytes, pieces);
+    request.outputs.slice(2 * part.offset, 2 * part.bytes, pieces);
     for (const iovec& piece : pieces) {
       widen_in_place(request.spec.dtype, {static_cast<std::byte*>(piece.iov_base), piece.iov_len});
     }
@@ -163,6 +198,14 @@ struct Round {
   [[nodiscard]] Segment* segment_at(uint32_t reducer) {
     const auto found = std::ranges::find_if(segments, [&](const Segment& s) { return s.shard.reducer == reducer; });
     return found == segments.end() ? nullptr : &*found;
+  }
+
+ private:
+  // A part of what `held` holds of the bucket, counted from its beginning.
+  [[nodiscard]] ByteRange in(const Range& held, const Range& part) const {
+    if (part.count == 0) return {};
+    const size_t item = item_bytes(request.spec.dtype);
+    return {(part.offset - held.offset) * item, part.count * item};
   }
 };
 
