@@ -1,11 +1,13 @@
 """The reducer's state machine against a model of ten lines, under orders of events that hypothesis thinks up.
 
 Several reducers and workers that keep to the rules of failover, without sockets: reducers die and come, so views
-change, and what the old view has left undone is pushed again. Every total must be the sum of what all contributed.
+change, and what the old view has left undone is pushed again. Every total must be the sum of what all contributed. Of a
+scatter, a worker must get its row alone; of a gather, it pushes its row alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -24,10 +26,33 @@ CORE = [
     *("reducer/state_machine", "sum/reduce", "transport/lent_memory", "transport/shared_memory"),
 ]
 SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in CORE)]
-OPS = 2
+SUM, SCATTER, GATHER = 1, 5, 6
+KINDS = (SUM, SCATTER, GATHER)  # of each op
+OPS = len(KINDS)
 CHUNK = 2
-TOTAL = 7  # elements of a bucket: shards of one to four chunks, of which the last may be short
+TOTAL = 7  # elements of a sum's bucket: shards of one to four chunks, of which the last may be short
+ROW = 3  # elements of a row, so that chunks lie in one row or in two
 WINDOW = 2
+
+
+def total_count(op: int, workers: int) -> int:
+    return TOTAL if KINDS[op] == SUM else ROW * workers
+
+
+def row(rank: int) -> range:
+    return range(ROW * rank, ROW * (rank + 1))
+
+
+def is_pushed(op: int, rank: int, element: int) -> bool:
+    return KINDS[op] != GATHER or element in row(rank)
+
+
+def answer(op: int, rank: int, elements: range, total: list[int]) -> list[int]:
+    """What a worker is sent of a chunk; nothing of what it has."""
+    if KINDS[op] == GATHER and all(element in row(rank) for element in elements):
+        return []
+    is_wanted = [KINDS[op] != SCATTER or element in row(rank) for element in elements]
+    return list(itertools.compress(total, is_wanted))
 
 
 class Chunk(NamedTuple):
@@ -40,20 +65,23 @@ class Chunk(NamedTuple):
 
 
 class Model:
-    """What a view's reducers are: once everybody's piece of a chunk is there, everybody gets the sum."""
+    """What a view's reducers are: once everybody's piece of a chunk is there, everybody is answered."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.pieces: defaultdict[Chunk, dict[int, list[int]]] = defaultdict(dict)
+        self.pieces: defaultdict[Chunk, dict[int, dict[int, int]]] = defaultdict(dict)
 
-    def push(self, rank: int, chunk: Chunk, values: list[int]) -> list[str]:
+    def push(self, rank: int, chunk: Chunk, count: int, piece: dict[int, int]) -> list[str]:
         pieces = self.pieces[chunk]
-        pieces[rank] = values
+        pieces[rank] = piece
         if len(pieces) < self.workers:
             return []
-        total = map(sum, zip(*pieces.values(), strict=True))
-        words = " ".join(map(str, [*chunk, *total]))
-        return [f"result {worker} {words}" for worker in range(self.workers)]
+        elements = range(chunk.offset, chunk.offset + count)
+        total = [sum(values.get(element, 0) for values in pieces.values()) for element in elements]
+        return [
+            " ".join(map(str, ["result", worker, *chunk, count, *answer(chunk.op, worker, elements, total)]))
+            for worker in range(self.workers)
+        ]
 
 
 class Segment:
@@ -79,12 +107,13 @@ class Worker:
         self.running = [0] * OPS
         self.segments: list[list[Segment]] = [[] for _ in range(OPS)]
         self.kept: dict[tuple[int, int], list[int]] = {}  # contributions, by op and round
-        self.begun: dict[int, tuple[Chunk, list[int]]] = {}  # by reducer: the header is there, not the payload
+        # By reducer, the chunk, its size and its payload, where the header is there and the payload is not.
+        self.begun: dict[int, tuple[Chunk, int, dict[int, int]]] = {}
         self.coming: defaultdict[int, deque[str]] = defaultdict(deque)  # by reducer: totals on their way here
 
-    def begin_round(self, op: int, number: int, view: list[int]) -> None:
+    def begin_round(self, op: int, number: int, view: list[int], total: int) -> None:
         self.running[op] = number
-        cuts = [TOTAL * i // len(view) for i in range(len(view) + 1)]
+        cuts = [total * i // len(view) for i in range(len(view) + 1)]
         # Another first reducer for each op, as with small buckets.
         order = view[op % len(view) :] + view[: op % len(view)]
         self.segments[op] = [Segment(*place) for place in zip(order, cuts, cuts[1:], strict=False)]
@@ -157,13 +186,14 @@ class Job:
             assert self.reducers("new", reducer, len(self.workers), CHUNK, WINDOW, int(resumed)) == ["ok"]
             for rank in range(len(self.workers)):
                 for op in range(OPS):
-                    assert self.reducers("describe", reducer, rank, op, TOTAL) == ["ok"]
+                    total = total_count(op, len(self.workers))
+                    assert self.reducers("describe", reducer, rank, op, KINDS[op], total) == ["ok"]
         for op in range(OPS):
             # Those who have completed a round that others have not push it again for them.
             number = min(worker.completed[op] for worker in self.workers)
             for worker in self.workers:
                 self.seen["replay"] += worker.completed[op] > number
-                worker.begin_round(op, number, view)
+                worker.begin_round(op, number, view, total_count(op, len(self.workers)))
         for worker in self.workers:
             worker.begun.clear()
             worker.coming.clear()
@@ -216,37 +246,44 @@ class Job:
         number = worker.running[op]
         if number < worker.completed[op]:
             return worker.kept[op, number]  # a replay: it must have been kept
-        return self.given.setdefault((op, number, worker.rank), [random.randrange(-99, 100) for _ in range(TOTAL)])
+        total = total_count(op, len(self.workers))
+        return self.given.setdefault((op, number, worker.rank), [random.randrange(-99, 100) for _ in range(total)])
 
     def begin(self, worker: Worker, op: int, segment: Segment, random: Random) -> None:
         chunk, count = worker.chunk(op, segment, segment.pushed)
-        values = self.contribution(worker, op, random)[chunk.offset : chunk.offset + count]
+        values = self.contribution(worker, op, random)
+        elements = range(chunk.offset, chunk.offset + count)
         assert self.begin_chunk(worker, segment, chunk, count) == ["ok"]
-        worker.begun[segment.reducer] = chunk, values
+        piece = {element: values[element] for element in elements if is_pushed(op, worker.rank, element)}
+        worker.begun[segment.reducer] = chunk, count, piece
         segment.pushed += 1
         self.pushes[segment.reducer, op, worker.rank] += 1
 
     def begin_chunk(self, worker: Worker, segment: Segment, chunk: Chunk, count: int) -> list[str]:
         op, number, offset, last = chunk
-        return self.reducers("begin", segment.reducer, worker.rank, op, number, offset, count, last)
+        pushed = sum(is_pushed(op, worker.rank, element) for element in range(offset, offset + count))
+        return self.reducers("begin", segment.reducer, worker.rank, op, number, offset, count, last, pushed)
 
     def commit(self, worker: Worker, reducer: int) -> None:
-        chunk, values = worker.begun.pop(reducer)
-        expected = self.model.push(worker.rank, chunk, values)
-        assert self.reducers("commit", reducer, worker.rank, *values) == [*expected, "ok"]
+        chunk, count, piece = worker.begun.pop(reducer)
+        expected = self.model.push(worker.rank, chunk, count, piece)
+        assert self.reducers("commit", reducer, worker.rank, *piece.values()) == [*expected, "ok"]
         self.totals[reducer, chunk.op] += bool(expected)
         for other, frame in zip(self.workers, expected, strict=False):
             other.coming[reducer].append(frame)
 
     def take_total(self, worker: Worker, reducer: int) -> None:
         words = map(int, worker.coming[reducer].popleft().split()[1:])
-        rank, chunk, values = next(words), Chunk(*(next(words) for _ in Chunk._fields)), list(words)
+        rank, chunk = next(words), Chunk(*(next(words) for _ in Chunk._fields))
+        count, values = next(words), list(words)
         op, number = chunk.op, chunk.round
         segment = worker.segment_at(op, reducer)
-        assert (rank, (chunk, len(values))) == (worker.rank, worker.chunk(op, segment, segment.returned))
-        given = [self.given[op, number, other.rank] for other in self.workers]
-        true = [sum(column) for column in zip(*given, strict=True)]
-        assert values == true[chunk.offset : chunk.offset + len(values)]
+        assert (rank, (chunk, count)) == (worker.rank, worker.chunk(op, segment, segment.returned))
+        elements = range(chunk.offset, chunk.offset + count)
+        true = [
+            sum(self.given[op, number, r][e] for r in range(len(self.workers)) if is_pushed(op, r, e)) for e in elements
+        ]
+        assert values == answer(op, rank, elements, true)
         segment.returned += 1
         replays = number < worker.completed[op]
         if not replays:
@@ -257,7 +294,7 @@ class Job:
             return
         worker.completed[op] += not replays
         self.seen["round"] += not replays
-        worker.begin_round(op, number + 1, self.view)
+        worker.begin_round(op, number + 1, self.view, total_count(op, len(self.workers)))
 
     # --- What workers do wrong.
 
@@ -334,7 +371,7 @@ class Job:
         self.over = True
         # From here on nobody can go on.
         for rank in there:
-            assert self.reducers("begin", reducer, rank, 0, 0, 0, 1, 0)[-1].startswith("error")
+            assert self.reducers("begin", reducer, rank, 0, 0, 0, 1, 0, 1)[-1].startswith("error")
 
 
 Event = Callable[[Job, Random], None]

@@ -3,12 +3,12 @@
 // what had it.
 //
 //   new REDUCER WORKERS CHUNK WINDOW RESUMED                   for chunks of so many int64; of the first view or not
-//   describe REDUCER RANK OP TOTAL
-//   begin REDUCER RANK OP ROUND OFFSET COUNT LAST              the header of a push
+//   describe REDUCER RANK OP KIND TOTAL
+//   begin REDUCER RANK OP ROUND OFFSET COUNT LAST PUSHED       the header of a push with a payload of so many
 //   commit REDUCER RANK VALUE...                               its payload
 //   leave REDUCER RANK / lose REDUCER RANK                     in order, or not
 //
-//   -> result RANK OP ROUND OFFSET LAST VALUE... / fault RANK TEXT
+//   -> result RANK OP ROUND OFFSET LAST COUNT VALUE... / fault RANK TEXT
 //   -> ok / error TEXT
 #include <algorithm>
 #include <cstring>
@@ -72,10 +72,10 @@ class Machine {
         continue;
       }
       std::cout << "result " << frame.rank << " " << header.op << " " << header.round << " " << header.offset << " "
-                << header.last;
-      for (uint32_t i = 0; i < header.count; ++i) {
+                << header.last << " " << header.count;
+      for (size_t at = 0; at < frame.payload.size(); at += sizeof(int64_t)) {
         int64_t value = 0;
-        std::memcpy(&value, frame.payload.data() + i * sizeof value, sizeof value);
+        std::memcpy(&value, frame.payload.data() + at, sizeof value);
         std::cout << " " << value;
       }
       std::cout << "\n";
@@ -87,8 +87,8 @@ class Machine {
   Status describe(uint32_t rank, std::istringstream& words) {
     FrameHeader header;
     header.op = next<uint64_t>(words);
-    return reducer_.describe_op(rank, header, {{Kind::kSum, DType::kI64, 0, 1, next<uint64_t>(words), 0}, "op"},
-                                outgoing_);
+    const auto kind = static_cast<Kind>(next<int>(words));
+    return reducer_.describe_op(rank, header, {{kind, DType::kI64, 0, 1, next<uint64_t>(words), 0}, "op"}, outgoing_);
   }
 
   Status begin(uint32_t rank, std::istringstream& words) {
@@ -99,7 +99,7 @@ class Machine {
     header.offset = next<uint64_t>(words);
     header.count = next<uint32_t>(words);
     header.last = next<int>(words) != 0;
-    header.payload_bytes = header.count * static_cast<uint32_t>(sizeof(int64_t));
+    header.payload_bytes = next<uint32_t>(words) * static_cast<uint32_t>(sizeof(int64_t));
     Result<std::span<std::byte>> memory = reducer_.start_push(rank, header, 0, outgoing_);
     if (!memory.ok()) return memory.status();
     pushes_[rank] = {header, *memory};
