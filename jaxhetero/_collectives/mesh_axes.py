@@ -99,9 +99,17 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
     return ReducedAxes(worker_axis, local, local_count, spans_workers=True, worker_position=names.index(worker_axis))
 
 
-def make_lanes(
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None, worker_axis: str | None, label: str, *, in_order: bool
-) -> tuple[np.ndarray, np.ndarray]:
+Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh | None
+
+
+def is_in_rank_order(mesh: Mesh, worker_axis: str | None) -> bool:
+    """Whether a step along ``worker_axis`` is the next rank, as far as ``mesh`` tells."""
+    if mesh is None or worker_axis is None:
+        return True
+    return isinstance(mesh, jax.sharding.Mesh) and _owners(_rows(mesh, worker_axis)) == _ranks(mesh, worker_axis)
+
+
+def make_lanes(mesh: Mesh, worker_axis: str | None, label: str, *, in_order: bool) -> tuple[np.ndarray, np.ndarray]:
     """The device ids of ``mesh`` and the lane of each device: int64 arrays, empty where one device needs no lane.
 
     The devices of a lane, one in each worker, reduce together. ``in_order``: a step along ``worker_axis`` must be the
@@ -120,13 +128,26 @@ def make_lanes(
     if worker_axis is None:
         ids = np.array([device.id for device in mesh.devices.flat], np.int64)
         return ids, np.arange(ids.size, dtype=np.int64)
-    rows = np.moveaxis(mesh.devices, mesh.axis_names.index(worker_axis), 0).reshape(mesh.shape[worker_axis], -1)
-    owners = [{device.process_index for device in row} for row in rows]
+    rows = _rows(mesh, worker_axis)
+    owners = _owners(rows)
     one_each = all(len(owner) == 1 for owner in owners) and len(set.union(*owners)) == len(owners)
-    if not one_each or (in_order and owners != [{rank} for rank in range(len(owners))]):
+    if not one_each or (in_order and owners != _ranks(mesh, worker_axis)):
         raise ConfigError(
             f"{label}: along mesh axis {worker_axis!r} the devices do not belong to one worker each; make the mesh "
             "with the workers as its first axis, in the order of jax.devices()"
         )
     ids = np.array([device.id for device in rows.flat], np.int64)
     return ids, np.tile(np.arange(rows.shape[1], dtype=np.int64), rows.shape[0])
+
+
+def _rows(mesh: jax.sharding.Mesh, worker_axis: str) -> np.ndarray:
+    """The devices of each step along ``worker_axis``."""
+    return np.moveaxis(mesh.devices, mesh.axis_names.index(worker_axis), 0).reshape(mesh.shape[worker_axis], -1)
+
+
+def _owners(rows: np.ndarray) -> list[set[int]]:
+    return [{device.process_index for device in row} for row in rows]
+
+
+def _ranks(mesh: jax.sharding.Mesh, worker_axis: str) -> list[set[int]]:
+    return [{rank} for rank in range(mesh.shape[worker_axis])]

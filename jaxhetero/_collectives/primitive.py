@@ -38,14 +38,22 @@ class Kind(enum.IntEnum):
     BROADCAST = 2
     MAX = 3
     MIN = 4
+    SCATTER = 5
+    GATHER = 6
 
 
-# One for each kind, so that a printed jaxpr and a profile say which collective it is.
-_PRIMITIVES = {
+# A step along the workers' axis must be the next rank.
+_IN_RANK_ORDER = (Kind.BROADCAST, Kind.SCATTER, Kind.GATHER)
+
+# One for each kind, so that a printed jaxpr and a profile say which collective it is. Those of rows, a scatter and a
+# gather, are defined in ``gather_primitives``.
+PRIMITIVES = {
     Kind.SUM: Primitive("jaxhetero_psum"),
     Kind.BROADCAST: Primitive("jaxhetero_broadcast"),
     Kind.MAX: Primitive("jaxhetero_pmax"),
     Kind.MIN: Primitive("jaxhetero_pmin"),
+    Kind.SCATTER: Primitive("jaxhetero_psum_scatter"),
+    Kind.GATHER: Primitive("jaxhetero_all_gather"),
 }
 
 
@@ -89,8 +97,8 @@ def all_reduce(
       call_bytes: bytes on the wire of all buckets of the collective together; the same on all workers.
     """
     with jax.named_scope(f"{label}, {wire_bytes(bucket, wire_dtype)} bytes"):
-        return _bind(
-            *bucket,
+        return bind(
+            bucket,
             label=label,
             kind=kind,
             root=root,
@@ -101,32 +109,43 @@ def all_reduce(
         )
 
 
-def _bind(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
-    outputs: list[jax.Array] = _PRIMITIVES[kind].bind(*bucket, kind=kind, **params)
+def bind(bucket: Sequence[jax.Array], *, kind: Kind, **params: Any) -> list[jax.Array]:
+    outputs: list[jax.Array] = PRIMITIVES[kind].bind(*bucket, kind=kind, **params)
     return outputs
 
 
-def _abstract_eval(*bucket: Any, axis_name: str | None, **_params: Any) -> list[Any]:
-    results = [aval.update(weak_type=False) for aval in bucket]
-    return results if axis_name is None else [without_varying_axis(aval, axis_name) for aval in results]
+def abstract_eval(
+    *bucket: Any, kind: Kind, worker_count: int, axis_name: str | None, invariant: bool = True, **_: Any
+) -> list[Any]:
+    """The types of the results; ``invariant``: they do not vary over ``axis_name``."""
+
+    def shape_of(aval: Any) -> tuple[int, ...]:
+        if kind is Kind.SCATTER:
+            return tuple(aval.shape[1:])
+        return (worker_count, *aval.shape) if kind is Kind.GATHER else tuple(aval.shape)
+
+    results = [aval.update(shape=shape_of(aval), weak_type=False) for aval in bucket]
+    return [without_varying_axis(aval, axis_name) for aval in results] if invariant and axis_name else results
 
 
-def _lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
     """Lower to the FFI call; a result takes the memory of its operand where the program has computed the operand.
 
     Without this aliasing, XLA's CPU compiler reuses the memory of a gradient once the call returns, and the computation
-    that reuses it waits for the round. An argument of the program is not aliased: XLA would copy it before the call.
+    that reuses it waits for the round. An argument of the program is not aliased: XLA would copy it before the call. A
+    result of another size than its operand cannot be.
     """
     if params["wire_dtype"] and world.has_stand_in():
         return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *bucket, **params)
-    aliases = {index: index for index, operand in enumerate(bucket) if is_computed(operand)}
+    same_size = params["kind"] not in (Kind.SCATTER, Kind.GATHER)
+    aliases = {index: index for index, operand in enumerate(bucket) if same_size and is_computed(operand)}
     return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=aliases)
 
 
 def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: Any) -> list[jax.Array]:
     """Let XLA convert on the device, so that a lane copies half the bytes from a GPU to the host."""
     narrow = [array.astype(wire_dtype) for array in bucket]
-    outputs: list[jax.Array] = _PRIMITIVES[kind].bind(*narrow, kind=kind, wire_dtype="", **params)
+    outputs = bind(narrow, kind=kind, wire_dtype="", **params)
     return [output.astype(array.dtype) for output, array in zip(outputs, bucket, strict=True)]
 
 
@@ -136,7 +155,7 @@ def _lower_call(
     # XLA must keep the call of a worker that does not use the result: the other workers wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
     size_bytes = wire_bytes(ctx.avals_in, attributes.wire_dtype)
-    with operation_name(ctx, f"{_PRIMITIVES[kind].name}_{size_bytes}_bytes"):
+    with operation_name(ctx, f"{PRIMITIVES[kind].name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **vars(attributes))
 
 
@@ -148,7 +167,7 @@ _next_cuda_stream = itertools.cycle(range(1, _CUDA_STREAMS + 1))
 _on_stream = Primitive("jaxhetero_on_stream")
 
 
-def _run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
+def run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     """Make the call on a stream of its own: XLA begins it as early, and waits for it as late, as the data allow.
 
     XLA schedules an ordinary call right before the first use of its result, and a pair of calls, begin and end, in the
@@ -180,8 +199,10 @@ def _attributes(
     axis_name: str | None,
     wire_dtype: str,
     call_bytes: int,
+    invariant: bool = True,
     by_number_on_host: bool = False,
 ) -> CallAttributes:
+    del invariant  # a matter of types
     devices = program_device_count(ctx)
     if devices > 1:
         raise ConfigError(
@@ -189,7 +210,7 @@ def _attributes(
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
     mesh = program_mesh(ctx)
-    ids, lanes = make_lanes(mesh, axis_name, label, in_order=kind is Kind.BROADCAST)
+    ids, lanes = make_lanes(mesh, axis_name, label, in_order=kind in _IN_RANK_ORDER)
     if by_number_on_host and isinstance(mesh, jax.sharding.Mesh):
         numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
         own = np.isin(ids, list(numbers))
@@ -209,7 +230,7 @@ def _attributes(
 
 def _batch(bucket: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[jax.Array], Sequence[Any]]:
     """``vmap``: the reduction is elementwise, so a batched operand is only a larger operand."""
-    return _bind(*bucket, **params), dims
+    return bind(bucket, **params), dims
 
 
 def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[Any]:
@@ -232,13 +253,13 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
 
 
 _on_stream.multiple_results = True
-_on_stream.def_abstract_eval(_abstract_eval)
+_on_stream.def_abstract_eval(abstract_eval)
 register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
 
-for _kind, _primitive in _PRIMITIVES.items():
-    rules.define(_primitive, _abstract_eval, _batch)
-    register_lowering(_primitive, _lowering)
-    register_lowering(_primitive, mlir.lower_fun(_run_on_stream, multiple_results=True), platform="cuda")
+for _kind in (Kind.SUM, Kind.BROADCAST, Kind.MAX, Kind.MIN):
+    rules.define(PRIMITIVES[_kind], abstract_eval, _batch)
+    register_lowering(PRIMITIVES[_kind], lower)
+    register_lowering(PRIMITIVES[_kind], mlir.lower_fun(run_on_stream, multiple_results=True), platform="cuda")
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):
-        rules.define_linear(_primitive, all_reduce, _transpose)
+        rules.define_linear(PRIMITIVES[_kind], all_reduce, _transpose)

@@ -74,9 +74,16 @@ def gather_arrays(
 ) -> list[jax.Array]:
     """Each array of all workers and devices, stacked along a new first axis in the order of the mesh."""
 
+    call_bytes = world.size() * wire_bytes(arrays, None)
+
     def gather_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return gather_primitives.all_gather(
-            bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis, invariant=to == "invarying"
+            bucket,
+            label=label,
+            worker_count=world.size(),
+            axis_name=axes.worker_axis,
+            call_bytes=call_bytes,
+            invariant=to == "invarying",
         )
 
     if axes.spans_workers:
@@ -93,16 +100,18 @@ def gather_arrays(
 def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str, bucket_bytes: int) -> list[jax.Array]:
     """The sum of each array, whose first axis has a row for every device of the mesh; a device keeps its own row."""
 
-    def scatter_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
-        return gather_primitives.psum_scatter(
-            bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis
-        )
-
     rows = [_split_places(array, axes) for array in arrays]
     if axes.local_axes:
         rows = [_scatter_locally(_varying(row, axes.local_axes), axes.local_axes) for row in rows]
     else:
         rows = [row[0] for row in rows]
+    call_bytes = wire_bytes(rows, None)
+
+    def scatter_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
+        return gather_primitives.psum_scatter(
+            bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis, call_bytes=call_bytes
+        )
+
     if axes.spans_workers:
         return map_buckets(scatter_bucket, rows, axes, label, bucket_bytes)
     return [row[0] for row in rows]
