@@ -24,6 +24,16 @@ def test_one_custom_call_per_bucket_and_no_copy_of_it() -> None:
             assert scope.endswith(f"/jaxhetero_psum_{size.replace(' ', '_')}")
 
 
+def test_one_custom_call_per_bucket_of_rows() -> None:
+    """The weights, in two buckets, are gathered and scattered again, row by row where they are."""
+    for result in run("hlo.py", workers=2, reducers=1):
+        names = [f"jaxhetero_all_gather_{size}_bytes" for size in (65536, 294912)]
+        names += [f"jaxhetero_psum_scatter_{size}_bytes" for size in (131072, 589824)]
+        assert sorted(result["calls_of_rows"]) == sorted(names)
+        assert result["calls_of_rows_on_gpu"] == 4
+        assert result["moved_of_rows"] == []
+
+
 def test_a_program_outlives_its_world_and_its_process(tmp_path: Path) -> None:
     """Compiled once for all worlds of one shape; retraced, or loaded from disk, it finds its ops and its world.
 

@@ -91,6 +91,15 @@ def all_kinds(axes: Any) -> Function:
     return function
 
 
+def scattered(axes: Any) -> Function:
+    def function(library: Any, x: jax.Array) -> jax.Array:
+        rows = jnp.tile(x, (jax.lax.axis_size(axes), 1)) * jnp.arange(jax.lax.axis_size(axes) * x.shape[0])[:, None]
+        part: jax.Array = library.psum_scatter(rows, axes, tiled=True)
+        return part
+
+    return function
+
+
 def nested(mesh: jax.sharding.Mesh, function: Function, library: Any, check_vma: bool = True) -> Any:
     """One shard_map for each axis, the second inside the first, which knows the shape of the mesh only."""
 
@@ -164,13 +173,30 @@ def workers_that_are_not_in_front() -> Iterator[tuple[str, bool]]:
     yield "not in front, workers", same(turned, sums("workers"), True)
 
 
+def workers_that_are_not_in_the_order_of_ranks() -> Iterator[tuple[str, bool]]:
+    """A worker's row is that of its place on the axis, and not of its rank."""
+    grid = make_mesh(GRID)
+    turned = jax.sharding.Mesh(grid.devices[::-1], grid.axis_names, axis_types=grid.axis_types)
+    for mesh, axes in itertools.product((grid, turned), ("workers", grid.axis_names)):
+        yield f"scattered, {mesh.devices.ravel()}, {axes}", same(mesh, scattered(axes), True)
+    yield "gathered out of order", is_refused(turned, all_kinds("workers"), "in the order of jax.devices()")
+    thin = make_mesh(MESHES["one device of each worker"])
+    yield "scattered, nested, unknown devices", same(thin, scattered("workers"), True, nested)
+
+
 def main() -> None:
     rank, size = int(os.environ["JAXHETERO_RANK"]), int(os.environ["JAXHETERO_WORKER_COUNT"])
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_disable_most_optimizations", True)  # the time is that of compilations
     jax.distributed.initialize(sys.argv[1], size, rank)
     jaxhetero.initialize()
-    groups = (odd_shapes, nested_maps, names_of_vmap, workers_that_are_not_in_front)
+    groups = (
+        odd_shapes,
+        nested_maps,
+        names_of_vmap,
+        workers_that_are_not_in_front,
+        workers_that_are_not_in_the_order_of_ranks,
+    )
     results = [found for group in groups for found in group()]
     jaxhetero.shutdown()
     print(json.dumps({"wrong": [name for name, right in results if not right], "count": len(results)}))

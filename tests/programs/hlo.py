@@ -42,6 +42,12 @@ def gradients_of_replicated(params: list[jax.Array], inputs: jax.Array) -> list[
     return jax.grad(lambda params: loss(replicated(params), inputs))(params)
 
 
+@jax.jit
+def gather_and_scatter(rows: list[jax.Array]) -> list[jax.Array]:
+    whole = jaxhetero.all_gather(rows, bucket_bytes=BUCKET_BYTES)
+    return jaxhetero.psum_scatter(whole, bucket_bytes=2 * BUCKET_BYTES)
+
+
 def call_bytes(hlo: str) -> list[int]:
     """What the collective that each call is a bucket of takes on the wire."""
     return [int(number) for number in re.findall(r"call_bytes = (\d+)", hlo)]
@@ -67,6 +73,8 @@ def main() -> None:
     of_argument = sum_of_argument.lower(jnp.ones((256, 256))).compile().as_text()
     in_half = sum_in_half_the_bytes.lower(jnp.ones((256, 256))).compile().as_text()
     in_half_on_gpu = sum_in_half_the_bytes.trace(jnp.ones((256, 256))).lower(lowering_platforms=("cuda",)).as_text()
+    of_rows = gather_and_scatter.lower(params).compile().as_text()
+    of_rows_on_gpu = gather_and_scatter.trace(params).lower(lowering_platforms=("cuda",)).as_text()
     jaxhetero.shutdown()
     calls = re.findall(r"custom_call_target=\"(jaxhetero\w*)\"", hlo)
     scopes = re.findall(r"custom_call_target=\"jaxhetero.*op_name=\"([^\"]*)\"", hlo)
@@ -74,6 +82,9 @@ def main() -> None:
     result["moved_of_argument"], result["moved_in_half"] = moved_elements(of_argument), moved_elements(in_half)
     result["call_bytes"], result["replicated_call_bytes"] = call_bytes(hlo), call_bytes(of_replicated)
     result["operand_on_gpu"] = re.findall(r"@jaxhetero_all_reduce.*: \(tensor<(\w+)>", in_half_on_gpu)
+    result["calls_of_rows"] = re.findall(r"custom_call_target=\"jaxhetero.*op_name=\"[^\"]*/(\w*)\"", of_rows)
+    result["moved_of_rows"] = moved_elements(of_rows)
+    result["calls_of_rows_on_gpu"] = len(re.findall(r"@jaxhetero_all_reduce", of_rows_on_gpu))
     print(json.dumps(result))
 
 
