@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import world
+from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
-from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.reduce_tree import (
     gather_arrays,
     make_varying,
@@ -326,8 +326,11 @@ def broadcast(
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
     label = _label("broadcast", name)
     axes = classify(axis_name, label)
-    if axes.local_count > 1:
-        raise ConfigError(f"{label}: axes {axes.local_axes} lie inside a worker; broadcast goes over the workers' axis")
+    if axes.devices_per_worker > 1:
+        raise ConfigError(
+            f"{label}: along {axis_name!r} lie {axes.devices_per_worker} devices of each worker; broadcast goes over "
+            "an axis of one device of each"
+        )
     return _with_bools_as_bytes(
         lambda tree: reduce_tree(tree, axes, Kind.BROADCAST, label=label, bucket_bytes=bucket_bytes, root=root), x
     )

@@ -47,6 +47,14 @@ def test_gradients_are_never_summed_twice(kind: str, devices: int) -> None:
     assert run("summed_gradients.py", kind, str(devices), coordinator, workers=3, reducers=1) == [[]] * 3
 
 
+@pytest.mark.parametrize(("workers", "devices"), [(2, 2), (3, 4)])
+def test_one_axis_of_all_devices_of_all_workers(workers: int, devices: int) -> None:
+    """As `jax.make_mesh((jax.device_count(),), ("devices",))` makes it: right results, and each byte is sent once."""
+    for result in run("flat_axis.py", f"127.0.0.1:{free_port()}", str(devices), workers=workers, reducers=2):
+        assert result["wrong"] == []
+        assert 1.0 <= result["sent"] < 1.05
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_global_arrays_in_plain_jit(devices: int) -> None:
     """Gradients of type "unreduced", and the smallest edit for automatic sharding: XLA's parameters, by our sums."""

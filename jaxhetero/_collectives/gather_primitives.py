@@ -27,6 +27,7 @@ def all_gather(
     label: str,
     worker_count: int,
     axis_name: str | None,
+    devices_along: int,
     call_bytes: int,
     invariant: bool,
 ) -> list[jax.Array]:
@@ -34,7 +35,7 @@ def all_gather(
 
     Args:
       bucket: arrays of one dtype.
-      label, worker_count, axis_name: as in ``primitive.all_reduce``.
+      label, worker_count, axis_name, devices_along: as in ``primitive.all_reduce``.
       call_bytes: as there; the bytes of the results.
       invariant: the results no longer vary over ``axis_name``.
     """
@@ -44,19 +45,27 @@ def all_gather(
         label=label,
         worker_count=worker_count,
         axis_name=axis_name,
+        devices_along=devices_along,
+        in_groups=devices_along > 1,
         call_bytes=call_bytes,
         invariant=invariant,
     )
 
 
 def psum_scatter(
-    bucket: Sequence[jax.Array], *, label: str, worker_count: int, axis_name: str | None, call_bytes: int
+    bucket: Sequence[jax.Array],
+    *,
+    label: str,
+    worker_count: int,
+    axis_name: str | None,
+    devices_along: int,
+    call_bytes: int,
 ) -> list[jax.Array]:
     """Sum over all workers; each keeps the row of its rank.
 
     Args:
-      bucket: arrays of one dtype with a first axis of ``worker_count``.
-      label, worker_count, axis_name, call_bytes: as in ``primitive.all_reduce``.
+      bucket: arrays of one dtype with a first axis of ``worker_count`` times ``devices_along``.
+      label, worker_count, axis_name, devices_along, call_bytes: as in ``primitive.all_reduce``.
     """
     return _bind(
         bucket,
@@ -64,6 +73,8 @@ def psum_scatter(
         label=label,
         worker_count=worker_count,
         axis_name=axis_name,
+        devices_along=devices_along,
+        in_groups=devices_along > 1,
         call_bytes=call_bytes,
         invariant=False,
     )
@@ -115,7 +126,7 @@ def _where_in_rank_order(lowering: Callable[..., Any]) -> Callable[..., Any]:
     """``lowering``, but a sum and a slice where the place along the workers' axis may be another than the rank."""
 
     def rule(ctx: Any, *bucket: Any, **params: Any) -> Any:
-        in_order = is_in_rank_order(program_mesh(ctx), params["axis_name"])
+        in_order = is_in_rank_order(program_mesh(ctx), params["axis_name"], params["devices_along"])
         chosen = lowering if in_order else mlir.lower_fun(_sum_and_slice, multiple_results=True)
         return chosen(ctx, *bucket, **params)
 

@@ -19,13 +19,15 @@ class ReducedAxes:
     """The axes that a collective reduces over: the workers, the devices inside each worker, or both."""
 
     worker_axis: str | None
-    """The mesh axis along which each step is another worker; None where the mesh does not span workers."""
+    """The mesh axis along which the workers lie, one after the other; None where the mesh does not span workers."""
     local_axes: tuple[str, ...]
     """The axes whose devices all belong to one worker."""
     local_count: int
     """How many devices of one worker lie along ``local_axes``."""
     spans_workers: bool
     """Whether the collective reduces over the workers."""
+    devices_along: int = 1
+    """How many devices of each worker lie side by side along ``worker_axis``."""
     worker_position: int = 0
     """The position of the workers among the named axes, for collectives whose result depends on the order."""
 
@@ -37,7 +39,12 @@ class ReducedAxes:
     @property
     def count(self) -> int:
         """How many contributions a sum has."""
-        return self.local_count * (world.size() if self.spans_workers else 1)
+        return self.devices_per_worker * (world.size() if self.spans_workers else 1)
+
+    @property
+    def devices_per_worker(self) -> int:
+        """How many devices of one worker contribute."""
+        return self.local_count * self.devices_along
 
 
 def axis_names(axis_name: AxisName) -> tuple[str, ...]:
@@ -52,7 +59,7 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
 
     A JAX process whose mesh has only its own devices reduces over all of ``axis_name`` and over the workers. In a
     global mesh, made with ``jax.distributed``, the workers' axis is the first axis with as many devices as there are
-    workers. ``make_lanes`` checks that when the program is compiled.
+    workers, or else with a multiple of that. ``make_lanes`` checks that when the program is compiled.
     """
     names = axis_names(axis_name)
     if positional := [name for name in names if isinstance(name, int)]:
@@ -85,7 +92,8 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
             f"{label}: rank {world.rank()} is process {jax.process_index()} of jax.distributed; give every worker the "
             "same number in both"
         )
-    worker_axis = next((name for name, size in mesh_sizes.items() if size == workers), None)
+    candidates = [name for name, size in mesh_sizes.items() if size % workers == 0]
+    worker_axis = min(candidates, key=lambda name: mesh_sizes[name] != workers, default=None)
     local = tuple(name for name in names if name != worker_axis)
     local_count = math.prod(sizes[name] for name in local)
     if local_count > jax.local_device_count():
@@ -96,29 +104,38 @@ def classify(axis_name: AxisName, label: str) -> ReducedAxes:
         )
     if worker_axis not in names:
         return ReducedAxes(None, local, local_count, spans_workers=False)
-    return ReducedAxes(worker_axis, local, local_count, spans_workers=True, worker_position=names.index(worker_axis))
+    return ReducedAxes(
+        worker_axis,
+        local,
+        local_count,
+        spans_workers=True,
+        devices_along=mesh_sizes[worker_axis] // workers,
+        worker_position=names.index(worker_axis),
+    )
 
 
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh | None
 
 
-def is_in_rank_order(mesh: Mesh, worker_axis: str | None) -> bool:
-    """Whether a step along ``worker_axis`` is the next rank, as far as ``mesh`` tells."""
+def is_in_rank_order(mesh: Mesh, worker_axis: str | None, devices_along: int) -> bool:
+    """Whether the next worker along ``worker_axis`` is the next rank, as far as ``mesh`` tells."""
     if mesh is None or worker_axis is None:
         return True
-    return isinstance(mesh, jax.sharding.Mesh) and _owners(_rows(mesh, worker_axis)) == _ranks(mesh, worker_axis)
+    return isinstance(mesh, jax.sharding.Mesh) and _is_ordered(_owners(_rows(mesh, worker_axis, devices_along)))
 
 
-def make_lanes(mesh: Mesh, worker_axis: str | None, label: str, *, in_order: bool) -> tuple[np.ndarray, np.ndarray]:
+def make_lanes(
+    mesh: Mesh, worker_axis: str | None, devices_along: int, label: str, *, in_order: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The device ids of ``mesh`` and the lane of each device: int64 arrays, empty where one device needs no lane.
 
-    The devices of a lane, one in each worker, reduce together. ``in_order``: a step along ``worker_axis`` must be the
-    next rank, which a sum does not need.
+    The devices of a lane, one in each worker, reduce together. ``in_order``: the next worker along ``worker_axis`` must
+    be the next rank, which a sum does not need. ``devices_along``: as in ``ReducedAxes``.
     """
     if mesh is None or mesh.size == 1:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if isinstance(mesh, jax.sharding.AbstractMesh):
-        if mesh.size == mesh.shape.get(worker_axis, 1) and not in_order:
+        if devices_along == 1 and mesh.size == mesh.shape.get(worker_axis, 1) and not in_order:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)  # one device of each worker: one lane
         # Without lanes, a device would reduce with any device of another worker, whichever comes first.
         raise ConfigError(
@@ -128,26 +145,27 @@ def make_lanes(mesh: Mesh, worker_axis: str | None, label: str, *, in_order: boo
     if worker_axis is None:
         ids = np.array([device.id for device in mesh.devices.flat], np.int64)
         return ids, np.arange(ids.size, dtype=np.int64)
-    rows = _rows(mesh, worker_axis)
+    rows = _rows(mesh, worker_axis, devices_along)
     owners = _owners(rows)
     one_each = all(len(owner) == 1 for owner in owners) and len(set.union(*owners)) == len(owners)
-    if not one_each or (in_order and owners != _ranks(mesh, worker_axis)):
+    if not one_each or (in_order and not _is_ordered(owners)):
         raise ConfigError(
-            f"{label}: along mesh axis {worker_axis!r} the devices do not belong to one worker each; make the mesh "
-            "with the workers as its first axis, in the order of jax.devices()"
+            f"{label}: along mesh axis {worker_axis!r} the devices do not belong to one worker each "
+            "side by side; make the mesh with the workers as its first axis, in the order of jax.devices()"
         )
     ids = np.array([device.id for device in rows.flat], np.int64)
     return ids, np.tile(np.arange(rows.shape[1], dtype=np.int64), rows.shape[0])
 
 
-def _rows(mesh: jax.sharding.Mesh, worker_axis: str) -> np.ndarray:
-    """The devices of each step along ``worker_axis``."""
-    return np.moveaxis(mesh.devices, mesh.axis_names.index(worker_axis), 0).reshape(mesh.shape[worker_axis], -1)
+def _rows(mesh: jax.sharding.Mesh, worker_axis: str, devices_along: int) -> np.ndarray:
+    """The devices of each worker along ``worker_axis``."""
+    count = mesh.shape[worker_axis] // devices_along
+    return np.moveaxis(mesh.devices, mesh.axis_names.index(worker_axis), 0).reshape(count, -1)
 
 
 def _owners(rows: np.ndarray) -> list[set[int]]:
     return [{device.process_index for device in row} for row in rows]
 
 
-def _ranks(mesh: jax.sharding.Mesh, worker_axis: str) -> list[set[int]]:
-    return [{rank} for rank in range(mesh.shape[worker_axis])]
+def _is_ordered(owners: list[set[int]]) -> bool:
+    return owners == [{rank} for rank in range(len(owners))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import enum
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from jax.interpreters import ad, mlir
 
 from jaxhetero import _ffi, world
 from jaxhetero._collectives import rules
+from jaxhetero._collectives.axis_groups import AxisGroups
+from jaxhetero._collectives.kinds import Kind as Kind
 from jaxhetero._collectives.mesh_axes import make_lanes
 from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
@@ -29,18 +31,6 @@ from jaxhetero._compat import (
     without_varying_axis,
 )
 from jaxhetero.errors import ConfigError
-
-
-class Kind(enum.IntEnum):
-    """How a round makes its result; the numbers are those of xla_ffi/wire/op_spec.h."""
-
-    SUM = 1
-    BROADCAST = 2
-    MAX = 3
-    MIN = 4
-    SCATTER = 5
-    GATHER = 6
-
 
 # A step along the workers' axis must be the next rank.
 _IN_RANK_ORDER = (Kind.BROADCAST, Kind.SCATTER, Kind.GATHER)
@@ -80,6 +70,8 @@ def all_reduce(
     root: int,
     worker_count: int,
     axis_name: str | None,
+    devices_along: int = 1,
+    in_groups: bool = True,
     wire_dtype: str = "",
     call_bytes: int = 0,
 ) -> list[jax.Array]:
@@ -93,6 +85,8 @@ def all_reduce(
       worker_count: how many workers the program was traced for; checked against the world when the program runs.
       axis_name: the mesh axis of the workers under ``jax.shard_map``; the results no longer vary over it. None where
         the mesh, if there is one, does not span workers.
+      devices_along: how many devices of each worker lie side by side along that axis; all of them take part.
+      in_groups: False where XLA has reduced inside each worker, and each of those devices has a part of its own.
       wire_dtype: "bfloat16" or "float16" to send a float32 sum in; "" to send the dtype of the bucket.
       call_bytes: bytes on the wire of all buckets of the collective together; the same on all workers.
     """
@@ -104,6 +98,8 @@ def all_reduce(
             root=root,
             worker_count=worker_count,
             axis_name=axis_name,
+            devices_along=devices_along,
+            in_groups=in_groups and devices_along > 1,
             wire_dtype=wire_dtype,
             call_bytes=call_bytes,
         )
@@ -115,14 +111,22 @@ def bind(bucket: Sequence[jax.Array], *, kind: Kind, **params: Any) -> list[jax.
 
 
 def abstract_eval(
-    *bucket: Any, kind: Kind, worker_count: int, axis_name: str | None, invariant: bool = True, **_: Any
+    *bucket: Any,
+    kind: Kind,
+    worker_count: int,
+    axis_name: str | None,
+    devices_along: int,
+    in_groups: bool,
+    invariant: bool = True,
+    **_: Any,
 ) -> list[Any]:
     """The types of the results; ``invariant``: they do not vary over ``axis_name``."""
+    row_count = worker_count * (devices_along if in_groups else 1)
 
     def shape_of(aval: Any) -> tuple[int, ...]:
         if kind is Kind.SCATTER:
             return tuple(aval.shape[1:])
-        return (worker_count, *aval.shape) if kind is Kind.GATHER else tuple(aval.shape)
+        return (row_count, *aval.shape) if kind is Kind.GATHER else tuple(aval.shape)
 
     results = [aval.update(shape=shape_of(aval), weak_type=False) for aval in bucket]
     return [without_varying_axis(aval, axis_name) for aval in results] if invariant and axis_name else results
@@ -135,11 +139,19 @@ def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
     that reuses it waits for the round. An argument of the program is not aliased: XLA would copy it before the call. A
     result of another size than its operand cannot be.
     """
+    if params["in_groups"]:
+        return mlir.lower_fun(_run_in_groups, multiple_results=True)(ctx, *bucket, **params)
     if params["wire_dtype"] and world.has_stand_in():
         return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *bucket, **params)
     same_size = params["kind"] not in (Kind.SCATTER, Kind.GATHER)
     aliases = {index: index for index, operand in enumerate(bucket) if same_size and is_computed(operand)}
     return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=aliases)
+
+
+def _run_in_groups(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
+    """Let XLA reduce between the devices of a worker that lie side by side along the workers' axis."""
+    between_workers = functools.partial(bind, kind=kind, **{**params, "in_groups": False})
+    return AxisGroups(params["axis_name"], params["devices_along"]).run(bucket, kind, between_workers)
 
 
 def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: Any) -> list[jax.Array]:
@@ -174,6 +186,8 @@ def run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     same way. The GPU would then be idle during every round (seen in programs that jaxlib 0.10.2 compiles for an H100).
     """
 
+    if params["in_groups"]:
+        return _run_in_groups(*bucket, **params)
     if params["wire_dtype"]:
         return _run_converted(*bucket, **params)
 
@@ -197,12 +211,14 @@ def _attributes(
     root: int,
     worker_count: int,
     axis_name: str | None,
+    devices_along: int,
+    in_groups: bool,
     wire_dtype: str,
     call_bytes: int,
     invariant: bool = True,
     by_number_on_host: bool = False,
 ) -> CallAttributes:
-    del invariant  # a matter of types
+    del invariant, in_groups  # a matter of types and of earlier lowerings
     devices = program_device_count(ctx)
     if devices > 1:
         raise ConfigError(
@@ -210,7 +226,7 @@ def _attributes(
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
     mesh = program_mesh(ctx)
-    ids, lanes = make_lanes(mesh, axis_name, label, in_order=kind in _IN_RANK_ORDER)
+    ids, lanes = make_lanes(mesh, axis_name, devices_along, label, in_order=kind in _IN_RANK_ORDER)
     if by_number_on_host and isinstance(mesh, jax.sharding.Mesh):
         numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
         own = np.isin(ids, list(numbers))

@@ -43,7 +43,7 @@ def reduce_tree(
     """
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
     check_wire_dtype(wire_dtype, label)
-    call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.local_count
+    call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
     if not axes.spans_workers:
         return jax.tree.unflatten(structure, [_reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves])
     shared = axes.local_count > 1
@@ -58,6 +58,7 @@ def reduce_tree(
             root=root,
             worker_count=world.size(),
             axis_name=axes.worker_axis,
+            devices_along=axes.devices_along,
             wire_dtype=primitive_wire_dtype(bucket[0].dtype, wire_dtype),
             call_bytes=call_bytes,
         )
@@ -82,6 +83,7 @@ def gather_arrays(
             label=label,
             worker_count=world.size(),
             axis_name=axes.worker_axis,
+            devices_along=axes.devices_along,
             call_bytes=call_bytes,
             invariant=to == "invarying",
         )
@@ -105,11 +107,16 @@ def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str
         rows = [_scatter_locally(_varying(row, axes.local_axes), axes.local_axes) for row in rows]
     else:
         rows = [row[0] for row in rows]
-    call_bytes = wire_bytes(rows, None)
+    call_bytes = wire_bytes(rows, None) // axes.devices_along
 
     def scatter_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return gather_primitives.psum_scatter(
-            bucket, label=label, worker_count=world.size(), axis_name=axes.worker_axis, call_bytes=call_bytes
+            bucket,
+            label=label,
+            worker_count=world.size(),
+            axis_name=axes.worker_axis,
+            devices_along=axes.devices_along,
+            call_bytes=call_bytes,
         )
 
     if axes.spans_workers:

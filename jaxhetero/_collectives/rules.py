@@ -17,7 +17,10 @@ from jaxhetero import world
 from jaxhetero._compat import varying_axes
 
 # Every parameter of any of the primitives.
-_PARAMETERS = ("label", "kind", "root", "worker_count", "axis_name", "wire_dtype", "call_bytes", "invariant")
+_PARAMETERS = (
+    *("label", "kind", "root", "worker_count", "axis_name", "devices_along", "in_groups"),
+    *("wire_dtype", "call_bytes", "invariant"),
+)
 
 Bucket = list[jax.Array]
 
