@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def commands() -> None:
 @click.option("--interface", metavar="NAME", help="The network interface whose address to use.")
 @click.option("--port", type=_PORT, default=0, help="The port to listen on. [default: any free one]")
 @click.option(
+    "--number",
+    type=click.IntRange(min=-1),
+    default=-1,
+    help="Which of the job's reducers it is, from 0: its name in all messages. [default: the lowest that is free]",
+)
+@click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
@@ -62,23 +69,23 @@ def commands() -> None:
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-def _reducer(token_file: Path | None, port: int, log_level: str, **options: str | int | None) -> int:
+def _reducer(token_file: Path | None, port: int, number: int, log_level: str, **options: str | int | None) -> int:
     """Run one dedicated reducer until every worker has left.
 
     Exits with 0 after that, with 1 when the job failed, with 2 for a wrong setting, with 3 when the job went on without
     this reducer and did not take it back, and with 128 + N when stopped by signal N (Ctrl-C: 130, SIGTERM: 143).
     """
-    return run_reducer(_reducer_config(token_file, port, **options), log_level)
+    return run_reducer(replace(_reducer_config(token_file, **options), port=port, number=number), log_level)
 
 
-def _reducer_config(token_file: Path | None, port: int, **options: str | int | None) -> ReducerConfig:
+def _reducer_config(token_file: Path | None, **options: str | int | None) -> ReducerConfig:
     """The settings of a reducer: given options, and the environment for the others."""
     given = {name: value for name, value in options.items() if value is not None}
     if token_file is not None:
         given["token"] = read_token(token_file)
     found: dict[str, Any] = dict(read_environment(write_environment(given)))
     settings = {name: value for name, value in found.items() if name in ReducerConfig.__dataclass_fields__}
-    return ReducerConfig(**settings, port=port)
+    return ReducerConfig(**settings)
 
 
 @commands.command("doctor")
@@ -107,7 +114,7 @@ def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options:
 
     from jaxhetero.doctor import Visit, run_doctor
 
-    config = _reducer_config(token_file, 0, **options)
+    config = _reducer_config(token_file, **options)
     timeout_s = config.start_timeout_ms / 1000
     visit = Visit(config.coordinator, config.token, processes, config.host, timeout_s, measure_ms / 1000)
     return run_doctor(visit, Console(no_color=not colour_wanted()))

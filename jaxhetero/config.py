@@ -157,6 +157,8 @@ class ReducerConfig:
     """The network interface whose address is the default of ``host``."""
     port: int = 0
     """The port to listen on. 0: any free one."""
+    number: int = -1
+    """Which of the job's dedicated reducers it is, from 0: its name in all messages. -1: the lowest that is free."""
     start_timeout_ms: int = Config.start_timeout_ms
     timeout_ms: int = Config.timeout_ms
 
@@ -176,6 +178,8 @@ class ReducerConfig:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be in 0..65535")
+        if self.number < -1:
+            raise ConfigError(f"number is {self.number}; it must be 0 or more, or -1")
         _check_positive(self, "start_timeout_ms", "timeout_ms")
 
 

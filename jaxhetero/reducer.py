@@ -60,10 +60,12 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
     while stay.lost_number is not None and stay.round_count and not signals:
         logger.warning("%s; joining it again", stay.status[1])
         is_back = True
-        stay = _serve(replace(config, start_timeout_ms=min(_RETURN_MS, config.start_timeout_ms)), signals)
+        patience_ms = min(_RETURN_MS, config.start_timeout_ms)
+        stay = _serve(replace(config, number=stay.lost_number, start_timeout_ms=patience_ms), signals)
     if signals:
         return 128 + signals[0]
-    if stay.lost_number is not None or (is_back and stay.status[0] != "ok"):
+    has_not_returned = is_back and stay.status[0] != "ok" and not stay.round_count
+    if stay.lost_number is not None or has_not_returned:
         logger.warning("the job goes on, or has ended, without this reducer: %s", stay.status[1])
         return LOST
     _check(stay.status)

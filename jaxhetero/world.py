@@ -415,7 +415,7 @@ def _start(config: Config) -> World:
     communicator = _native.Communicator(settings | {"source": config.host if config.interface else ""})
     reducer = None
     if config.rank < config.colocated_count:
-        reducer = _native.ReducerServer(settings | {"port": 0, "colocated_rank": config.rank})
+        reducer = _native.ReducerServer(settings | {"port": 0, "number": -1, "colocated_rank": config.rank})
     sources = [source for source in (communicator, reducer) if source is not None]
     world = World(config, communicator, reducer, tuple(EventPump(source) for source in sources))
     for pump in world._pumps:

@@ -64,6 +64,7 @@ def test_a_bad_worker_setting_is_named(changes: dict[str, Any], words: list[str]
         ({"token": ""}, ["token", "JAXHETERO_TOKEN", "--token-file"]),
         ({"port": 65536}, ["port", "65536"]),
         ({"port": -1}, ["port", "-1"]),
+        ({"number": -2}, ["number", "-2"]),
         ({"timeout_ms": 0}, ["timeout_ms", "0"]),
         ({"start_timeout_ms": 0}, ["start_timeout_ms", "0"]),
     ],

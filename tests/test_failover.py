@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -55,49 +56,90 @@ def test_a_process_that_is_stopped(who: str) -> None:
 
 # Sums until the file "enough" is there; all workers see it in the same round.
 _TRAIN = """
-import jax, jax.numpy as jnp, jaxhetero, pathlib
+import itertools, jax, jax.numpy as jnp, jaxhetero, pathlib
 jaxhetero.initialize()
 step = jax.jit(jaxhetero.psum)
-while not step({"gradients": jnp.ones(100_000), "enough": float(pathlib.Path("enough").exists())})["enough"]:
-    if jaxhetero.metrics().round_count == 20:
+for number in itertools.count():
+    sums = step({"gradients": jnp.ones(100_000), "enough": float(pathlib.Path("enough").exists())})
+    if number == 10:
         print("under way")
-print("changes:", jaxhetero.metrics().view_count)
+    if sums["enough"]:
+        break
 jaxhetero.shutdown()
 """
+
+
+@dataclass
+class Launched:
+    """A job of two workers under the launcher, whose output is read line by line."""
+
+    process: subprocess.Popen[str]
+    seen: list[str] = field(default_factory=list)
+
+    def wait_for(self, words: str, count: int = 1) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.seen.append(line)
+            count -= words in line
+            if count == 0:
+                return
+        raise AssertionError(f"no {words!r} in {''.join(self.seen)}")
+
+    def reducer(self, number: int) -> psutil.Process:
+        """The process that the launcher calls by this number."""
+        ready = re.search(rf"\[reducer {number}\] .* on port (\d+)", "".join(self.seen))
+        assert ready
+        children = psutil.Process(self.process.pid).children()
+        ports = {connection.laddr.port: child for child in children for connection in child.net_connections("inet")}
+        return ports[int(ready[1])]
+
+    def end(self) -> str:
+        """All of its output."""
+        assert self.process.stdout is not None
+        output = "".join([*self.seen, *self.process.stdout])
+        assert self.process.wait(TIMEOUT_S) == 0, output
+        return output
+
+
+def launch_training(start_launch: Start, reducers: int) -> Launched:
+    arguments = ("--workers", "2", "--reducers", str(reducers), "--timeout-ms", "3000")
+    job = Launched(start_launch(*arguments, "--", sys.executable, "-c", _TRAIN, stderr=subprocess.STDOUT))
+    job.wait_for("under way", 2)
+    return job
 
 
 @pytest.mark.parametrize("returns", [True, False], ids=["while the job runs", "after the job"])
 def test_a_reducer_that_is_stopped_and_continued(start_launch: Start, tmp_path: Path, returns: bool) -> None:
     """The job goes on without it, and takes it back if it still runs; this is a warning, and no failure."""
-    arguments = ("--workers", "2", "--reducers", "2", "--timeout-ms", "3000", "--", sys.executable, "-c", _TRAIN)
-    process = start_launch(*arguments, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    seen = []
-
-    def wait_for_line(words: str, count: int = 1) -> None:
-        for line in process.stdout:
-            seen.append(line)
-            count -= words in line
-            if count == 0:
-                return
-        raise AssertionError(f"no {words!r} in {''.join(seen)}")
-
-    wait_for_line("under way", 2)
-    stopped = next(child for child in psutil.Process(process.pid).children() if "reducer" in child.cmdline())
+    job = launch_training(start_launch, 2)
+    stopped = job.reducer(0)
     stopped.suspend()
-    wait_for_line("going on with 1 reducers", 2)
+    job.wait_for("going on with 1 reducers", 2)
     if returns:
         stopped.resume()
-        wait_for_line("going on with 2 reducers", 2)
+        job.wait_for("going on with 2 reducers", 2)
         (tmp_path / "enough").touch()
     else:
         (tmp_path / "enough").touch()
-        wait_for_line("INFO done: ")  # so the coordinator has ended the job
+        job.wait_for("INFO done: ")  # so the coordinator has ended the job
         stopped.resume()
-    output = "".join(seen) + process.communicate(timeout=TIMEOUT_S)[0]
-    assert process.returncode == 0, output
-    assert re.search(r"WARNING reducer \d \(.*\) was lost: .*; the job goes on without it; joining it again\n", output)
-    told = re.search(
-        r"launch: warning: reducer 0 .* exited with code 3; the workers have ended well without it\n", output
+    output = job.end()
+    assert re.search(
+        r"\[reducer 0\] .* WARNING reducer 0 \(.* was lost: .*; the job goes on without it; joining", output
     )
+    assert len(re.findall(r"\[worker \d\]  reducer 0 \(.*\) joined\n", output)) == 2 * returns
+    told = re.search(r"launch: warning: reducer 0 .* exited with code 3; the workers have ended well without", output)
     assert bool(told) == (not returns), output
+
+
+def test_all_messages_call_a_reducer_by_the_number_that_the_launcher_gave_it(
+    start_launch: Start, tmp_path: Path
+) -> None:
+    job = launch_training(start_launch, 4)
+    job.reducer(2).kill()
+    job.wait_for("going on with 3 reducers", 2)
+    (tmp_path / "enough").touch()
+    output = job.end()
+    assert sorted(re.findall(r"\[reducer (\d)\] .*reducer (\d) is ready", output)) == [(n, n) for n in "0123"]
+    assert re.findall(r"\[worker \d\]  reducer (\d) \(.*\) was lost", output) == ["2", "2"]
+    assert re.findall(r"launch: warning: reducer (\d) .* was killed by SIGKILL", output) == ["2"]

@@ -74,7 +74,7 @@ class Job:
         """The command of each process, by the name of the process: "worker 0", "reducer 1"."""
         reducer = (sys.executable, "-m", "jaxhetero", "reducer")
         return {
-            **{f"reducer {number}": reducer for number in range(self.reducer_count)},
+            **{f"reducer {number}": (*reducer, "--number", str(number)) for number in range(self.reducer_count)},
             **{f"worker {rank}": self.command for rank in range(self.worker_count)},
         }
 

@@ -238,6 +238,48 @@ TEST(Start, NumbersTheReducersInWorkersByRank) {
   }
 }
 
+// What a reducer says of itself once the job begins: "reducer 2 is ready for 2 workers on port 4711".
+std::string first_word(ReducerServer& reducer) {
+  const std::optional<Event> event = reducer.next_event(kPatience);
+  return event.has_value() ? event->text.substr(0, event->text.find(" is ready")) : "";
+}
+
+TEST(Start, GivesReducersTheNumbersThatTheyAskFor) {
+  Job job({.workers = 2, .reducers = 3, .colocated = 2});
+  const std::vector<int32_t> wishes = {2, -1, 0};
+  for (uint32_t index = 0; index < job.reducer_count(); ++index) {
+    ReducerServerConfig config = job.reducer_config(index);
+    if (index < wishes.size()) config.number = wishes[index];
+    job.add_reducer(config);
+  }
+  for (const uint32_t rank : {0u, 1u}) job.add_worker(rank);
+  for (const auto& worker : job.workers) ASSERT_TRUE(Job::wait_ready(*worker).ok());
+  const std::vector<std::string> numbers = {"reducer 2", "reducer 1", "reducer 0", "reducer 3", "reducer 4"};
+  for (size_t index = 0; index < numbers.size(); ++index) EXPECT_EQ(first_word(*job.reducers[index]), numbers[index]);
+  job.expect_works();
+  job.expect_shutdown();
+}
+
+TEST(Start, RefusesANumberThatIsTakenOrDoesNotExist) {
+  Job job({.workers = 2, .reducers = 2});
+  job.add_worker(0);
+  ReducerServerConfig config = job.reducer_config(0);
+  config.number = 2;
+  EXPECT_TRUE(failed_with(Job::wait_end(job.add_reducer(config)), Code::kInvalidArgument,
+                          {"reducer 2 (host reducer-host-0) is not one of the 2 dedicated reducers"}));
+  config.number = 1;
+  for (int i = 0; i < 2; ++i) job.add_reducer(config);
+  std::optional<Status> refusal;
+  for (int i = 0; !refusal.has_value() && i < 3000; ++i) {  // either may have come first
+    for (const size_t reducer : {1u, 2u}) {
+      if (std::optional<Status> end = job.reducers[reducer]->wait(milliseconds(10)); end.has_value()) refusal = end;
+    }
+  }
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_TRUE(failed_with(*refusal, Code::kInvalidArgument,
+                          {"reducer 1 (host reducer-host-0) is taken already, by 127.0.0.1:", "a number of its own"}));
+}
+
 TEST(Start, MayBeGivenUp) {
   Job job({.workers = 2, .reducers = 1});
   Communicator& worker = job.add_worker(0);

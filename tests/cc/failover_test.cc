@@ -143,6 +143,30 @@ TEST(Failover, KeepsOfAGatherTheOwnRow) {
   }
 }
 
+// A number names one place in the job: who comes later has that of somebody who was lost.
+TEST(Failover, GivesTheNumberOfALostReducerToTheNext) {
+  Job job(failover({.workers = 2, .reducers = 3}));
+  for (const int32_t number : {0, 1, 2}) {
+    ReducerServerConfig config = job.reducer_config(static_cast<uint32_t>(number));
+    config.number = number;
+    job.add_reducer(config);
+  }
+  for (const uint32_t rank : {0u, 1u}) job.add_worker(rank);
+  for (const auto& worker : job.workers) ASSERT_TRUE(Job::wait_ready(*worker).ok());
+  for (const size_t victim : {1u, 2u}) {
+    kill(job.reducers[victim]);
+    job.expect_works({.leaf_counts = {50000}, .seed = static_cast<uint32_t>(victim)});
+  }
+  ReducerServerConfig config = job.reducer_config(2);
+  config.number = 2;
+  for (const auto& [wish, number] : {std::pair{2, "reducer 2"}, {-1, "reducer 1"}}) {
+    config.number = wish;
+    const std::optional<Event> event = job.add_reducer(config).next_event(kPatience);
+    EXPECT_TRUE(event.has_value() && has(event->text, std::string(number) + " is ready")) << event->text;
+  }
+  job.expect_works({.leaf_counts = {50000}, .seed = 3});
+}
+
 TEST(Failover, TakesInAReducerThatComesLater) {
   Job job(failover({.workers = 2, .reducers = 2}));
   ASSERT_NO_FATAL_FAILURE(job.start());

@@ -179,7 +179,7 @@ TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
   EXPECT_EQ(decode_op_description(encode(description))->spec, description.spec);
 }
 
-Registration a_registration() { return {Role::kReducer, -1, {4, 2, 65536, 8}, "1.2.3", "host-a", 4242, "10.0.0.1"}; }
+Registration a_registration() { return {Role::kReducer, -1, 1, {4, 2, 65536, 8}, "1.2.3", "host-a", 4242, "10.0.0.1"}; }
 
 View some_view() {
   View view;
@@ -303,9 +303,20 @@ TEST(Registration, KeepsEveryField) {
   const Result<Registration> got = decode_registration(encode(sent));
   ASSERT_TRUE(got.ok());
   const auto fields = [](const Registration& r) {
-    return std::tie(r.role, r.rank, r.job, r.version, r.host_name, r.port, r.address);
+    return std::tie(r.role, r.rank, r.number, r.job, r.version, r.host_name, r.port, r.address);
   };
   EXPECT_EQ(fields(got.value()), fields(sent));
+}
+
+TEST(Registration, HasANumberOnlyOfADedicatedReducer) {
+  for (const auto& [role, rank, number] :
+       {std::tuple{Role::kWorker, 1, 1}, {Role::kReducer, 1, 1}, {Role::kReducer, -1, -2}}) {
+    Registration registration = a_registration();
+    registration.role = role;
+    registration.rank = rank;
+    registration.number = number;
+    EXPECT_EQ(decode_registration(encode(registration)).status().code(), Code::kProtocol);
+  }
 }
 
 TEST(Registration, CutsNamesThatAreTooLong) {

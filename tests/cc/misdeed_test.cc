@@ -34,7 +34,7 @@ TEST_P(StrayWorkerTest, IsRefusedAndToldWhy) {
   Join join = stray;
   join.job_id += fake_->job_id();
   fake_->send(OutFrame::control(FrameType::kJoin, encode(join)));
-  EXPECT_TRUE(failed_with(fake_->wait_end(), code, {"refused by a reducer", reason}));
+  EXPECT_TRUE(failed_with(fake_->wait_end(), code, {"refused by reducer ", reason}));
   std::string logged;
   const auto is_it = [&](const Event& event) { return has(logged = event.text, reason); };
   for (const auto& reducer : job_->reducers) {

@@ -19,9 +19,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kReportInterval{3000};  // between reports of who is missing
 
 std::string named(const Registration& registration) {
-  std::string name = registration.role == Role::kWorker ? "rank " : "reducer";
-  if (registration.role == Role::kReducer && registration.rank >= 0) name += " of rank ";
-  if (registration.rank >= 0) name += std::to_string(registration.rank);
+  const bool is_worker = registration.role == Role::kWorker;
+  std::string name = is_worker ? "rank" : "reducer";
+  if (registration.number >= 0) name += " " + std::to_string(registration.number);
+  if (!is_worker && registration.rank >= 0) name += " of rank";
+  if (registration.rank >= 0) name += " " + std::to_string(registration.rank);
   return name + " (host " + registration.host_name + ")";
 }
 
@@ -126,8 +128,8 @@ Status Coordinator::on_ready(Guest& guest) {
   guest.phase = Guest::Phase::kReady;
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
     if (has_released_) return {};  // no rounds will come; the reducer is told when the job ends
-    view_.reducers.push_back(describe_reducer(guest));
-    change_view("reducer " + std::to_string(guest.number) + " (host " + guest.registration.host_name + ") joined");
+    add_to_view(guest);
+    change_view(named(guest.registration) + " joined");
     return {};
   }
   if (phase_ != Phase::kReducersToldMembers)
@@ -141,9 +143,12 @@ Status Coordinator::on_ready(Guest& guest) {
 
 // --- Views.
 
-View::Reducer Coordinator::describe_reducer(const Guest& guest) {
+// In the order of the numbers, so that the same reducers have the same shares whoever came first, and rows of a bucket
+// lie where they belong: see ShardPlan::cut().
+void Coordinator::add_to_view(const Guest& guest) {
   const Registration& who = guest.registration;
-  return {guest.number, who.address, who.port, who.host_name, who.rank};
+  view_.reducers.push_back({guest.number(), who.address, who.port, who.host_name, who.rank});
+  std::ranges::sort(view_.reducers, {}, &View::Reducer::number);
 }
 
 void Coordinator::on_lost(const Lost& lost) {
@@ -162,7 +167,7 @@ void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
   if (!job_.failover) return refuse_all({Code::kReducerLost, text});
   if (view_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
   for (auto& [connection, guest] : guests_) {
-    if (!guest.is_reducer() || !guest.is_member() || guest.number != number) continue;
+    if (!guest.is_reducer() || !guest.is_member() || guest.number() != number) continue;
     // It may be alive: one worker that cannot reach it is enough.
     guest.phase = Guest::Phase::kReleased;
     const Lost last{view_.number, number, text + "; the job goes on without it"};
@@ -278,7 +283,7 @@ bool Coordinator::beat() {
   } else if (stopped->is_worker()) {
     refuse_all({Code::kWorkerLost, named(stopped->registration) + " was lost: " + why});
   } else {
-    lose_reducer(stopped->number, why);
+    lose_reducer(stopped->number(), why);
   }
   return true;
 }
@@ -353,11 +358,11 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
     refuse(*guest.connection, refusal);
     return {};
   }
-  guest.phase = Guest::Phase::kRegistered;
   guest.registration = std::move(registration);
+  guest.phase = Guest::Phase::kRegistered;
   if (phase_ != Phase::kGathering) {  // a reducer that joins later: a new view will have it once it is ready
-    guest.number = next_reducer_number_++;
-    view_.own_index = guest.number;
+    give_number(guest.registration);
+    view_.own_index = guest.number();
     guest.connection->send(OutFrame::control(FrameType::kView, encode(view_)));
     return {};
   }
@@ -387,6 +392,16 @@ Status Coordinator::check(const Registration& registration) const {
     }
   } else if (!colocated && job_.reducer_count == 0) {
     return {Code::kInvalidArgument, "this job was started without dedicated reducers"};
+  } else if (!colocated && registration.number >= 0) {
+    const auto number = static_cast<uint32_t>(registration.number);
+    if (number >= job_.reducer_count) {
+      return {Code::kInvalidArgument, named(registration) + " is not one of the " + std::to_string(job_.reducer_count) +
+                                          " dedicated reducers of this job, which have the numbers from 0"};
+    }
+    if (const Guest* holder = find_reducer(number); holder != nullptr) {
+      return {Code::kInvalidArgument, named(registration) + " is taken already, by " + holder->connection->peer() +
+                                          "; give every reducer a number of its own, or none"};
+    }
   } else if (colocated && static_cast<uint32_t>(registration.rank) >= job_.colocated_count) {
     return {Code::kInvalidArgument,
             "this job has reducers inside its first " + std::to_string(job_.colocated_count) + " workers only"};
@@ -402,6 +417,29 @@ Status Coordinator::check(const Registration& registration) const {
     return {Code::kInvalidArgument, "this job has its " + std::to_string(job_.reducer_count) + " reducers already"};
   }
   return {};
+}
+
+const Coordinator::Guest* Coordinator::find_reducer(uint32_t number) const {
+  const auto found = std::ranges::find_if(guests_, [number](const auto& entry) {
+    return entry.second.is_reducer() && entry.second.is_member() && entry.second.number() == number;
+  });
+  return found == guests_.end() ? nullptr : &found->second;
+}
+
+// The number that a dedicated reducer asks for, else the lowest free one. Those in workers come behind, by rank.
+void Coordinator::give_number(Registration& reducer) const {
+  if (reducer.number >= 0) return;
+  if (reducer.rank >= 0) {
+    reducer.number = static_cast<int32_t>(job_.reducer_count) + reducer.rank;
+    return;
+  }
+  std::set<uint32_t> taken;
+  for (const auto& [connection, guest] : guests_) {
+    if (guest.is_reducer() && guest.is_member()) taken.insert(guest.number());
+  }
+  uint32_t number = 0;
+  while (taken.contains(number)) ++number;
+  reducer.number = static_cast<int32_t>(number);
 }
 
 void Coordinator::refuse(Connection& connection, const Status& why) {
@@ -435,23 +473,17 @@ void Coordinator::tell_reducers() {
   std::memcpy(&view_.job_id, random.data(), sizeof view_.job_id);
   view_.job = job_;
   view_.worker_hosts.resize(job_.worker_count);
-  std::vector<Guest*> reducers;
   for (auto& [connection, guest] : guests_) {
     if (guest.is_worker()) {
       view_.worker_hosts[static_cast<size_t>(guest.registration.rank)] = guest.registration.host_name;
     } else if (guest.is_reducer()) {
-      reducers.push_back(&guest);
+      give_number(guest.registration);
+      add_to_view(guest);
     }
-  }
-  // The dedicated ones, then those inside workers by rank: see ShardPlan::cut().
-  std::ranges::stable_sort(reducers, {}, [](const Guest* guest) { return guest->registration.rank; });
-  for (Guest* guest : reducers) {
-    guest->number = next_reducer_number_++;
-    view_.reducers.push_back(describe_reducer(*guest));
   }
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_reducer()) continue;
-    view_.own_index = guest.number;
+    view_.own_index = guest.number();
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
   if (view_.reducers.empty()) tell_view();
@@ -511,7 +543,7 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
     return;
   }
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
-    if (!guest.is_worker()) return lose_reducer(guest.number, why.message());
+    if (!guest.is_worker()) return lose_reducer(guest.number(), why.message());
     return refuse_all({Code::kWorkerLost, named(guest.registration) + " was lost: " + why.message()});
   }
   const std::string text = named(guest.registration) + " left before the job started: " + why.message();

@@ -75,14 +75,15 @@ class Coordinator final : private ConnectionOwner {
     [[nodiscard]] bool is_registered() const { return phase != Phase::kConnected; }
     [[nodiscard]] bool is_worker() const { return is_registered() && registration.role == Role::kWorker; }
     [[nodiscard]] bool is_reducer() const { return is_registered() && registration.role == Role::kReducer; }
+    // Of a reducer that has one.
+    [[nodiscard]] uint32_t number() const { return static_cast<uint32_t>(registration.number); }
     // Still takes part in the job.
     [[nodiscard]] bool is_member() const { return is_registered() && phase != Phase::kReleased; }
 
     std::shared_ptr<TcpConnection> connection;
     Bytes control;  // payload of the frame that is coming in
     Phase phase = Phase::kConnected;
-    bool idle = false;    // has no round running: the answer to kLeaving, which may come in any phase
-    uint32_t number = 0;  // of a reducer
+    bool idle = false;  // has no round running: the answer to kLeaving, which may come in any phase
     Heartbeat heartbeat;
     Registration registration;
   };
@@ -106,10 +107,12 @@ class Coordinator final : private ConnectionOwner {
   [[nodiscard]] bool is_cut_off() const;
   void ask_whether_idle();
   [[nodiscard]] std::vector<View::Resume> rounds_to_resume() const;
-  [[nodiscard]] static View::Reducer describe_reducer(const Guest& guest);
+  void add_to_view(const Guest& reducer);
 
   Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;
+  [[nodiscard]] const Guest* find_reducer(uint32_t number) const;
+  void give_number(Registration& reducer) const;
   void refuse(Connection& connection, const Status& why);
   void refuse_all(const Status& why);
   void tell_reducers();
@@ -142,7 +145,6 @@ class Coordinator final : private ConnectionOwner {
   RefusalLog refusals_;
   std::chrono::milliseconds patience_{0};
   std::chrono::milliseconds timeout_{0};
-  uint32_t next_reducer_number_ = 0;
   // Rounds of an op that workers have completed, over the reports of a change of view.
   struct Completed {
     uint32_t reports = 0;

@@ -38,6 +38,7 @@ Status ReducerServer::start() {
   Registration registration;
   registration.role = Role::kReducer;
   registration.rank = config_.colocated_rank;
+  registration.number = config_.number;
   registration.version = config_.version;
   registration.host_name = config_.host_name;
   registration.port = listener_->port();
@@ -81,13 +82,17 @@ void ReducerServer::start_job(const View& view) {
                                 std::to_string(listener_->port()));
 }
 
+std::string ReducerServer::own_name() const {
+  return "reducer " + std::to_string(view_.own_index) + " (host " + config_.host_name + ")";
+}
+
 void ReducerServer::check_all_joined() {
   if (counters_->joined_count == by_rank_.size() || view_.number > 0 || closing_) return;
   std::string missing;
   for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
     if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
   }
-  reducer_->fail({Code::kStartTimeout, "these workers did not join this reducer in time: " + missing}, outgoing_);
+  reducer_->fail({Code::kStartTimeout, "these workers did not join " + own_name() + " in time: " + missing}, outgoing_);
   deliver();
 }
 
@@ -178,7 +183,7 @@ Status ReducerServer::join(Peer& peer) {
     // The worker is told why, and so is the log: the worker may have been started with the settings of another job.
     refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
                   loop_->now_ms());
-    const Status word(refusal.code(), "refused by a reducer on host " + config_.host_name + ": " + refusal.message());
+    const Status word(refusal.code(), "refused by " + own_name() + ": " + refusal.message());
     peer.connection->send(OutFrame::control(FrameType::kFault, encode(word)));
     peer.connection->close_after_flush();
     return {};

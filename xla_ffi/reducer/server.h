@@ -32,8 +32,9 @@ namespace jaxhetero {
 struct ReducerServerConfig {
   std::string coordinator;  // "host:port"
   Bytes token;
-  std::string host;   // listens on this address; empty: on all, and workers use the one that the coordinator sees
-  uint16_t port = 0;  // 0: any free one
+  std::string host;     // listens on this address; empty: on all, and workers use the one that the coordinator sees
+  uint16_t port = 0;    // 0: any free one
+  int32_t number = -1;  // that it asks the coordinator for; -1: any
   int32_t colocated_rank = -1;  // of the worker in the same process; -1 for a dedicated reducer
   std::string host_name;
   std::string version;
@@ -48,6 +49,7 @@ void for_each_reducer_setting(Visit&& visit) {
   visit("token", &ReducerServerConfig::token);
   visit("host", &ReducerServerConfig::host);
   visit("port", &ReducerServerConfig::port);
+  visit("number", &ReducerServerConfig::number);
   visit("colocated_rank", &ReducerServerConfig::colocated_rank);
   visit("start_timeout_ms", &ReducerServerConfig::start_timeout);
   visit("timeout_ms", &ReducerServerConfig::timeout);
@@ -87,6 +89,7 @@ class ReducerServer final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void start_job(const View& view);
+  [[nodiscard]] std::string own_name() const;
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   Status describe_op(const Peer& peer, const FrameHeader& header);

@@ -13,7 +13,7 @@ template <typename Codec, typename Message>
 void fields(Codec& codec, Message& from)
   requires IsA<Message, Registration>
 {
-  codec(from.role, from.rank);
+  codec(from.role, from.rank, from.number);
   fields(codec, from.job);
   codec(from.version, from.host_name, from.port, from.address);
 }
@@ -139,7 +139,10 @@ Bytes encode(std::string_view text) {
 Result<Registration> decode_registration(std::span<const std::byte> bytes) {
   Result<Registration> registration = read<Registration>(bytes, "registration");
   if (!registration.ok()) return registration;
-  if (registration->role != Role::kWorker && registration->role != Role::kReducer) return malformed("registration");
+  const bool is_reducer = registration->role == Role::kReducer;
+  if (!is_reducer && registration->role != Role::kWorker) return malformed("registration");
+  const bool may_ask = is_reducer && registration->rank < 0;
+  if (registration->number < -1 || (registration->number >= 0 && !may_ask)) return malformed("registration");
   return registration;
 }
 

@@ -24,8 +24,9 @@ enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
 struct Registration {
   Role role = Role::kWorker;
-  int32_t rank = -1;  // of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
-  JobShape job;       // workers only
+  int32_t rank = -1;    // of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
+  int32_t number = -1;  // that a dedicated reducer asks for; -1: any
+  JobShape job;         // workers only
   std::string version;
   std::string host_name;
   uint16_t port = 0;    // that a reducer listens on
@@ -39,7 +40,7 @@ struct Registration {
 // arrive late.
 struct View {
   struct Reducer {
-    uint32_t number = 0;  // the same in every view
+    uint32_t number = 0;  // dedicated ones first; the same in every view, until it is lost and another takes its place
     std::string address;
     uint16_t port = 0;
     std::string host_name;
