@@ -1,10 +1,12 @@
 """Compares the all-reduces of several engines between hosts whose network has a given rate.
 
+Or, with --collective, their psum_scatter or all_gather.
+
     python -m bench.allreduce --workers 8 --reducers 8 --rate 200mbit --sizes 4,64KiB,16MiB --engine jaxhetero,gloo
 
 Every host is a network namespace with an interface of that rate (bench/netlab; needs root). The processes of all
 engines run for the whole benchmark, and the engines take turns. The columns, where S is the bytes that each worker
-contributes:
+contributes, or gets of an all_gather:
 
     buckets      all-reduces of one compiled program, which carry S bytes together
     algbw        S / median time
@@ -18,7 +20,8 @@ contributes:
     /limit       time / best possible time. A cut of the payload among the reducers takes as long as its busiest
                  interface; the best cut takes the least. The interfaces carry the TCP goodput B, measured in one
                  direction before the run. With equal rates, n workers that all reduce, and k dedicated reducers, the
-                 best possible time is 2n(n-1) / (n^2 + kn - 2k) * S/B
+                 best possible time is 2n(n-1) / (n^2 + kn - 2k) * S/B. Of a psum_scatter, it is S/B with at least n
+                 dedicated reducers; of an all_gather, and of both where every worker reduces, (n-1)/n * S/B
     x_ENGINE     how many times faster than that engine
     wrong        elements that differ from the exact sum; not counted for echo, which sums nothing
 """
@@ -36,7 +39,7 @@ from typing import Literal
 import tyro
 
 from bench.engines.pattern import DTYPES, count_bases, itemsize, most_sums
-from bench.engines.specs import parse_engines, parse_size
+from bench.engines.specs import COLLECTIVES, parse_engines, parse_size
 from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
 from bench.harness.job import Conditions, Job, measure_conditions
@@ -63,6 +66,8 @@ class Options:
     """Rates of the dedicated reducers' interfaces, in turn, as in 200mbit,100mbit. Default: --rate."""
     sizes: str = "4,4KiB,64KiB,4MiB,16MiB"
     """Bytes that every worker contributes."""
+    collective: Literal[COLLECTIVES] = "psum"  # type: ignore[valid-type]
+    """What to measure, of the engines that have it."""
     dtype: Literal[DTYPES] = "float32"  # type: ignore[valid-type]
     """The dtype of the payload. Every element is a whole number, so the sum is exact."""
     wire_dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
@@ -102,6 +107,8 @@ class Options:
             if value is not None and value < least:
                 raise BenchError(f"--{name} is {value}; it must be at least {least}")
         check_folders(self.json, self.plot)
+        if self.collective != "psum" and (self.in_place or self.wire_dtype):
+            raise BenchError(f"--collective {self.collective} goes with neither --in-place nor --wire-dtype")
         if self.in_place:
             self._check_in_place()
 
@@ -128,17 +135,23 @@ class Options:
         size_bytes, item_bytes = parse_size(text), itemsize(self.dtype)
         if size_bytes % item_bytes:
             raise BenchError(f"size {text} is no whole number of {self.dtype}, which has {item_bytes} bytes")
-        return Payload(size_bytes, size_bytes // item_bytes, self.dtype, in_place=self.in_place)
+        payload = Payload(size_bytes, size_bytes // item_bytes, self.dtype, in_place=self.in_place)
+        if self.collective == "psum":
+            return payload
+        if payload.count % (self.workers * self.concurrent):
+            raise BenchError(f"size {text} cannot be cut into rows of {self.dtype}, one for each worker")
+        return replace(payload, collective=self.collective, row_count=self.workers)
 
 
 def run(options: Options) -> list[Row]:
-    specs, payloads = parse_engines(options.engine, options.dtype, options.wire_dtype), options.payloads()
+    specs = parse_engines(options.engine, options.dtype, options.wire_dtype, options.collective)
+    payloads = options.payloads()
     job = options.job()
     if job.reducer_count == 0 and any(spec.kind == "echo" for spec in specs):
         raise BenchError("engine echo needs --reducers: its workers do not reduce")
     with Lab(job.hosts(), loopback=options.loopback) as lab, ExitStack() as stack:
         print(f"# {lab.description}", flush=True)
-        conditions = measure_conditions(job, lab)
+        conditions = measure_conditions(job, lab, options.collective)
         print(f"# {conditions.describe()}", flush=True)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         teams = start_teams(specs, lab, job, folder, stack)
@@ -161,7 +174,8 @@ def _write_files(options: Options, rows: list[Row], conditions: Conditions, lab:
     if options.json:
         write_json(options.json, "allreduce", rows, conditions, options, lab)
     if options.plot:
-        title = f"all-reduce, {options.workers} workers, {options.reducers} reducers, {options.rate}, {options.dtype}"
+        hosts = f"{options.workers} workers, {options.reducers} reducers, {options.rate}"
+        title = f"{options.collective}, {hosts}, {options.dtype}"
         write_plot(options.plot, [row for row in rows if row.bucket_count == 1], conditions, title)
 
 

@@ -84,6 +84,22 @@ def test_interfaces_carry_the_payload_at_their_rate(run: Path) -> None:
             assert row["of_rate"] < 1.5
 
 
+@pytest.mark.parametrize("collective", ["psum_scatter", "all_gather"])
+@pytest.mark.parametrize("places", ["--reducers 2", "--reducers 0 --colocated 2"])
+def test_collectives_of_rows(collective: str, places: str, tmp_path: Path) -> None:
+    options = f"--collective {collective} --workers 2 {places} --rate 100mbit --sizes 256KiB --concurrent 2"
+    options += f" --rounds 1 --warmup 1 --batch 3 --engine jaxhetero,gloo --json {tmp_path / 'run.json'}"
+    assert allreduce.main(options.split()) == 0
+    content = json.loads((tmp_path / "run.json").read_text())
+    of_scatter = 1.0 if collective == "psum_scatter" and places == "--reducers 2" else 0.5
+    assert content["conditions"]["best_factor"] == of_scatter
+    for row in content["rows"]:
+        assert row["wrong_count"] == 0
+        if row["engine"] == "jaxhetero" and row["sent_over_size"] is not None:
+            assert of_scatter <= row["sent_over_size"] < 1.3 * of_scatter
+            assert 0.5 <= row["received_over_size"] < 0.65
+
+
 def test_echo_returns_what_all_workers_have_sent(tmp_path: Path) -> None:
     """And nothing before: what a reducer that sums would have to wait for."""
     library = str(native.build(echo.SOURCE, tmp_path))
@@ -139,6 +155,10 @@ def test_plot_is_written(run: Path) -> None:
             "makes 43 sums on top of each other, of 8 workers, and float32",
         ),
         ("--json /nowhere/run.json", "there is no folder /nowhere"),
+        ("--engine echo --collective all_gather", "engine echo has no all_gather"),
+        ("--engine gloo --collective psum_scatter --in-place", "goes with neither --in-place"),
+        ("--engine gloo --collective psum_scatter --sizes 48", "size 48 cannot be cut into rows of float32"),
+        ("--engine gloo --collective all_gather --sizes 4KiB --colocated 3", "wants --colocated 0, or 8"),
     ],
 )
 def test_bad_options_are_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +183,21 @@ def test_bad_options_are_refused(arguments: str, message: str, capsys: pytest.Ca
 )
 def test_limit_of_unequal_rates(job: Job, factor: float) -> None:
     assert job.best_factor() == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("job", "scatter", "gather"),
+    [
+        (Job(8, 8), 1.0, 7 / 8),
+        (Job(8, 4), 2.0, 7 / 4),
+        (Job(8, 16), 1.0, 7 / 8),
+        (Job(8, 0, 8), 7 / 8, 7 / 8),
+        (Job(8, 8, 0, "200mbit", ("200mbit", "100mbit")), 8 / 6, 7 / 6),
+    ],
+)
+def test_limit_of_rows(job: Job, scatter: float, gather: float) -> None:
+    assert job.best_factor("psum_scatter") == pytest.approx(scatter)
+    assert job.best_factor("all_gather") == pytest.approx(gather)
 
 
 def test_profiles_are_those_of_the_models() -> None:

@@ -32,6 +32,10 @@ class Engine(Protocol):
         """The sum of each array over all workers, in this order. Call it only inside a compiled function."""
         ...
 
+    def collect(self, collective: str, arrays: Arrays, name: str) -> Arrays:
+        """Each array's ``psum_scatter`` or ``all_gather``, tiled; only of engines that have them."""
+        ...
+
     def computed(self, array: jax.Array) -> jax.Array:
         """The array as a value that the program computes. Call it only inside a compiled function."""
         ...
@@ -41,6 +45,11 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class _SumsOnly:
+    def collect(self, collective: str, arrays: Any, name: str) -> Any:
+        raise NotImplementedError(collective)
 
 
 class _InXla:
@@ -73,6 +82,12 @@ class Jaxhetero(_InXla):
         sums = jaxhetero.psum(arrays[::-1], name=name, bucket_bytes=1, **self._settings)
         return sums[::-1]
 
+    def collect(self, collective: str, arrays: Arrays, name: str) -> Arrays:
+        import jaxhetero
+
+        results: Arrays = getattr(jaxhetero, collective)(arrays[::-1], tiled=True, name=name, bucket_bytes=1)
+        return results[::-1]
+
     def compile(self, function: Program, donated: int | None = None) -> Program:
         return jax.jit(function, donate_argnums=donated)
 
@@ -103,6 +118,9 @@ class Gloo(_InXla):
     def psum(self, arrays: Arrays, name: str) -> Arrays:
         return [jax.lax.psum(array, "workers") for array in arrays]
 
+    def collect(self, collective: str, arrays: Arrays, name: str) -> Arrays:
+        return [getattr(jax.lax, collective)(array, "workers", tiled=True) for array in arrays]
+
     def compile(self, function: Program, donated: int | None = None) -> Program:
         # The out_specs say that results differ between workers, so that a function may also return its arguments.
         everywhere = jax.P("workers")
@@ -113,7 +131,7 @@ class Gloo(_InXla):
         jax.distributed.shutdown()
 
 
-class Mpi(_InXla):
+class Mpi(_InXla, _SumsOnly):
     """MPICH's Allreduce. XLA has no MPI on CPUs, so the compiled program calls back into Python."""
 
     in_program_order = True
@@ -145,7 +163,7 @@ class Mpi(_InXla):
         self._mpi.Finalize()
 
 
-class Echo:
+class Echo(_SumsOnly):
     """The traffic of an all-reduce, outside of XLA. Results have the size of a sum, and meaningless values."""
 
     in_program_order = True

@@ -1,4 +1,4 @@
-"""The contributions of the workers, and the sums that an engine must give.
+"""The contributions of the workers, and the results that an engine must give.
 
 Worker r contributes ``base + r``, with a pseudo-random whole number ``base`` for each element. The dtype holds the sum
 exactly, so an engine must give this sum in whatever order it adds. An element in the wrong place, an element left out
@@ -37,6 +37,23 @@ def expected_sum(
     total = _base(count, exact_dtype or dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
     sums: np.ndarray = total.astype(_dtype(dtype)) * _dtype(dtype).type(float(worker_count) ** (sum_count - 1))
     return sums
+
+
+def own_row(array: np.ndarray, rank: int, worker_count: int) -> np.ndarray:
+    """The part that ``rank`` gives to a gather, or gets of a scattered sum."""
+    row: np.ndarray = array.reshape(worker_count, -1)[rank]
+    return row
+
+
+def expected_gather(
+    count: int, dtype: str, worker_count: int, seed: int, exact_dtype: str | None = None, bucket_count: int = 1
+) -> np.ndarray:
+    """The rows of all ranks, in every bucket."""
+    rows = []
+    for rank in range(worker_count):
+        whole = contribution(count, dtype, rank, worker_count, seed, exact_dtype)
+        rows.append([own_row(part, rank, worker_count) for part in np.array_split(whole, bucket_count)])
+    return np.concatenate([row for bucket in zip(*rows, strict=True) for row in bucket])
 
 
 def most_sums(dtype: str, worker_count: int) -> int:

@@ -19,6 +19,9 @@ KINDS = {
     "mpi": "MPICH's Allreduce through mpi4py, in jax.pure_callback",
     "echo": "an all-reduce's traffic without the all-reduce: bench/engines/echo.py",
 }
+COLLECTIVES = ("psum", "psum_scatter", "all_gather")
+# Those that have the other collectives than psum.
+_OF_ROWS = ("jaxhetero", "gloo")
 # MPI has no 16-bit floats.
 _MPI_DTYPES = ("float32", "int32")
 
@@ -64,7 +67,7 @@ class EngineSpec:
         return itemsize(self.wire_dtype or dtype)
 
 
-def parse_engines(text: str, dtype: str, wire_dtype: str | None = None) -> list[EngineSpec]:
+def parse_engines(text: str, dtype: str, wire_dtype: str | None = None, collective: str = "psum") -> list[EngineSpec]:
     specs = [EngineSpec.parse(word.strip(), wire_dtype) for word in text.split(",")]
     if len({spec.label for spec in specs}) < len(specs):
         raise BenchError(f"--engine {text} names an engine twice")
@@ -73,6 +76,8 @@ def parse_engines(text: str, dtype: str, wire_dtype: str | None = None) -> list[
             raise BenchError(f"engine {spec.kind} cannot run here: {reason}")
         if spec.kind == "mpi" and dtype not in _MPI_DTYPES:
             raise BenchError(f"engine mpi cannot sum {dtype}, only {' and '.join(_MPI_DTYPES)}")
+        if collective != "psum" and spec.kind not in _OF_ROWS:
+            raise BenchError(f"engine {spec.kind} has no {collective}, only {' and '.join(_OF_ROWS)} have")
     return specs
 
 

@@ -48,10 +48,19 @@ class Job:
         workers = {worker_host(rank): self.rate for rank in range(self.worker_count)}
         return workers | {reducer_host(index): self.reducer_rate(index) for index in range(self.reducer_count)}
 
-    def best_factor(self) -> float:
+    def best_factor(self, collective: str = "psum") -> float:
         """The best possible time in units of S/B, where B is the goodput of a worker's interface."""
         reducers = [self._relative_rate(index) for index in range(self.reducer_count)]
-        return best_time_s(1, [1.0] * self.worker_count, reducers, self.colocated_count)
+        if collective == "psum":
+            return best_time_s(1, [1.0] * self.worker_count, reducers, self.colocated_count)
+        others = self.worker_count - 1
+        if self.colocated_count == self.worker_count:  # each worker's own row stays there
+            return others / self.worker_count
+        if self.colocated_count > 0:
+            raise BenchError(f"--collective {collective} wants --colocated 0, or {self.worker_count} as --workers")
+        if collective == "psum_scatter":  # workers send S, reducers get it from all of them
+            return max(1.0, self.worker_count / sum(reducers))
+        return max(others / self.worker_count, others / sum(reducers))  # reducers send each row to all others
 
     def _relative_rate(self, index: int) -> float:
         own = self.reducer_rate(index)
@@ -85,7 +94,7 @@ class Conditions:
         )
 
 
-def measure_conditions(job: Job, lab: Lab) -> Conditions:
+def measure_conditions(job: Job, lab: Lab, collective: str = "psum") -> Conditions:
     first, second = (lab[worker_host(rank)] for rank in range(2))
     return Conditions(
         job.worker_count,
@@ -94,5 +103,5 @@ def measure_conditions(job: Job, lab: Lab) -> Conditions:
         rate_bytes_per_s=first.rate.bytes_per_s if lab.isolated and first.rate else None,
         goodput_bytes_per_s=measure_goodput(first, second),
         round_trip_s=measure_round_trip(first, second),
-        best_factor=job.best_factor(),
+        best_factor=job.best_factor(collective),
     )

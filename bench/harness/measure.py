@@ -27,11 +27,14 @@ class Payload:
     """The all-reduces of one compiled program that carry the payload. They may run at the same time."""
     in_place: bool = False
     """A sum takes the memory of its operand."""
+    collective: str = "psum"
+    row_count: int = 1
+    """Of an all_gather's results, and a psum_scatter's operands; 1 for psum."""
 
     @property
     def held_bytes(self) -> int:
         """The memory of operand and result together."""
-        return self.bytes if self.in_place else 2 * self.bytes
+        return self.bytes if self.in_place else self.bytes + self.bytes // self.row_count
 
     def default_batch(self) -> int:
         return max(_LEAST_BATCH, min(_MOST_BATCH, _TURN_BYTES // self.bytes))
@@ -89,6 +92,7 @@ def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, b
         seed=number,
         bucket_count=payload.bucket_count,
         in_place=payload.in_place,
+        collective=payload.collective,
         warmup=warmup,
     )
     team.forget_peaks()

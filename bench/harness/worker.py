@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ import numpy as np
 from bench.accelerator.emulation import Emulation
 from bench.engines import pattern
 from bench.engines.in_process import ENGINES, Arrays, Engine
+from bench.engines.specs import COLLECTIVES
 
 
 class Worker:
@@ -30,17 +32,23 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._all_reduce = engine.compile(self._sum_each)
+        self._programs = {name: engine.compile(partial(self._collect_each, name)) for name in COLLECTIVES[1:]}
+        self._collective = "psum"
         self._all_reduce_in_place = engine.compile(self._sum_each_computed, donated=0)
         self._given: Arrays = []
         self._result: Arrays = []
         self._in_place = False
         self._sum_count = 0
+        self._bucket_count = 1
         self._shape: dict[str, Any] = {}
         self._emulation: Emulation | None = None
 
     def _sum_each(self, arrays: Arrays) -> Arrays:
         """One all-reduce for each array. No data dependence orders them."""
         return [self._engine.psum([array], f"bench {index}")[0] for index, array in enumerate(arrays)]
+
+    def _collect_each(self, collective: str, arrays: Arrays) -> Arrays:
+        return [self._engine.collect(collective, [array], f"bench {index}")[0] for index, array in enumerate(arrays)]
 
     def _sum_each_computed(self, arrays: Arrays) -> Arrays:
         """The same for arrays that count as computed by the program, like the gradients of a train step."""
@@ -51,16 +59,27 @@ class Worker:
         jax.block_until_ready(self._all_reduce([self._engine.put(np.ones(1, np.float32))]))
 
     def prepare(
-        self, count: int, dtype: str, exact_dtype: str, seed: int, bucket_count: int, in_place: bool, warmup: int
+        self,
+        count: int,
+        dtype: str,
+        exact_dtype: str,
+        seed: int,
+        bucket_count: int,
+        in_place: bool,
+        collective: str,
+        warmup: int,
     ) -> dict[str, Any]:
-        """Make this worker's contribution, compile, and all-reduce ``warmup`` times."""
+        """Make this worker's contribution, compile, and run the collective ``warmup`` times."""
         engine = self._engine
-        self._in_place, self._sum_count = in_place, 0
+        self._in_place, self._collective, self._sum_count = in_place, collective, 0
         self._shape = {"count": count, "dtype": dtype, "worker_count": engine.worker_count, "seed": seed}
         self._shape["exact_dtype"] = exact_dtype
-        whole = pattern.contribution(rank=engine.rank, **self._shape)
-        self._given = jax.block_until_ready([engine.put(part) for part in np.array_split(whole, bucket_count)])
-        del whole
+        self._bucket_count = bucket_count
+        parts = self._cut(pattern.contribution(rank=engine.rank, **self._shape))
+        if collective == "all_gather":
+            parts = self._own_rows(parts)
+        self._given = jax.block_until_ready([engine.put(part) for part in parts])
+        del parts
         # Otherwise memory that the pattern took would count as the engine's.
         ctypes.CDLL(None).malloc_trim(0)
         for _ in range(warmup):
@@ -77,8 +96,19 @@ class Worker:
         parts = [part.addressable_data(0) if isinstance(part, jax.Array) else part for part in self._result]
         result = np.concatenate([np.asarray(part) for part in parts])
         self._given = self._result = []
-        expected = pattern.expected_sum(**self._shape, sum_count=self._sum_count if self._in_place else 1)
-        return {"wrong_count": pattern.wrong_count(result, expected)}
+        return {"wrong_count": pattern.wrong_count(result, self._expected())}
+
+    def _expected(self) -> np.ndarray:
+        if self._collective == "all_gather":
+            return pattern.expected_gather(**self._shape, bucket_count=self._bucket_count)
+        total = pattern.expected_sum(**self._shape, sum_count=self._sum_count if self._in_place else 1)
+        return total if self._collective == "psum" else np.concatenate(self._own_rows(self._cut(total)))
+
+    def _cut(self, whole: np.ndarray) -> list[np.ndarray]:
+        return np.array_split(whole, self._bucket_count)
+
+    def _own_rows(self, parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [pattern.own_row(part, self._engine.rank, self._engine.worker_count) for part in parts]
 
     def _run_all_reduce(self) -> None:
         self._sum_count += 1
@@ -89,7 +119,7 @@ class Worker:
 
     def all_reduce(self, arrays: Arrays, in_place: bool) -> Arrays:
         """Not a request: the sums of ``arrays``. In place they take the memory of ``arrays``, which are then gone."""
-        program = self._all_reduce_in_place if in_place else self._all_reduce
+        program = self._all_reduce_in_place if in_place else self._programs.get(self._collective, self._all_reduce)
         sums: Arrays = jax.block_until_ready(program(arrays))
         return sums
 
