@@ -193,7 +193,8 @@ def all_gather(
 ) -> Any:
     """Every worker's ``x`` on all workers, in the order of their ranks, as ``jax.lax.all_gather``.
 
-    One broadcast from each worker: of ``S`` bytes a worker sends ``S`` and receives ``(n - 1) S``.
+    One round for each bucket: where the result has ``S`` bytes, a worker sends its ``S / n``, and receives those of the
+    others.
 
     Args:
       x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool.
@@ -248,8 +249,8 @@ def psum_scatter(
 ) -> Any:
     """The sum of ``x`` over all workers, of which each worker keeps the part of its rank, as ``jax.lax.psum_scatter``.
 
-    It is a ``psum`` and a slice: of ``S`` bytes a worker sends ``S`` and receives ``S``, where ``S/n`` would do. The
-    devices of a worker share those bytes.
+    Of ``S`` bytes a worker sends ``S`` and receives ``S / n``. The devices of a worker share those bytes. In a mesh whose
+    workers are not in the order of their ranks, it is a ``psum`` and a slice, and a worker receives ``S``.
 
     Args:
       x: a pytree of arrays of the dtypes of ``psum``.
@@ -260,8 +261,7 @@ def psum_scatter(
     Returns:
       A pytree like ``x``. The transpose is ``all_gather``.
 
-    Blocking and errors are those of ``psum``, which refuses the same operands. The program is compiled for this
-    worker's rank where ``axis_name`` does not name the workers.
+    Blocking and errors are those of ``psum``, which refuses the same operands.
 
     Example:
       Each worker keeps an equal part of the summed gradient; of ``n`` workers rank 0 has the first ``4 / n`` numbers:
