@@ -1,7 +1,7 @@
 """The only module that uses names which JAX does not promise to keep, each with its reason and its versions of JAX.
 
 "Since 0.10" means: written for JAX 0.10, the oldest release that jaxhetero accepts (0.10.2). Every entry was last
-checked with JAX 0.10.2. When a later JAX changes one, tests of the collectives fail, and the fix is here.
+checked with JAX 0.10.2 and 0.12.0. When a later JAX changes one, tests of the collectives fail, and the fix is here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.extend.core
-from jax._src import core, distributed, source_info_util
+from jax._src import compute_on, core, distributed, source_info_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
@@ -110,6 +110,15 @@ def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: 
     plans to remove the argument ``cacheable``. Since 0.10, until then.
     """
     mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+
+
+def on_gpu_stream(number: int) -> contextlib.AbstractContextManager[Any]:
+    """For a ``with`` block: a ``jax.jit`` that is called in it runs on another stream of a GPU than what is around it.
+
+    Why: until 0.11.0 this was the public ``jax.experimental.compute_on``. Since 0.11.1 that takes a function in place
+    of a block, and puts a call on each result that says in which memory it is.
+    """
+    return compute_on.extend_compute_type(f"gpu_stream:{number}")
 
 
 def is_computed(operand: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.compute_on import compute_on
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
@@ -24,6 +23,7 @@ from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
     is_computed,
     new_channel,
+    on_gpu_stream,
     operation_name,
     program_device_count,
     program_mesh,
@@ -194,7 +194,8 @@ def run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     def call(*bucket: jax.Array) -> list[jax.Array]:
         return list(_on_stream.bind(*bucket, **params))
 
-    results: list[jax.Array] = compute_on(f"gpu_stream:{next(_next_cuda_stream)}")(jax.jit(call))(*bucket)
+    with on_gpu_stream(next(_next_cuda_stream)):
+        results: list[jax.Array] = jax.jit(call)(*bucket)
     return results
 
 
