@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -18,6 +19,8 @@ def step(x: jax.Array) -> jax.Array:
 
 
 def operations(folder: Path) -> list[str]:
+    # Python 3.13 says this of a type of jaxlib 0.12 when it is first used; as an error, it would end the process.
+    warnings.filterwarnings("ignore", "builtin type event_stats has no __module__", DeprecationWarning)
     (file,) = folder.rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(file)).planes
     events = [event for plane in planes for line in plane.lines for event in line.events]
