@@ -95,8 +95,9 @@ async def _take_part(visit: Visit) -> Findings:
     try:
         server = await asyncio.start_server(leader.greet, host, port, limit=MAX_LINE_BYTES)
     except OSError as error:
-        # The address belongs to another host, or another process of this host leads.
-        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        # The address belongs to another host, which Python 3.13 tells without a number, or another process of this
+        # host leads.
+        if error.errno not in (None, errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             raise StartTimeout(f"cannot listen on {visit.coordinator}: {error.strerror}") from None
         return await _follow(visit)
     async with server:
