@@ -249,8 +249,8 @@ def psum_scatter(
 ) -> Any:
     """The sum of ``x`` over all workers, of which each worker keeps the part of its rank, as ``jax.lax.psum_scatter``.
 
-    Of ``S`` bytes a worker sends ``S`` and receives ``S / n``. The devices of a worker share those bytes. In a mesh whose
-    workers are not in the order of their ranks, it is a ``psum`` and a slice, and a worker receives ``S``.
+    Of ``S`` bytes a worker sends ``S`` and receives ``S / n``. The devices of a worker share those bytes. In a mesh
+    whose workers are not in the order of their ranks, it is a ``psum`` and a slice, and a worker receives ``S``.
 
     Args:
       x: a pytree of arrays of the dtypes of ``psum``.
