@@ -252,6 +252,8 @@ class _Interceptor(core.Trace):
 
     def __init__(self, outer: Any, run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # By this, libraries tell one trace from another. What flax's NNX has made in the caller's can be changed here.
+        self._weakref = outer._weakref
         self._outer = outer
         self._run = run
 
@@ -289,7 +291,8 @@ def intercept(
     Why: there is no public way to see what a function that JAX has not traced does. Since 0.10.
     """
     with (
-        core.extend_axis_env_nd(list(axis_env)),
+        # With one more axis than the caller has, no jitted function runs a program that it has compiled for the caller.
+        core.extend_axis_env_nd([*axis_env, ("jaxhetero.offload", 1)]),
         core.take_current_trace() as outer,
         core.set_current_trace(_Interceptor(outer, run)),
     ):
