@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxhetero import _compat, collectives
 from jaxhetero._native_log import logger
@@ -111,7 +110,7 @@ def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, opti
     """The results of calls that share buckets; each call has one operand and one result."""
     call = calls[0]
     if call.name == _INDEX:
-        return [jnp.int32(scope.own_index())]
+        return [scope.own_index()]
     params = call.equation.params
     arguments: dict[str, Any] = {
         "axis_name": scope.mesh_axes(call.axes),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxhetero import world
 from jaxhetero._collectives.mesh_axes import classify
@@ -47,7 +48,8 @@ class Scope:
 
     def own_index(self) -> Any:
         """This device's place along ``worker_axis``."""
-        first = world.rank() * self.local_count
+        # Behind a barrier, XLA computes nothing from it while it compiles: it makes the same program on all workers.
+        first = jax.lax.optimization_barrier(jnp.int32(world.rank() * self.local_count))
         return first + jax.lax.axis_index(self.worker_axis) if self.in_mesh else first
 
 
