@@ -13,6 +13,7 @@ import numpy as np
 from jaxhetero import _compat, world
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype
 from jaxhetero._offload.calls import Options
+from jaxhetero._offload.modules import Modules
 from jaxhetero._offload.rewrite import Rewriter
 from jaxhetero._offload.scope import Scope, check_axis_name, make_scope
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
@@ -144,16 +145,21 @@ class Offload:
     def _trace_and_run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a program of ``function`` and run it, rewritten, in the trace of the caller."""
         rewriter = self._rewriter()
-        inputs = _Leaves((args, kwargs))
+        modules = Modules((args, kwargs))
+        inputs = _Leaves((modules.rest, modules.values))
         outputs: list[_Leaves] = []
 
         def of_arrays(*arrays: Any) -> list[Any]:
-            own_args, own_kwargs = inputs.restored(arrays)
-            outputs.append(_Leaves(function(*own_args, **own_kwargs)))
+            own = modules.rebuilt(*inputs.restored(arrays))
+            own_args, own_kwargs = own.tree
+            results = function(*own_args, **own_kwargs)
+            outputs.append(_Leaves((results, own.changes())))
             return outputs[0].arrays
 
         program = jax.make_jaxpr(of_arrays, axis_env=rewriter.scope.axis_env)(*inputs.arrays)
-        return outputs[0].restored(rewriter.evaluate(program, program.consts, inputs.arrays))
+        results, changes = outputs[0].restored(rewriter.evaluate(program, program.consts, inputs.arrays))
+        modules.change(changes)
+        return results
 
 
 class _Leaves:
