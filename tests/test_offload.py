@@ -15,8 +15,8 @@ def tolerance(kind: str, key: str, devices: int) -> float:
     """A part of the largest number of a leaf; 0 for equality to the bit.
 
     Two numbers have one sum. XLA adds those of four devices in an order of its own, and ours are added in rank order.
-    XLA compiles a loop in a program for one device otherwise than in a program for two: jax.lax alone, on one device and
-    on two with the same data, ends as far apart.
+    XLA compiles a loop in a program for one device otherwise than in a program for two: jax.lax alone, on one device
+    and on two with the same data, ends as far apart.
     """
     if devices > 2:
         return 1e-5

@@ -16,14 +16,19 @@ class Modules:
     """
 
     def __init__(self, tree: Any) -> None:
-        self._nnx: Any = sys.modules.get("flax.nnx")  # who has such an object has imported it
-        kinds = () if self._nnx is None else (self._nnx.Pytree, self._nnx.Variable)
+        nnx: Any = sys.modules.get("flax.nnx")  # who has such an object has imported it
+        kinds: tuple[type, ...] = () if nnx is None else (nnx.Pytree, nnx.Variable)
         leaves, self._structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, kinds))
         self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
         self._objects = [leaves[index] for index in self._places]
-        self.rest = [None if index in self._places else leaf for index, leaf in enumerate(leaves)]
+        self.rest = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
         """What is not an NNX object."""
-        self._definition, self.values = self._nnx.split(self._objects) if self._objects else (None, None)
+        self._nnx = nnx
+        self._definition: Any = None
+        self.values: Any = None
+        """What the NNX objects hold: a pytree of arrays."""
+        if self._objects:
+            self._definition, self.values = nnx.split(self._objects)
         self._held = jax.tree.leaves(self.values)
 
     def rebuilt(self, rest: list[Any], values: Any) -> Modules:
