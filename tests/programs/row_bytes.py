@@ -26,7 +26,8 @@ def moved(run: Callable[[], jax.Array], whole_bytes: int) -> tuple[jax.Array, li
 def main() -> None:
     jaxhetero.initialize()
     size = jaxhetero.size()
-    whole = jnp.arange(size * ROW_COUNT, dtype=jnp.float32).reshape(size, ROW_COUNT)
+    # Numbers whose sums are exact.
+    whole = (jnp.arange(size * ROW_COUNT, dtype=jnp.int32) % 4099).astype(jnp.float32).reshape(size, ROW_COUNT)
     scatter = jax.jit(jaxhetero.psum_scatter).lower(whole).compile()
     row, scattered = moved(lambda: scatter(whole), whole.nbytes)
     gather = jax.jit(jaxhetero.all_gather).lower(row).compile()
