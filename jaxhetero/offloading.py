@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxhetero import _compat, world
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype
-from jaxhetero._offload.calls import Options
+from jaxhetero._offload.calls import Options, warn_once
 from jaxhetero._offload.modules import Modules
 from jaxhetero._offload.rewrite import Rewriter
 from jaxhetero._offload.scope import Scope, check_axis_name, make_scope
@@ -157,6 +157,9 @@ class Offload:
             return outputs[0].arrays
 
         program = jax.make_jaxpr(of_arrays, axis_env=rewriter.scope.axis_env)(*inputs.arrays)
+        if self._axis_name is not None and not rewriter.has_inner_collectives({"program": program}):
+            name = getattr(function, "__name__", repr(function))
+            warn_once(f"offload: there is no collective in {name}, so each worker runs it by itself")
         results, changes = outputs[0].restored(rewriter.evaluate(program, program.consts, inputs.arrays))
         modules.change(changes)
         return results

@@ -80,7 +80,7 @@ def is_replaced(call: Call, scope: Scope) -> bool:
         return False
     obstacle = _obstacle(call, scope)
     if obstacle is not None and scope.worker_axis is None:
-        _warn_once(f"offload leaves {call.label} to JAX: {obstacle}")
+        warn_once(f"offload leaves {call.label} to JAX: {obstacle}")
         return False
     if obstacle is not None:
         raise ConfigError(
@@ -102,7 +102,8 @@ def _obstacle(call: Call, scope: Scope) -> str | None:
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log a warning, each text once in a process."""
     logger.warning(message)
 
 

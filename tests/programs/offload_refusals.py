@@ -54,6 +54,10 @@ def loss(x: jax.Array) -> jax.Array:
     return summed(x).sum()
 
 
+def loss_of_one(x: jax.Array) -> jax.Array:
+    return x.sum()
+
+
 def own_processes() -> None:
     mean: Callable[..., Any] = lambda x: lax.pmean(x, AXIS)  # noqa: E731
     refused("ppermute at offload_refusals.py:swap", lambda: jax.jit(offloaded(swap))(X))
@@ -69,16 +73,27 @@ def own_processes() -> None:
     refused("wire_dtype is int8", lambda: offloaded(mean, wire_dtype=jnp.int8))
     refused("a block has no axis 'batch'", lambda: offloaded().__enter__())
     refused("a block in a function that JAX traces", lambda: jax.jit(lambda x: jaxhetero.offload().__enter__())(X))
+    messages = warnings()
+    for _ in range(2):
+        jax.jit(offloaded(loss_of_one))(X)
+    if messages != ["offload: there is no collective in loss_of_one, so each worker runs it by itself"]:
+        WRONG.append(str(messages))
     with contextlib.suppress(NameError):
         jax.jit(jaxhetero.offload(mean))(X)
         WRONG.append("an axis that nobody has named")
 
 
-def global_mesh() -> None:
+def warnings() -> list[str]:
+    """Those that the logger gets from now on."""
     messages: list[str] = []
-    handler = logging.Handler()
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("jaxhetero").addHandler(handler)
+    return messages
+
+
+def global_mesh() -> None:
+    messages = warnings()
     mesh = jax.make_mesh((jaxhetero.size(),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, P(AXIS)), np.float32([jaxhetero.rank()]))
     mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS))
