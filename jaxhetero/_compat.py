@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.extend.core
 from jax._src import compute_on, core, distributed, source_info_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir

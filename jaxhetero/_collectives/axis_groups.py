@@ -18,6 +18,19 @@ from jaxhetero._collectives.kinds import Kind
 Bind = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
+def extreme(
+    array: jax.Array, axes: str | tuple[str, ...], kind: Kind, groups: list[list[int]] | None = None
+) -> jax.Array:
+    """The maximum or minimum over the devices of a worker, or of each group; NaN where one of them has it."""
+    reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin
+    found: jax.Array = reduce(array, axes, axis_index_groups=groups)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return found
+    # XLA's all-reduce on the CPU keeps or loses a NaN depending on which device has it.
+    has_nan = jax.lax.pmax(jnp.isnan(array), axes, axis_index_groups=groups)
+    return jnp.where(has_nan, jnp.nan, found)
+
+
 @dataclass(frozen=True)
 class AxisGroups:
     """The devices of ``axis_name`` in groups of ``size`` neighbours, one group for each worker."""
@@ -48,7 +61,7 @@ class AxisGroups:
     def _own_part(self, array: jax.Array, kind: Kind) -> jax.Array:
         """This device's equal part of its worker's reduced array, as a vector; padding at the end is zeros."""
         if kind is not Kind.SUM:
-            array = self._extreme(array, kind)
+            array = extreme(array, self.axis_name, kind, self._lists)
         flat = jnp.pad(array.reshape(-1), (0, -array.size % self.size))
         if kind is Kind.SUM and array.size > 0:  # XLA refuses empty arrays
             part: jax.Array = jax.lax.psum_scatter(flat, self.axis_name, tiled=True, axis_index_groups=self._lists)
@@ -56,15 +69,6 @@ class AxisGroups:
         own = jax.lax.axis_index(self.axis_name) % self.size
         row: jax.Array = jax.lax.dynamic_index_in_dim(flat.reshape(self.size, -1), own, keepdims=False)
         return row
-
-    def _extreme(self, array: jax.Array, kind: Kind) -> jax.Array:
-        reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin
-        extreme: jax.Array = reduce(array, self.axis_name, axis_index_groups=self._lists)
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            return extreme
-        # XLA's all-reduce on the CPU keeps or loses a NaN depending on which device has it.
-        has_nan = jax.lax.pmax(jnp.isnan(array), self.axis_name, axis_index_groups=self._lists)
-        return jnp.where(has_nan, jnp.nan, extreme)
 
     def _join_parts(self, part: jax.Array, whole: jax.Array) -> jax.Array:
         if whole.size == 0:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxhetero import world
 from jaxhetero._collectives import gather_primitives, primitive
+from jaxhetero._collectives.axis_groups import extreme
 from jaxhetero._collectives.mesh_axes import ReducedAxes
 from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.unreduced import as_varying
@@ -170,13 +171,7 @@ def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) ->
         # jax.lax refuses a value that varies along only some of the axes. We take it, as we do between workers.
         total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes)
         return total
-    reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin
-    extreme: jax.Array = reduce(leaf, local_axes)
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return extreme
-    # XLA's all-reduce on the CPU keeps or loses a NaN depending on which device has it.
-    has_nan = jax.lax.pmax(jnp.isnan(leaf), local_axes)
-    return jnp.where(has_nan, jnp.nan, extreme)
+    return extreme(leaf, local_axes, kind)
 
 
 def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
