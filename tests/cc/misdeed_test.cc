@@ -132,7 +132,8 @@ TEST_P(LieTest, IsNotBelieved) {
   ASSERT_TRUE(Job::wait_ready(worker).ok());
   const TestRound round{.leaf_counts = {200, 20000}};
   Part part(worker, round, 0);
-  EXPECT_TRUE(failed_with(part.wait(), Code::kReducerLost, {"reducer 0 (host reducer-host-0, 127.0.0.1:"}));
+  EXPECT_TRUE(failed_with(part.wait(), Code::kReducerLost,
+                          {"reducer 0 (host reducer-host-0, 127.0.0.1) was lost: rank 0 (host host-0): "}));
   EXPECT_TRUE(part.output() == Bytes(round.bytes(), std::byte{0xee}));
 }
 

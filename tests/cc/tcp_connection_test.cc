@@ -188,6 +188,26 @@ TEST_F(TransportTest, SaysItsLastWordBehindAHalfSentFrame) {
   EXPECT_TRUE(peer.is_closed_within(milliseconds(0)));
 }
 
+// The peer resets the connection while much is queued for it. Its last word lies in our kernel.
+TEST_F(TransportTest, HearsTheLastWordOfAPeerThatNoLongerReads) {
+  RawPeer peer(server_.listen());
+  peer.prove_token("secret");
+  ASSERT_TRUE(server_.wait_open());
+  server_.call([&] {
+    for (int i = 0; i < 32; ++i)
+      server_.connections_[0]->send(OutFrame::control(FrameType::kDescribe, pattern(1 << 20)));
+  });
+  server_.call([&] {  // so that the loop finds all of it at once
+    peer.send(frame_bytes(header_of(FrameType::kFault), bytes_of("last")));
+    peer.socket_.reset();
+  });
+  EXPECT_FALSE(server_.wait_closed().ok());
+  server_.call([&] {
+    ASSERT_EQ(server_.frames_.size(), 1u);
+    EXPECT_EQ(server_.frames_[0].payload, bytes_of("last"));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EitherWayTest, testing::Values(Way::kSocket, Way::kMemory));
 
 // --- Addresses.

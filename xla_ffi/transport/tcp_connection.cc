@@ -407,7 +407,7 @@ void TcpConnection::write_queued() {
     }
     collect_output();
     const Result<size_t> written = shared_.sends() ? shared_.write(output_) : write_socket();
-    if (!written.ok()) return end(written.status());
+    if (!written.ok()) return end_after_reading(written.status());
     if (written.value() == 0) break;
     turn_bytes += written.value();
     pop_written(written.value());
@@ -508,6 +508,16 @@ void TcpConnection::discard_input() {
 }
 
 void TcpConnection::finish_flushing() { ::shutdown(socket_.get(), SHUT_WR); }
+
+// Nothing can be written any more. What the peer sent before it went may say why: all that is in the socket's buffer.
+void TcpConnection::end_after_reading(const Status& why) {
+  uint64_t before = 0;
+  do {
+    before = received_bytes_;
+    read_frames();
+  } while (received_bytes_ > before && !shared_.receives());
+  end(why);
+}
 
 void TcpConnection::end(const Status& why) {
   if (phase_ == Phase::kClosed) return;

@@ -100,6 +100,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   // Closing.
   void discard_input();
   void finish_flushing();
+  void end_after_reading(const Status& why);
   void end(const Status& why);
 
   TcpContext& context_;

@@ -412,10 +412,11 @@ void Communicator::on_close(Connection& connection, const Status& why) {
   const uint32_t reducer = reducer_of(connection);
   if (reducer >= links_.size()) return;
   const ReducerLink& link = links_[reducer];
+  if (!config_.job.failover && phase_ == Phase::kLeaving && is_idle()) return;
   const bool refused = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
-  // The coordinator halts every worker and makes a new view.
-  if (config_.job.failover && !refused) return report_lost(link, why.message());
-  if (phase_ == Phase::kLeaving && is_idle()) return;
+  // The coordinator knows whether this reducer was lost, or ended because of a failure that is still on its way to us.
+  // With failover it halts every worker and makes a new view.
+  if (!refused && (config_.job.failover || phase_ != Phase::kStarting)) return report_lost(link, why.message());
   std::string text = link.name() + " was lost: " + why.message();
   if (phase_ == Phase::kStarting) text += ", in the stage connect";
   fail({refused ? why.code() : Code::kReducerLost, text + schedule_->circumstances()});
