@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
+
+Environment: TypeAlias = Mapping[str, str]
+Settings: TypeAlias = dict[str, str | int]
+"""Fields of ``Config`` by their names."""
 
 
 @dataclass(frozen=True)
@@ -18,27 +24,77 @@ class Engine:
     """The variable with the number of this process."""
     count: str = ""
     """The variable with the number of processes. Empty where there is none: then each process is one of several."""
+    read_job: Callable[[Environment], Settings] = lambda environ: {}
+    """What else it tells of the job: where processes meet, how many of each kind there are."""
 
-    def describe(self, environ: Mapping[str, str]) -> str:
+    def describe(self, environ: Environment) -> str:
         """How the engine says that this process is one of several; empty if it does not say so."""
         if not environ.get(self.rank) or (self.count and environ.get(self.count, "") in ("", "0", "1")):
             return ""
         told = " and ".join(f"{variable}={environ[variable]}" for variable in (self.rank, self.count) if variable)
         return f"{self.name} has set {told}"
 
+    def read_place(self, environ: Environment) -> Settings:
+        """The rank and the number of workers, as far as it tells them."""
+        variables = {"rank": self.rank, "worker_count": self.count}
+        return {name: int(environ[variable]) for name, variable in variables.items() if variable}
+
+
+def _read_slurm(environ: Environment) -> Settings:
+    """In a heterogeneous job, the first component are the workers, the second the reducers."""
+    workers, reducers = (environ.get(f"SLURM_NTASKS_HET_GROUP_{group}", "") for group in range(2))
+    counts: Settings = {"worker_count": int(workers), "reducer_count": int(reducers)} if workers and reducers else {}
+    hosts = environ.get("SLURM_JOB_NODELIST_HET_GROUP_0") if counts else environ.get("SLURM_JOB_NODELIST")
+    # Each component may have an id of its own.
+    job = int(environ.get("SLURM_JOB_ID_HET_GROUP_0") or environ.get("SLURM_JOB_ID") or 0)
+    # Below the ports that systems give out by themselves, which begin at 32768.
+    return counts | {"coordinator": f"{first_host(hosts)}:{20_000 + job % 10_000}"} if hosts else counts
+
+
+def first_host(hosts: str) -> str:
+    """The first name of a list of hosts as Slurm writes it.
+
+    Example:
+      >>> from jaxhetero._engines import first_host
+      >>> first_host("gpu-[03-07,12]-ib,login"), first_host("b3")
+      ('gpu-03-ib', 'b3')
+    """
+    found = re.match(r"(?:[^,\[]|\[[^]]*\])*", hosts)
+    return re.sub(r"\[(\w+)[^]]*\]", r"\1", found[0]) if found else ""
+
+
+def _read_next_port(host: str, port: str) -> Callable[[Environment], Settings]:
+    """Reads where other libraries meet, on rank 0: jaxhetero takes the port after theirs."""
+
+    def read(environ: Environment) -> Settings:
+        if not environ.get(host) or not environ.get(port, "").isdigit():
+            return {}
+        return {"coordinator": f"{environ[host]}:{int(environ[port]) + 1}"}
+
+    return read
+
+
+def _read_kubeflow(environ: Environment) -> Settings:
+    host, _, port = environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")
+    return _read_next_port("host", "port")({"host": host, "port": port})
+
 
 ENGINES = (
     # SLURM_NTASKS is the job's in a batch script, which is one process. Only srun sets the number of a step's tasks.
-    Engine("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    Engine("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _read_slurm),
     Engine("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     Engine("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
-    Engine("torchrun, or Ray Train for PyTorch,", "RANK", "WORLD_SIZE"),
-    Engine("Kubeflow Trainer", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    Engine("torchrun, or Ray Train for PyTorch,", "RANK", "WORLD_SIZE", _read_next_port("MASTER_ADDR", "MASTER_PORT")),
+    Engine("Kubeflow Trainer", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", _read_kubeflow),
     Engine("an indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
 )
 
 
-def describe_engine(environ: Mapping[str, str] = os.environ) -> str:
+def _find(environ: Environment) -> Engine | None:
+    return next((engine for engine in ENGINES if engine.describe(environ)), None)
+
+
+def describe_engine(environ: Environment = os.environ) -> str:
     """How an engine says that it has started this process as one of several; empty if none does.
 
     Example:
@@ -46,7 +102,60 @@ def describe_engine(environ: Mapping[str, str] = os.environ) -> str:
       >>> describe_engine({"PMI_RANK": "1", "PMI_SIZE": "8"})
       'MPICH or Intel MPI has set PMI_RANK=1 and PMI_SIZE=8'
     """
-    return next(filter(None, (engine.describe(environ) for engine in ENGINES)), "") or _describe_ray_train()
+    engine = _find(environ)
+    return _describe_ray_train() if engine is None else engine.describe(environ)
+
+
+def read_worker(environ: Environment = os.environ) -> Settings:
+    """The settings that an engine tells a worker; none if it was not started as one of several.
+
+    The restart count of Slurm is told in any process of its jobs.
+
+    Example:
+      >>> from jaxhetero._engines import read_worker
+      >>> read_worker({"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "a:6666"})
+      {'rank': 1, 'worker_count': 4, 'coordinator': 'a:6667'}
+    """
+    found: Settings = {}
+    if environ.get("SLURM_RESTART_COUNT"):
+        found["restart_count"] = int(environ["SLURM_RESTART_COUNT"])
+    engine = _find(environ)
+    return found if engine is None else found | engine.read_place(environ) | engine.read_job(environ)
+
+
+def read_reducer(environ: Environment = os.environ) -> Settings:
+    """The settings that an engine tells a dedicated reducer: where the job meets, and which reducer this is.
+
+    Example:
+      >>> from jaxhetero._engines import read_reducer
+      >>> read_reducer({"JOB_COMPLETION_INDEX": "2"})
+      {'number': 2}
+    """
+    if not environ.get("SLURM_STEP_NUM_TASKS"):
+        index = environ.get("JOB_COMPLETION_INDEX")
+        return {"number": int(index)} if index else {}
+    job = _read_slurm(environ)
+    found = {name: job[name] for name in ("coordinator",) if name in job}
+    # One task may be one of many steps. In a step of both components, tasks are numbered across them.
+    tasks = int(environ["SLURM_STEP_NUM_TASKS"])
+    if job.get("reducer_count", tasks if tasks > 1 else None) == tasks:
+        found["number"] = int(environ["SLURM_PROCID"])
+    return found
+
+
+def read_process_count(environ: Environment = os.environ) -> int | None:
+    """How many workers and reducers an engine has started together; None if it does not say so.
+
+    Example:
+      >>> from jaxhetero._engines import read_process_count
+      >>> read_process_count({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
+      4
+    """
+    job = _read_slurm(environ)
+    if "reducer_count" in job:
+        return int(job["worker_count"]) + int(job["reducer_count"])
+    engine = _find(environ)
+    return int(environ[engine.count]) if engine is not None and engine.count else None
 
 
 def _describe_ray_train() -> str:

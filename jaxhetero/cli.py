@@ -6,6 +6,7 @@ Exit codes: 0 for a job that ended well, 2 for a wrong command line or setting, 
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +15,11 @@ from typing import Any
 
 import click
 
-from jaxhetero.config import ReducerConfig, colour_wanted, read_environment, read_token, write_environment
+from jaxhetero._engines import read_process_count, read_reducer
+from jaxhetero.config import ReducerConfig, colour_wanted, read_environment, read_token
 from jaxhetero.errors import ConfigError, JaxheteroError
 from jaxhetero.launch import Job, launch
-from jaxhetero.reducer import run_reducer
+from jaxhetero.reducer import keep_reducer, run_reducer
 
 _MILLISECONDS = click.IntRange(min=1)
 _PORT = click.IntRange(0, 65535)
@@ -56,8 +58,8 @@ def commands() -> None:
 @click.option(
     "--number",
     type=click.IntRange(min=-1),
-    default=-1,
-    help="Which of the job's reducers it is, from 0: its name in all messages. [default: the lowest that is free]",
+    help="Which of the job's reducers it is, from 0: its name in all messages. [default: as Slurm or Kubernetes counts "
+    "them, else the lowest that is free]",
 )
 @click.option(
     "--token-file",
@@ -69,29 +71,42 @@ def commands() -> None:
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-def _reducer(token_file: Path | None, port: int, number: int, log_level: str, **options: str | int | None) -> int:
+@click.option(
+    "--restart",
+    "restart_count",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often to start it anew after a crash, or when the job went on without it.",
+)
+def _reducer(
+    token_file: Path | None, port: int, log_level: str, restart_count: int, **options: str | int | None
+) -> int:
     """Run one dedicated reducer until every worker has left.
 
     Exits with 0 after that, with 1 when the job failed, with 2 for a wrong setting, with 3 when the job went on without
     this reducer and did not take it back, and with 128 + N when stopped by signal N (Ctrl-C: 130, SIGTERM: 143).
     """
-    return run_reducer(replace(_reducer_config(token_file, **options), port=port, number=number), log_level)
+    config = replace(_reducer_config(token_file, **options), port=port)
+    return keep_reducer(config, restart_count, log_level) if restart_count else run_reducer(config, log_level)
 
 
 def _reducer_config(token_file: Path | None, **options: str | int | None) -> ReducerConfig:
-    """The settings of a reducer: given options, and the environment for the others."""
-    given = {name: value for name, value in options.items() if value is not None}
+    """The settings of a reducer: given options, then the environment, then what an engine tells."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if token_file is not None:
         given["token"] = read_token(token_file)
-    found: dict[str, Any] = dict(read_environment(write_environment(given)))
-    settings = {name: value for name, value in found.items() if name in ReducerConfig.__dataclass_fields__}
+    found = read_reducer() | read_environment() | given
+    settings: dict[str, Any] = {name: found[name] for name in found.keys() & ReducerConfig.__dataclass_fields__.keys()}
     return ReducerConfig(**settings)
 
 
 @commands.command("doctor")
 @click.option("--coordinator", metavar="HOST:PORT", help="Where rank 0 will listen. [default: $JAXHETERO_COORDINATOR]")
 @click.option(
-    "--processes", type=click.IntRange(min=2), required=True, help="How many workers and reducers the job will have."
+    "--processes",
+    type=click.IntRange(min=2),
+    help="How many workers and reducers the job will have. [default: as many as Slurm or MPI has started]",
 )
 @click.option("--host", metavar="ADDRESS", help="The address of this process. [default: by the routes]")
 @click.option("--interface", metavar="NAME", help="The network interface whose address to use.")
@@ -104,7 +119,7 @@ def _reducer_config(token_file: Path | None, **options: str | int | None) -> Red
 @click.option(
     "--measure-ms", type=_MILLISECONDS, default=500, show_default=True, help="How long each pair sends to each other."
 )
-def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options: str | int | None) -> int:
+def _doctor(processes: int | None, measure_ms: int, token_file: Path | None, **options: str | int | None) -> int:
     """Check hosts, network and settings before a long job. Run it on every host at the same time.
 
     Shows the processes that came, their versions, clocks and interfaces, and the goodput between every pair, and says
@@ -114,10 +129,72 @@ def _doctor(processes: int, measure_ms: int, token_file: Path | None, **options:
 
     from jaxhetero.doctor import Visit, run_doctor
 
+    processes = processes or read_process_count()
+    if processes is None:
+        raise click.UsageError("Give --processes: how many workers and reducers the job will have.")
     config = _reducer_config(token_file, **options)
     timeout_s = config.start_timeout_ms / 1000
     visit = Visit(config.coordinator, config.token, processes, config.host, timeout_s, measure_ms / 1000)
     return run_doctor(visit, Console(no_color=not colour_wanted()))
+
+
+@commands.command("slurm", context_settings={"allow_interspersed_args": False})
+@click.option("--workers", type=click.IntRange(min=1), required=True, help="Worker processes.")
+@click.option("--workers-nodes", type=click.IntRange(min=1), help="Nodes for them. [default: one for each]")
+@click.option("--workers-partition", default="", help="Their partition. [default: Slurm's]")
+@click.option("--workers-cpus", type=click.IntRange(min=1), default=None, help="CPUs for each of them.")
+@click.option("--workers-option", multiple=True, metavar="OPTION", help="More for sbatch, such as --gres=gpu:8.")
+@click.option(
+    "--reducers",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Reducer processes. With 0, each worker runs one itself.",
+)
+@click.option("--reducers-nodes", type=click.IntRange(min=1), help="Nodes for them. [default: one for each]")
+@click.option("--reducers-partition", default="", help="Their partition. [default: Slurm's]")
+@click.option("--reducers-cpus", type=click.IntRange(min=1), default=None, help="CPUs for each of them.")
+@click.option("--reducers-option", multiple=True, metavar="OPTION", help="More for sbatch.")
+@click.option(
+    "--colocated",
+    "colocated_count",
+    type=click.IntRange(min=0),
+    help="In how many workers a reducer runs as well, to relieve fewer reducers than workers.",
+)
+@click.option("--job-name", "name", default="jaxhetero", show_default=True, help="The job's name.")
+@click.option("--time", "time_limit", default="", help="The time limit, as sbatch takes it.")
+@click.option("--output", default="", help="The file of the job's output, as sbatch takes it.")
+@click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes at the start.")
+@click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
+@click.option(
+    "--requeue",
+    "max_restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="How often to queue the job again after workers or their nodes have failed.",
+)
+@click.option("--doctor", is_flag=True, help="Run `jaxhetero doctor` on the job's nodes in place of the job.")
+@click.option("--submit", is_flag=True, help="Give the script to sbatch. [default: show it]")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
+def _slurm(submit: bool, **options: Any) -> int:
+    """Write the Slurm batch script of a job, or submit it.
+
+    Example: jaxhetero slurm --workers 16 --workers-nodes 2 --reducers 8 --reducers-partition cpu --submit -- \
+    python train.py
+
+    With reducers it is a heterogeneous job of two components. A reducer that crashes is started anew, and the death of
+    its node does not end the job. With --requeue N the job is queued again after workers or their nodes have failed,
+    up to N times; JAXHETERO_RESTART_COUNT tells the program how often, and it must resume from its latest checkpoint.
+    """
+    from jaxhetero.cluster.slurm import make_job
+
+    job = make_job(**options)
+    if submit:
+        return subprocess.run(["sbatch"], input=job.script(), text=True, check=False).returncode
+    click.echo(job.script(), nl=False)
+    return 0
 
 
 # Our options end at the first word of COMMAND. So COMMAND keeps its own options even if `--` is forgotten.

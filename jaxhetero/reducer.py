@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import signal
+import time
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig
-from jaxhetero.errors import InternalError, from_status
+from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
 
 if TYPE_CHECKING:
     from jaxhetero._native import ReducerServer, Status
@@ -52,7 +55,7 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
     Raises:
       JaxheteroError: the job failed; see ``jaxhetero.errors``.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    _set_up_log(log_level)
     signals = _catch_signals()
     stay = _serve(config, signals)
     is_back = False
@@ -70,6 +73,61 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
         return LOST
     _check(stay.status)
     return 0
+
+
+def keep_reducer(config: ReducerConfig, restart_count: int, log_level: str = "info") -> int:
+    """Run a reducer in a child process, and a new one, with the same settings, in the place of one that crashed.
+
+    Blocks until a reducer has ended by itself, or ``restart_count + 1`` of them were killed by a signal or lost. Must
+    run on the main thread of a process without other threads. Passes signals on, and ends the child if it is killed.
+
+    Args:
+      config: the settings of the reducers.
+      restart_count: how often one is started anew.
+      log_level: as for ``run_reducer``.
+
+    Returns:
+      The exit code of the last reducer, as for ``run_reducer``; 128 + N if signal N killed it.
+    """
+    _set_up_log(log_level)
+    signals = _catch_signals()
+    for attempt in range(restart_count + 1):
+        child = os.fork()
+        if child == 0:
+            os._exit(_run_as_child(config, log_level))
+        code = _wait_for_child(child, signals)
+        if signals or not (code > 128 or code == LOST) or attempt == restart_count:
+            break
+        how = "was lost" if code == LOST else f"was killed by {signal.Signals(code - 128).name}"
+        logger.warning("this reducer %s; starting it anew, %d of at most %d times", how, attempt + 1, restart_count)
+    return code
+
+
+def _run_as_child(config: ReducerConfig, log_level: str) -> int:
+    parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    try:
+        return run_reducer(config, log_level)
+    except JaxheteroError as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        return 2 if isinstance(error, ConfigError) else 1
+    except BaseException:
+        logger.exception("the reducer failed")
+        return 1
+
+
+def _wait_for_child(child: int, signals: list[int]) -> int:
+    """The exit code of the child; ``signals`` are passed on to it, those that come later as well."""
+    passed_on = 0
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        for number in signals[passed_on:]:
+            os.kill(child, number)
+        passed_on = len(signals)
+        time.sleep(_POLL_MS / 1000)
 
 
 def _serve(config: ReducerConfig, signals: list[int]) -> _Stay:
@@ -92,6 +150,10 @@ def _serve(config: ReducerConfig, signals: list[int]) -> _Stay:
     counts = server.metrics()
     logger.info("done: %s", " ".join(f"{name}={value}" for name, value in counts.items()))
     return _Stay(server.result(), server.lost_number(), counts["round_count"])
+
+
+def _set_up_log(log_level: str) -> None:
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
 
 
 def _catch_signals() -> list[int]:

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxhetero._engines import describe_engine
+from jaxhetero._engines import describe_engine, read_worker
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
@@ -24,9 +24,12 @@ _SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
 _GLANCE_S = 0.002
+# What all processes of several have in common.
+_MEETING = {"worker_count", "coordinator", "token"}
 _HOW_TO_MEET = (
     "give initialize() a rank, worker_count, coordinator and token, or set JAXHETERO_RANK, JAXHETERO_WORKER_COUNT, "
-    "JAXHETERO_COORDINATOR and JAXHETERO_TOKEN, or start the workers with `jaxhetero launch`"
+    "JAXHETERO_COORDINATOR and JAXHETERO_TOKEN, or start the workers with `jaxhetero launch` or "
+    "`jaxhetero slurm`"
 )
 _HOW_TO_BE_ALONE = "if this worker is meant to be alone, give alone=True or set JAXHETERO_ALONE=1"
 
@@ -153,10 +156,10 @@ def initialize(
     """Join the job: connect to the coordinator and the reducers, and make the collectives usable.
 
     Every argument is a field of ``jaxhetero.config.Config``, which has its unit and its default. One that is not given,
-    or is None, comes from the environment (``JAXHETERO_RANK``, ...), which ``jaxhetero launch`` sets, else it has the
-    default. Without a rank and a worker count there, both come from ``jax.distributed``, if that is initialized.
-    Without that, the world has this worker alone; in a process that Slurm, MPI, Kubernetes, Ray Train or torchrun has
-    started as one of several, that is an error.
+    or is None, comes from the environment (``JAXHETERO_RANK``, ...), which ``jaxhetero launch`` sets. Then Slurm, MPI,
+    an indexed Job of Kubernetes, Kubeflow Trainer or torchrun is asked for what it tells of rank, counts, coordinator
+    and restarts; and ``jax.distributed``, if that is initialized. What is still open has the default. Without any of
+    them, the world has this worker alone; in a process that an engine has started as one of several, that is an error.
 
     Args:
       rank, worker_count: this worker's number, from 0, and how many workers take part.
@@ -350,28 +353,42 @@ def check() -> None:
 def _make_config(settings: dict[str, Any]) -> Config:
     given: dict[str, Any] = {**read_environment(), **settings}
     if not given.get("alone"):
+        told = _from_engine(given)
         if "rank" not in given and "worker_count" not in given:
-            given = {**_from_jax_distributed(given), **given}
+            told |= _from_jax_distributed(told | given)
+        given = told | given
         _refuse_accidents(given)
     return Config(**given)
 
 
+def _from_engine(given: dict[str, Any]) -> dict[str, Any]:
+    """What the engine that started this process tells, unless ``given`` speaks of other workers than the engine."""
+    told = read_worker()
+    count = given.get("worker_count")
+    if count is None or (count != 1 and told.get("worker_count", count) == count):
+        return told
+    return {name: value for name, value in told.items() if name == "restart_count"}
+
+
 def _refuse_accidents(given: dict[str, Any]) -> None:
     """``ConfigError`` for a world of one that nobody has asked for, and for several workers of rank 0."""
-    if "worker_count" in given:
-        if given["worker_count"] != 1 and "rank" not in given:
-            raise ConfigError(f"worker_count is {given['worker_count']}, but there is no rank: {_HOW_TO_MEET}")
-    elif partly := [name for name in ("rank", "reducer_count", "colocated_count", "coordinator") if name in given]:
-        raise ConfigError(f"{', '.join(partly)} given, but no worker_count: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}")
-    elif told := describe_engine():
+    partly = [name for name in ("rank", "reducer_count", "colocated_count", "coordinator") if name in given]
+    if given.get("worker_count") != 1 and not given.keys() >= _MEETING and (told := describe_engine()):
+        lack = "they have no job token" if "coordinator" in given else "no setting says how they meet"
         raise ConfigError(
-            f"this process is one of several, because {told}; but no setting says how they meet: {_HOW_TO_MEET}; "
-            f"{_HOW_TO_BE_ALONE}"
+            f"this process is one of several, because {told}; but {lack}: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}"
         )
+    if "worker_count" not in given and partly:
+        raise ConfigError(f"{', '.join(partly)} given, but no worker_count: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}")
+    if given.get("worker_count", 1) != 1 and "rank" not in given:
+        raise ConfigError(f"worker_count is {given['worker_count']}, but there is no rank: {_HOW_TO_MEET}")
 
 
 def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
-    """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it."""
+    """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it.
+
+    Dedicated reducers do not run JAX: where there are any, coordinator and token must be given.
+    """
     import jax
 
     if not jax.distributed.is_initialized():
@@ -382,12 +399,13 @@ def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
     if worker_count == 1:
         return {}
     found: dict[str, Any] = {"rank": rank, "worker_count": worker_count}
-    if "coordinator" in given:
+    if given.get("reducer_count") or given.keys() >= {"coordinator", "token"}:
         return found
     key = "jaxhetero/coordinator"
     if rank == 0:
         host = _compat.distributed_coordinator().rpartition(":")[0]
-        _compat.distributed_publish(key, f"{host}:{_free_port(host)} {secrets.token_hex(32)}")
+        coordinator = given.get("coordinator") or f"{host}:{_free_port(host)}"
+        _compat.distributed_publish(key, f"{coordinator} {given.get('token') or secrets.token_hex(32)}")
     timeout_ms = int(given.get("start_timeout_ms", Config.start_timeout_ms))
     found["coordinator"], found["token"] = _compat.distributed_read(key, timeout_ms).split()
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster import free_port
-from launcher import JAXHETERO, TIMEOUT_S, wait_for
+from launcher import JAXHETERO, TIMEOUT_S, is_running, wait_for
 
 
 @contextlib.contextmanager
@@ -121,3 +121,54 @@ def test_a_reducers_address_in_use_is_named() -> None:
             _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1
     assert re.search(rf"jaxhetero: AddressInUse: .*127\.0\.0\.1:{port}", err), err
+
+
+# --- --restart
+
+
+def _child_of(parent: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    wait_for(lambda: children.read_text().split())
+    return int(children.read_text().split()[0])
+
+
+def test_a_reducer_that_crashes_is_started_anew() -> None:
+    port = free_port()
+    with _reducer(port, "--restart", "2") as process:
+        victims = []
+        for _ in range(3):
+            _await_listener(port)
+            victims.append(_child_of(process.pid))
+            os.kill(victims[-1], signal.SIGKILL)
+            wait_for(lambda: not Path(f"/proc/{victims[-1]}").exists())
+        assert process.wait(TIMEOUT_S) == 128 + signal.SIGKILL
+        assert process.stderr is not None
+        text = process.stderr.read()
+    assert len(set(victims)) == 3
+    assert re.findall(r"was killed by SIGKILL; starting it anew, (\d) of at most 2 times", text) == ["1", "2"]
+
+
+def test_a_signal_ends_a_reducer_that_would_be_started_anew() -> None:
+    port = free_port()
+    with _reducer(port, "--restart", "2") as process:
+        _await_listener(port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+
+
+def test_a_reducer_ends_with_what_would_start_it_anew() -> None:
+    port = free_port()
+    with _reducer(port, "--restart", "2") as process:
+        _await_listener(port)
+        child = _child_of(process.pid)
+        process.kill()
+        wait_for(lambda: not is_running(child))
+
+
+def test_a_failed_job_is_no_reason_to_start_a_reducer_anew() -> None:
+    with _reducer(0, "--restart", "2", "--start-timeout-ms", "200") as process:
+        assert process.wait(TIMEOUT_S) == 1
+        assert process.stderr is not None
+        text = process.stderr.read()
+    assert "StartTimeout: the coordinator at 127.0.0.1:" in text
+    assert "anew" not in text
