@@ -14,6 +14,13 @@ Status = tuple[str, str]
 # (severity, text): severity is a level of the standard logging module.
 Event = tuple[int, str]
 
+# (job_id, a worker's rank or a reducer's number)
+Place = tuple[int, int]
+
+# op, round, bytes; requested, first_push, first_result and end in seconds of time.monotonic(); for each reducer its
+# number, its part of the bytes, and when the last of that part was back.
+RoundRecord = tuple[str, int, int, float, float, float, float, list[tuple[int, int, float]]]
+
 class ReducerServer:
     """A reducer on its own native thread: listens, meets the others at the coordinator, sums until all workers left."""
 
@@ -30,6 +37,8 @@ class ReducerServer:
     def stop(self) -> None:
         """Close every connection and end the thread."""
     def next_event(self, timeout_ms: int) -> Event | None: ...
+    def place(self) -> Place | None:
+        """None before it has heard of the others."""
     def metrics(self) -> dict[str, int]: ...
 
 class Communicator:
@@ -45,7 +54,14 @@ class Communicator:
     def failure(self) -> Status:
         """Why rounds cannot run any more; "ok" while they can."""
     def metrics(self) -> dict[str, int]: ...
-    def timeline(self) -> list[tuple[str, int, int, float, float, float, float]]: ...
+    def place(self) -> Place | None:
+        """None before the first view."""
+    def timeline(self, since: int = 0) -> tuple[int, list[RoundRecord]]:
+        """The latest rounds, but for the first ``since`` of all; and how many rounds came before the first of them."""
+    def keep_timeline(self, most_records: int) -> None:
+        """How many of the latest rounds to keep, in place of 4096. Call before ``start``."""
+    def round_times(self) -> tuple[list[float], list[int], float]:
+        """Upper edges in seconds, the rounds below each and at last above all, and the sum of their times."""
     def make_current(self) -> None:
         """Let the FFI handlers of this process find this communicator."""
 

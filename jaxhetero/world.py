@@ -52,12 +52,16 @@ class Metrics:
     """Bytes taken from the network or from shared memory, headers and handshakes included."""
     round_count: int = 0
     """Completed rounds; one for each bucket of each collective that ran."""
+    bucket_bytes: int = 0
+    """The sizes of these rounds' buckets on the wire, added up."""
     busy_us: int = 0
     """Microseconds during which at least one round was in flight."""
     view_count: int = 0
     """Changes of the reducers: how often a reducer was lost or joined after the start."""
     kept_bytes: int = 0
     """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
+    live_reducer_count: int = 0
+    """Reducers that take part now."""
     shared_connection_count: int = 0
     """Connections to reducers on this host that moved to shared memory."""
     lent_bytes: int = 0
@@ -325,7 +329,7 @@ def timeline() -> list[RoundTimes]:
       []
     """
     communicator = current()._communicator
-    return [] if communicator is None else [RoundTimes(*record) for record in communicator.timeline()]
+    return [] if communicator is None else [RoundTimes(*record[:7]) for record in communicator.timeline()[1]]
 
 
 def check() -> None:

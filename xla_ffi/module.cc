@@ -132,6 +132,23 @@ nb::dict to_python(const Metrics& metrics) {
   return counts;
 }
 
+std::optional<std::pair<uint64_t, uint32_t>> to_python(const std::optional<Place::Known>& place) {
+  if (!place.has_value()) return std::nullopt;
+  return std::pair(place->job_id, place->number);
+}
+
+double to_python(RoundRecord::Time time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); }
+
+nb::tuple to_python(const Timeline::Entry& entry) {
+  const RoundRecord& record = entry.record;
+  nb::list parts;
+  for (const RoundRecord::Part& part : entry.parts) {
+    parts.append(nb::make_tuple(part.reducer, part.bytes, to_python(part.end)));
+  }
+  return nb::make_tuple(record.description, record.number, record.bytes, to_python(record.requested),
+                        to_python(record.first_push), to_python(record.first_result), to_python(record.end), parts);
+}
+
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
@@ -151,6 +168,7 @@ void bind_reducer_server(nb::module_& module) {
       .def(
           "next_event", [](ReducerServer& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
+      .def("place", [](const ReducerServer& self) { return to_python(self.place()); })
       .def("metrics", [](const ReducerServer& self) { return to_python(self.metrics()); });
 }
 
@@ -172,18 +190,24 @@ void bind_communicator(nb::module_& module) {
           "timeout_ms"_a, Unlocked())
       .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
       .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
-      .def("timeline",
-           [](const Communicator& self) {
-             const auto seconds = [](RoundRecord::Time time) {
-               return std::chrono::duration<double>(time.time_since_epoch()).count();
-             };
-             nb::list result;
-             for (const RoundRecord& record : self.timeline()) {
-               result.append(nb::make_tuple(record.description, record.number, record.bytes, seconds(record.requested),
-                                            seconds(record.first_push), seconds(record.first_result),
-                                            seconds(record.end)));
-             }
-             return result;
+      .def("place", [](const Communicator& self) { return to_python(self.place()); })
+      .def(
+          "timeline",
+          [](Communicator& self, uint64_t since) {
+            const Timeline::Entries found = self.timeline().since(since);
+            nb::list rounds;
+            for (const Timeline::Entry& entry : found.rounds) rounds.append(to_python(entry));
+            return nb::make_tuple(found.first, rounds);
+          },
+          "since"_a = 0)
+      .def(
+          "keep_timeline", [](Communicator& self, size_t most_records) { self.timeline().keep(most_records); },
+          "most_records"_a)
+      .def("round_times",
+           [](Communicator& self) {
+             const RoundTimes times = self.timeline().times();
+             return nb::make_tuple(std::vector<double>(RoundTimes::kEdgesS.begin(), RoundTimes::kEdgesS.end()),
+                                   std::vector<uint64_t>(times.counts.begin(), times.counts.end()), times.sum_s);
            })
       .def("make_current", [](const std::shared_ptr<Communicator>& self) { set_current_communicator(self); });
 }

@@ -100,7 +100,7 @@ TEST_P(Measured, StartsAndReduces) {
   for (uint64_t op = 0; op < 3; ++op) job.expect_works({.op = op, .leaf_counts = {300'000, 17}});
   for (const auto& worker : job.workers) {
     EXPECT_EQ(worker->metrics().round_count, 3u);
-    EXPECT_EQ(worker->timeline().size(), 3u);
+    EXPECT_EQ(worker->timeline().since(0).rounds.size(), 3u);
   }
   job.expect_shutdown();
 }

@@ -1,8 +1,10 @@
 // The counters of a process, declared once: metrics() of workers and reducers, and their Python dictionaries, follow.
+// And whose they are.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 namespace jaxhetero {
 
@@ -17,10 +19,12 @@ struct CountersOf {
   Number bad_frame_count{0};          // connections that ended because the peer broke the protocol
   Number checksum_mismatch_count{0};  // part of bad_frame_count: the last frame was damaged
   Number round_count{0};              // completed rounds
+  Number bucket_bytes{0};             // the sizes of their buckets on the wire (worker)
   Number busy_us{0};                  // time during which at least one round ran (worker)
   Number view_count{0};               // views after the first: how often a reducer was lost or joined (worker)
-  Number kept_bytes{0};    // contributions kept in case a reducer is lost; updated every few hundred ms (worker)
-  Number joined_count{0};  // workers of the view that have joined (reducer)
+  Number kept_bytes{0};          // contributions kept in case a reducer is lost; updated every few hundred ms (worker)
+  Number live_reducer_count{0};  // reducers of the view (worker)
+  Number joined_count{0};        // workers of the view that have joined (reducer)
 };
 // Written on the event loop's thread, read on any.
 using Counters = CountersOf<std::atomic<uint64_t>>;
@@ -37,9 +41,11 @@ void for_each_counter(Visit&& visit) {
   visit("bad_frame_count", &Counters::bad_frame_count, &Metrics::bad_frame_count);
   visit("checksum_mismatch_count", &Counters::checksum_mismatch_count, &Metrics::checksum_mismatch_count);
   visit("round_count", &Counters::round_count, &Metrics::round_count);
+  visit("bucket_bytes", &Counters::bucket_bytes, &Metrics::bucket_bytes);
   visit("busy_us", &Counters::busy_us, &Metrics::busy_us);
   visit("view_count", &Counters::view_count, &Metrics::view_count);
   visit("kept_bytes", &Counters::kept_bytes, &Metrics::kept_bytes);
+  visit("live_reducer_count", &Counters::live_reducer_count, &Metrics::live_reducer_count);
   visit("joined_count", &Counters::joined_count, &Metrics::joined_count);
 }
 
@@ -48,5 +54,31 @@ inline Metrics snapshot(const Counters& counters) {
   for_each_counter([&](const char* /*name*/, auto counter, auto metric) { metrics.*metric = counters.*counter; });
   return metrics;
 }
+
+// Which process of which job it is that counts: known from its first view on. Set on the event loop's thread, read on
+// any.
+class Place {
+ public:
+  struct Known {
+    uint64_t job_id = 0;
+    uint32_t number = 0;  // a worker's rank, a reducer's number
+  };
+
+  void set(Known known) {
+    number_ = known.number;
+    job_id_ = known.job_id;
+    is_known_ = true;
+  }
+
+  [[nodiscard]] std::optional<Known> get() const {
+    if (!is_known_) return std::nullopt;
+    return Known{job_id_, number_};
+  }
+
+ private:
+  std::atomic<uint64_t> job_id_{0};
+  std::atomic<uint32_t> number_{0};
+  std::atomic<bool> is_known_{false};
+};
 
 }  // namespace jaxhetero

@@ -65,6 +65,7 @@ Status ReducerServer::start() {
 void ReducerServer::start_job(const View& view) {
   if (reducer_) return;
   view_ = view;
+  place_.set({view.job_id, view.own_index});
   reducer_ = std::make_unique<ReducerStateMachine>(
       ReducerStateMachine::Job{view_.worker_hosts, view_.job, view_.number > 0}, context_->lent_memory);
   context_->checksums = view.job.checksum;

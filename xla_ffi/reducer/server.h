@@ -71,6 +71,8 @@ class ReducerServer final : private ConnectionOwner {
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
   [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
+  // Which reducer of which job it is; nothing before it has heard that. Any thread.
+  [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
 
  private:
   struct Peer {
@@ -108,6 +110,7 @@ class ReducerServer final : private ConnectionOwner {
   const ReducerServerConfig config_;
   EventLog log_;
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+  Place place_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TcpContext> context_;
   std::unique_ptr<TcpListener> listener_;

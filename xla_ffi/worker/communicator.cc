@@ -132,6 +132,8 @@ void Communicator::join(const View& view) {
   if (has_ended()) return;
   if (view.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
   view_ = view;
+  place_.set({view.job_id, config_.rank});
+  counters_->live_reducer_count = view.reducers.size();
   planner_.enter(view);
   for (const View::Reducer& reducer : view.reducers) {
     Result<TcpAddress> address = resolve(reducer.address, reducer.port);
@@ -295,8 +297,16 @@ void Communicator::finish_round(Op& op) {
 
 void Communicator::record(const Round& round) {
   const RoundRequest& request = round.request;
-  timeline_.add({request.description, round.number, request.spec.total_count * item_bytes(request.spec.dtype),
-                 request.requested_at, round.times.started_at, round.times.first_result_at, round.times.progress_at});
+  const size_t item = item_bytes(request.spec.dtype);
+  RoundRecord record{request.description,    round.number,           request.spec.total_count * item,
+                     request.requested_at,   round.times.started_at, round.times.first_result_at,
+                     round.times.progress_at};
+  parts_.clear();
+  for (const Segment& segment : round.segments) {
+    parts_.push_back({links_[segment.shard.reducer].number(), segment.shard.count * item, segment.done_at});
+  }
+  counters_->bucket_bytes += record.bytes;
+  timeline_.add(std::move(record), parts_);
 }
 
 void Communicator::complete(RoundRequest request, const Status& status) {
@@ -382,6 +392,7 @@ void Communicator::finish_result(const FrameHeader& header, uint32_t reducer) {
     for (ReducerLink& link : links_) link.push_chunks();
   }
   if (!segment.done) return;
+  segment.done_at = round.times.progress_at;
   if (--round.open_segment_count == 0) finish_round(op);
 }
 

@@ -88,8 +88,10 @@ class Communicator final : private ConnectionOwner {
   // Why no round can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const { return inbox_.why_closed(); }
   [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
-  // The latest completed rounds, oldest first; a bounded number. Any thread.
-  [[nodiscard]] std::vector<RoundRecord> timeline() const { return timeline_.records(); }
+  // The completed rounds. Any thread.
+  [[nodiscard]] Timeline& timeline() { return timeline_; }
+  // Which job this is; nothing before the first view. Any thread.
+  [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:
@@ -151,6 +153,7 @@ class Communicator final : private ConnectionOwner {
   // Any thread.
   EventLog log_;
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+  Place place_;
   Timeline timeline_;
   Inbox inbox_;  // closed once rounds cannot run any more
   std::promise<Status> ready_promise_;
@@ -174,7 +177,8 @@ class Communicator final : private ConnectionOwner {
   std::unique_ptr<StallWatch> stall_watch_;
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
-  std::vector<iovec> pieces_;  // of a total that is widened
+  std::vector<iovec> pieces_;             // of a total that is widened
+  std::vector<RoundRecord::Part> parts_;  // of a round that is recorded
 };
 
 }  // namespace jaxhetero

@@ -82,6 +82,7 @@ struct Segment {
   bool was_starved = false;
   bool all_pushed = false;
   bool done = false;
+  EventLoop::Clock::time_point done_at;
 
   Segment(const Shard& of, uint64_t items)
       : shard(of), items_per_chunk(items), next_push(of.offset), next_result(of.offset) {}
