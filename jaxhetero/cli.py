@@ -66,6 +66,11 @@ def commands() -> None:
     type=click.Path(path_type=Path),
     help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
 )
+@click.option(
+    "--metrics-port",
+    type=_PORT,
+    help="The port of the metrics for Prometheus. [default: $JAXHETERO_METRICS_PORT, else none]",
+)
 @click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
 @click.option(
@@ -219,6 +224,14 @@ def _slurm(submit: bool, **options: Any) -> int:
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder for the output of every process. [default: jaxhetero-logs/DATE-TIME]",
+)
+@click.option(
+    "--metrics-port",
+    type=_PORT,
+    default=0,
+    envvar="JAXHETERO_METRICS_PORT",
+    help="The port of the metrics of worker 0; the other workers have those after it, then the reducers. [default: "
+    "$JAXHETERO_METRICS_PORT, else none]",
 )
 @click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")

@@ -84,6 +84,10 @@ class Config:
     shared_memory: bool = True
     """Whether bytes for reducers on this worker's own host go through shared memory, where possible, and not through
     the loopback network. It takes about a megabyte for each such reducer."""
+    metrics_port: int = 0
+    """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
+    ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,
+    which ``pip install 'jaxhetero[metrics]'`` brings."""
     restart_count: int = 0
     """How often ``jaxhetero launch --max-restarts`` has started this job anew; see ``jaxhetero.restart_count()``."""
     pinned_bytes: int = 1 << 30
@@ -126,6 +130,7 @@ class Config:
         _check_positive(self, "start_timeout_ms", "timeout_ms")
         if self.pinned_bytes < 1 << 16:
             raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
+        _check_port(self, "metrics_port")
         for name in ("window_chunks", "restart_count"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
@@ -159,6 +164,7 @@ class ReducerConfig:
     """The port to listen on. 0: any free one."""
     number: int = -1
     """Which of the job's dedicated reducers it is, from 0: its name in all messages. -1: the lowest that is free."""
+    metrics_port: int = Config.metrics_port
     start_timeout_ms: int = Config.start_timeout_ms
     timeout_ms: int = Config.timeout_ms
 
@@ -176,8 +182,8 @@ class ReducerConfig:
                 "no job token: set JAXHETERO_TOKEN, or give --token-file or JAXHETERO_TOKEN_FILE the name of a file "
                 "that holds it; it must be the same on every worker and reducer"
             )
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}; it must be in 0..65535")
+        _check_port(self, "port")
+        _check_port(self, "metrics_port")
         if self.number < -1:
             raise ConfigError(f"number is {self.number}; it must be 0 or more, or -1")
         _check_positive(self, "start_timeout_ms", "timeout_ms")
@@ -247,6 +253,12 @@ def _check_positive(config: Config | ReducerConfig, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")
+
+
+def _check_port(config: Config | ReducerConfig, name: str) -> None:
+    port = getattr(config, name)
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{name} is {port}; it must be in 0..65535")
 
 
 def parse_address(what: str, text: str) -> tuple[str, int]:

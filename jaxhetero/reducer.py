@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig
 from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
+from jaxhetero.watching.exporter import Exporter, watch_reducer
 
 if TYPE_CHECKING:
     from jaxhetero._native import ReducerServer, Status
@@ -53,18 +54,23 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
       signal N.
 
     Raises:
-      JaxheteroError: the job failed; see ``jaxhetero.errors``.
+      JaxheteroError: the job failed, or a port belongs to another process; see ``jaxhetero.errors``.
     """
     _set_up_log(log_level)
     signals = _catch_signals()
-    stay = _serve(config, signals)
+    with Exporter(config) as exporter:
+        return _serve_until_end(config, signals, exporter)
+
+
+def _serve_until_end(config: ReducerConfig, signals: list[int], exporter: Exporter) -> int:
+    stay = _serve(config, signals, exporter)
     is_back = False
     # One that no round has reached would be lost again, for example because a worker cannot reach it.
     while stay.lost_number is not None and stay.round_count and not signals:
         logger.warning("%s; joining it again", stay.status[1])
         is_back = True
         patience_ms = min(_RETURN_MS, config.start_timeout_ms)
-        stay = _serve(replace(config, number=stay.lost_number, start_timeout_ms=patience_ms), signals)
+        stay = _serve(replace(config, number=stay.lost_number, start_timeout_ms=patience_ms), signals, exporter)
     if signals:
         return 128 + signals[0]
     has_not_returned = is_back and stay.status[0] != "ok" and not stay.round_count
@@ -130,12 +136,13 @@ def _wait_for_child(child: int, signals: list[int]) -> int:
         time.sleep(_POLL_MS / 1000)
 
 
-def _serve(config: ReducerConfig, signals: list[int]) -> _Stay:
+def _serve(config: ReducerConfig, signals: list[int], exporter: Exporter) -> _Stay:
     """Take part in the job once, until its end, a loss or a signal."""
     server = _make_server(config)
     status = server.start()
     if status[0] != "ok":
         return _Stay(status)
+    exporter.show(watch_reducer(server))
     pump = EventPump(server)
     pump.start()
     try:

@@ -15,6 +15,7 @@ from jaxhetero._engines import describe_engine, read_worker
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
+from jaxhetero.watching.exporter import Exporter, watch_reducer, watch_worker
 
 if TYPE_CHECKING:
     from jaxhetero._native import Communicator, ReducerServer, Status
@@ -107,6 +108,7 @@ class World:
     _communicator: Communicator | None = None
     _reducer: ReducerServer | None = None
     _pumps: tuple[EventPump, ...] = ()
+    _exporter: Exporter | None = None
 
     @property
     def rank(self) -> int:
@@ -152,6 +154,7 @@ def initialize(
     failover: bool | None = None,
     measure_rates: bool | None = None,
     shared_memory: bool | None = None,
+    metrics_port: int | None = None,
     restart_count: int | None = None,
     pinned_bytes: int | None = None,
     cuda_driver: str | None = None,
@@ -174,6 +177,7 @@ def initialize(
       start_timeout_ms, timeout_ms: how long the start, and a round without progress, may take, in milliseconds.
       chunk_bytes, window_chunks: the unit of pipelining, and how many of them are under way to one reducer.
       checksum, failover, measure_rates, shared_memory: what the job trades.
+      metrics_port: where Prometheus finds the counts of this worker.
       restart_count: how often the job has been started anew.
       pinned_bytes, cuda_driver, cuda_stand_in: for GPUs.
 
@@ -183,7 +187,8 @@ def initialize(
       ConfigError: a setting is wrong, this process would be alone without having asked for it, or it has joined a job
         already.
       StartTimeout: a worker or reducer is still missing after ``start_timeout_ms``.
-      AuthenticationError, VersionMismatch, AddressInUse: see ``jaxhetero.errors``.
+      AddressInUse: another process has the port of the coordinator, or of the metrics.
+      AuthenticationError, VersionMismatch: see ``jaxhetero.errors``.
 
     Example:
       A world of one needs no reducer. Every worker of a job passes its own rank, or is started by `jaxhetero launch`:
@@ -438,8 +443,10 @@ def _start(config: Config) -> World:
     reducer = None
     if config.rank < config.colocated_count:
         reducer = _native.ReducerServer(settings | {"port": 0, "number": -1, "colocated_rank": config.rank})
+    exporter = Exporter(config)
+    exporter.show(watch_worker(communicator, config), *([] if reducer is None else [watch_reducer(reducer)]))
     sources = [source for source in (communicator, reducer) if source is not None]
-    world = World(config, communicator, reducer, tuple(EventPump(source) for source in sources))
+    world = World(config, communicator, reducer, tuple(EventPump(source) for source in sources), exporter)
     for pump in world._pumps:
         pump.start()
     try:
@@ -508,6 +515,8 @@ def _abandon(world: World) -> None:
         world._reducer.stop()
     for pump in world._pumps:
         pump.stop()
+    if world._exporter is not None:
+        world._exporter.stop()
 
 
 def _check(status: Status) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 import tyro
 
-from tests.cluster import PROGRAMS, Cluster
+from tests.cluster import PROGRAMS, Cluster, free_port
 
 Address = tuple[str, int]
 
@@ -84,7 +84,7 @@ def attack(addresses: list[Address], attempts: int, half_open: int) -> int:
 
 
 def listening(cluster: Cluster, names: list[str]) -> list[Address]:
-    """Where processes listen; those of a worker are the coordinator and the reducer inside."""
+    """Where processes listen; those of a worker are the coordinator, the reducer inside and the metrics."""
     return [
         ("127.0.0.1", connection.laddr.port)
         for name in names
@@ -131,12 +131,13 @@ def abused_job() -> Iterator[tuple[list[Address], Callable[[str], None], Callabl
             return Abuse(results, reducer.errors, reducer.code)
 
         begin("start")
-        cluster.start_reducers()
-        cluster.start_workers("abuse.py", str(phase))
+        cluster.start_reducers(JAXHETERO_METRICS_PORT=str(free_port()))
+        for rank in range(2):
+            cluster.start_worker(rank, "abuse.py", str(phase), JAXHETERO_METRICS_PORT=str(free_port()))
         for rank in range(2):
             cluster.wait_for_output(f"worker {rank}", "running")
         ports = listening(cluster, ["worker 0", "worker 1", "reducer 0"])
-        assert len(ports) == 3, ports
+        assert len(ports) == 6, "three of them for metrics"
         yield ports, begin, end
 
 

@@ -11,7 +11,7 @@ ATTEMPTS = 200
 
 
 def test_strangers_do_not_disturb_a_job_that_runs() -> None:
-    """1,000 of them at each port of the coordinator and of dedicated and co-located reducers, some of whom stay."""
+    """1,000 of them at each port: the coordinator's, those of reducers, and those of metrics. Some of them stay."""
     with abused_job() as (ports, begin, end):
         begin("attack")
         attack(ports, ATTEMPTS, half_open=50)

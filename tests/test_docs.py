@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 API = sorted((DOCS / "api").glob("*.md"))
 TUTORIAL = DOCS / "tutorial" / "train_step.py"
-FOLDERS = r"(?:\.ci|bazel|bench|docs|jaxhetero|models|tests|xla_ffi)"
+FOLDERS = r"(?:\.ci|bazel|bench|deploy|docs|jaxhetero|models|tests|xla_ffi)"
 
 
 def python_blocks(page: Path) -> list[str]:

@@ -42,9 +42,19 @@ def test_every_worker_learns_its_place(launch: Run) -> None:
     assert one[0]["coordinator"].startswith("127.0.0.1:")
     assert one[0] | {"token": "", "coordinator": ""} == {
         "worker_count": 2, "reducer_count": 0, "host": "127.0.0.1", "window_chunks": 3, "token": "", "coordinator": "",
-        "restart_count": 0,
+        "restart_count": 0, "metrics_port": 0,
     }  # fmt: skip
     assert (two[1]["start_timeout_ms"], two[1]["timeout_ms"]) == (1234, 567)
+
+
+def test_metrics_ports_are_counted_from_the_first(launch: Run) -> None:
+    code = "import os; print(os.environ['JAXHETERO_METRICS_PORT'])"
+    done = launch("--workers", "2", "--metrics-port", "9400", "--", sys.executable, "-c", code)
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] 9400", "[worker 1] 9401"], done.stderr
+    assert "metrics at 127.0.0.1:9400 to 9401" in done.stderr
+    done = launch("--workers", "2", "--metrics-port", "65535", "--", "true")
+    assert done.returncode == 2
+    assert "metrics_port is 65535; this job's ports from there must be in 1..65535" in done.stderr
 
 
 def test_the_commands_own_options_are_its_own(launch: Run) -> None:

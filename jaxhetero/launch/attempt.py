@@ -54,13 +54,15 @@ class Attempt:
         self,
         commands: Mapping[str, Sequence[str]],
         settings: Mapping[str, str | int],
+        own_settings: Mapping[str, Mapping[str, str | int]],
         log_dir: Path,
         stop_s: float,
         display: Display,
     ) -> None:
-        """``commands`` are by name, "worker 0" or "reducer 1"; all of them share ``settings``."""
+        """``commands`` and ``own_settings`` are by name, "worker 0" or "reducer 1"; all share ``settings``."""
         self._commands = commands
         self._settings = settings
+        self._own_settings = own_settings
         self._log_dir = log_dir
         self._stop_s = stop_s
         self._display = display
@@ -111,11 +113,7 @@ class Attempt:
     # Starting
 
     def _start(self, name: str, command: Sequence[str]) -> None:
-        settings = dict(self._settings)
-        kind, number = name.split()
-        if kind == "worker":
-            settings["rank"] = int(number)
-        environment = write_environment(settings)
+        environment = write_environment({**self._settings, **self._own_settings[name]})
         # Python buffers output to a pipe; a job's progress should be seen as it happens.
         environment.setdefault("PYTHONUNBUFFERED", "1")
         # A process that crashes in native code says where.

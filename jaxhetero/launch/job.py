@@ -49,6 +49,8 @@ class Job:
     """The port of rank 0. 0: any free one."""
     log_dir: Path | None = None
     """The folder for the logs. Default: a new one in ``jaxhetero-logs``, named after the time."""
+    metrics_port: int = 0
+    """The port of the metrics of worker 0; the other workers have those after it, then the reducers. 0: no metrics."""
     start_timeout_ms: int | None = None
     timeout_ms: int | None = None
     stop_timeout_ms: int = 10_000
@@ -65,6 +67,9 @@ class Job:
             raise ConfigError(f"command not found, or not executable: {self.command[0]}")
         if not 0 <= self.coordinator_port <= 65535:
             raise ConfigError(f"coordinator_port is {self.coordinator_port}; it must be in 0..65535")
+        last_port = self.metrics_port + self.worker_count + self.reducer_count - 1
+        if self.metrics_port and not 1 <= self.metrics_port <= last_port <= 65535:
+            raise ConfigError(f"metrics_port is {self.metrics_port}; this job's ports from there must be in 1..65535")
         if self.stop_timeout_ms < 0:
             raise ConfigError(f"stop_timeout_ms is {self.stop_timeout_ms}; it must be 0 or more")
         if self.max_restarts < 0:
@@ -77,6 +82,16 @@ class Job:
             **{f"reducer {number}": (*reducer, "--number", str(number)) for number in range(self.reducer_count)},
             **{f"worker {rank}": self.command for rank in range(self.worker_count)},
         }
+
+    def own_settings(self) -> dict[str, dict[str, str | int]]:
+        """The settings of each process alone, by its name."""
+        own: dict[str, dict[str, str | int]] = {
+            **{f"worker {rank}": {"rank": rank} for rank in range(self.worker_count)},
+            **{f"reducer {number}": {} for number in range(self.reducer_count)},
+        }
+        for offset, settings in enumerate(own.values()):
+            settings["metrics_port"] = self.metrics_port and self.metrics_port + offset
+        return own
 
     def settings(self, coordinator: str, token: str, restart_count: int) -> dict[str, str | int]:
         """The settings that all processes of the job share, by the names of ``Config``."""
@@ -133,9 +148,10 @@ def launch(job: Job) -> int:
             own_log_dir = make_log_dir(log_dir / f"restart-{restart_count}") if restart_count else log_dir
             display.message(
                 f"{why}{show_count(job.worker_count, 'worker')}, {show_count(job.reducer_count, 'reducer')}, "
-                f"coordinator {coordinator}, logs in {own_log_dir}"
+                f"coordinator {coordinator}, logs in {own_log_dir}{_show_ports(job)}"
             )
-            with Attempt(job.commands(), settings, own_log_dir, job.stop_timeout_ms / 1000, display) as attempt:
+            stop_s = job.stop_timeout_ms / 1000
+            with Attempt(job.commands(), settings, job.own_settings(), own_log_dir, stop_s, display) as attempt:
                 end = attempt.run()
         if not end.failure or not job.max_restarts:
             break
@@ -153,6 +169,13 @@ def _refuse_restart(job: Job, end: End, signals: Sequence[int], restart_count: i
     if restart_count == job.max_restarts:
         return f"that was restart {restart_count} of {job.max_restarts}"
     return end.lasting
+
+
+def _show_ports(job: Job) -> str:
+    if not job.metrics_port:
+        return ""
+    last_port = job.metrics_port + job.worker_count + job.reducer_count - 1
+    return f", metrics at {_LOOPBACK}:{job.metrics_port} to {last_port}"
 
 
 def reserve_port(port: int) -> socket.socket:
