@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jaxhetero.world import shutdown as shutdown
     from jaxhetero.world import size as size
     from jaxhetero.world import timeline as timeline
+    from jaxhetero.world import write_timeline as write_timeline
 
 # Imported when first used, so that starting a reducer or the launcher never imports jax.
 _HOMES = {
@@ -79,6 +80,7 @@ _HOMES = {
     "shutdown": "world",
     "size": "world",
     "timeline": "world",
+    "write_timeline": "world",
 }
 
 __all__ = sorted(_HOMES)

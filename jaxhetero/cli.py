@@ -233,6 +233,11 @@ def _slurm(submit: bool, **options: Any) -> int:
     help="The port of the metrics of worker 0; the other workers have those after it, then the reducers. [default: "
     "$JAXHETERO_METRICS_PORT, else none]",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all rounds of all workers to this file at the end: a trace for https://ui.perfetto.dev.",
+)
 @click.option("--start-timeout-ms", type=_MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=_MILLISECONDS, help="How long a round may go without progress.")
 @click.option(

@@ -88,6 +88,9 @@ class Config:
     """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
     ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,
     which ``pip install 'jaxhetero[metrics]'`` brings."""
+    timeline_file: str = ""
+    """The file to which this worker writes the times of all its rounds, while it makes them. ``jaxhetero launch
+    --timeline`` sets it and reads the files. Default: none."""
     restart_count: int = 0
     """How often ``jaxhetero launch --max-restarts`` has started this job anew; see ``jaxhetero.restart_count()``."""
     pinned_bytes: int = 1 << 30

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
+import itertools
+import os
 import secrets
 import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxhetero._engines import describe_engine, read_worker
 from jaxhetero._native_log import EventPump, logger
-from jaxhetero.config import Config, read_environment
+from jaxhetero.config import Config, host_name, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
+from jaxhetero.watching import trace
 from jaxhetero.watching.exporter import Exporter, watch_reducer, watch_worker
+from jaxhetero.watching.rounds_file import RoundsFile, wall_offset_us
 
 if TYPE_CHECKING:
     from jaxhetero._native import Communicator, ReducerServer, Status
@@ -108,7 +114,7 @@ class World:
     _communicator: Communicator | None = None
     _reducer: ReducerServer | None = None
     _pumps: tuple[EventPump, ...] = ()
-    _exporter: Exporter | None = None
+    _watching: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def rank(self) -> int:
@@ -155,6 +161,7 @@ def initialize(
     measure_rates: bool | None = None,
     shared_memory: bool | None = None,
     metrics_port: int | None = None,
+    timeline_file: str | None = None,
     restart_count: int | None = None,
     pinned_bytes: int | None = None,
     cuda_driver: str | None = None,
@@ -177,7 +184,7 @@ def initialize(
       start_timeout_ms, timeout_ms: how long the start, and a round without progress, may take, in milliseconds.
       chunk_bytes, window_chunks: the unit of pipelining, and how many of them are under way to one reducer.
       checksum, failover, measure_rates, shared_memory: what the job trades.
-      metrics_port: where Prometheus finds the counts of this worker.
+      metrics_port, timeline_file: where others find the counts and the rounds of this worker.
       restart_count: how often the job has been started anew.
       pinned_bytes, cuda_driver, cuda_stand_in: for GPUs.
 
@@ -337,6 +344,40 @@ def timeline() -> list[RoundTimes]:
     return [] if communicator is None else [RoundTimes(*record[:7]) for record in communicator.timeline()[1]]
 
 
+def write_timeline(path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
+    """Write the rounds of ``timeline()`` as a trace for https://ui.perfetto.dev or ``chrome://tracing``.
+
+    It has a track for each op, with its rounds and their stages, and one for each reducer, with its part of each round.
+    ``jaxhetero launch --timeline FILE`` writes such a trace of all workers and all rounds.
+
+    Args:
+      path: the file to write, in Chrome's JSON. It is replaced as a whole or not at all.
+      profile: a folder that ``jax.profiler.trace()`` has written in this process. The trace then has the events of its
+        latest run too, and of the rounds those since it began, all in microseconds since then. Otherwise times are
+        microseconds since 1970.
+
+    Does not block, but for the time of writing. A world of one has no rounds.
+
+    Raises:
+      ConfigError: the file cannot be written, or there is no profile in the folder.
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> import json, pathlib
+      >>> jaxhetero.write_timeline("rounds.json")
+      >>> sorted(json.loads(pathlib.Path("rounds.json").read_text()))
+      ['displayTimeUnit', 'otherData', 'traceEvents']
+    """
+    world = current()
+    taken = trace.read_profile(Path(profile)) if profile is not None else trace.Profile(0, [])
+    offset_us = wall_offset_us() - taken.start_us
+    worker = trace.WorkerTrace(0, f"worker {world.rank} (host {host_name()})", offset_us)
+    records = [] if world._communicator is None else world._communicator.timeline()[1]
+    rounds = (event for record in records if worker.begins(record) >= 0 for event in worker.round(record))
+    with trace.replacing(Path(path)) as part:
+        trace.write_events(part, itertools.chain(worker.head(), rounds, taken.events), {})
+
+
 def check() -> None:
     """Raise the error that ended the job, if there is one. Does not block.
 
@@ -443,10 +484,9 @@ def _start(config: Config) -> World:
     reducer = None
     if config.rank < config.colocated_count:
         reducer = _native.ReducerServer(settings | {"port": 0, "number": -1, "colocated_rank": config.rank})
-    exporter = Exporter(config)
-    exporter.show(watch_worker(communicator, config), *([] if reducer is None else [watch_reducer(reducer)]))
     sources = [source for source in (communicator, reducer) if source is not None]
-    world = World(config, communicator, reducer, tuple(EventPump(source) for source in sources), exporter)
+    pumps = tuple(EventPump(source) for source in sources)
+    world = World(config, communicator, reducer, pumps, _watch(config, communicator, reducer))
     for pump in world._pumps:
         pump.start()
     try:
@@ -461,6 +501,16 @@ def _start(config: Config) -> World:
         raise
     communicator.make_current()
     return world
+
+
+def _watch(config: Config, communicator: Communicator, reducer: ReducerServer | None) -> contextlib.ExitStack:
+    """What lets others see this process; closing it ends that, after the last round."""
+    with contextlib.ExitStack() as stack:
+        exporter = stack.enter_context(Exporter(config))
+        exporter.show(watch_worker(communicator, config), *([] if reducer is None else [watch_reducer(reducer)]))
+        if config.timeline_file:
+            stack.enter_context(RoundsFile(Path(config.timeline_file), communicator, config.rank))
+        return stack.pop_all()
 
 
 def _stop(world: World) -> None:
@@ -515,8 +565,7 @@ def _abandon(world: World) -> None:
         world._reducer.stop()
     for pump in world._pumps:
         pump.stop()
-    if world._exporter is not None:
-        world._exporter.stop()
+    world._watching.close()
 
 
 def _check(status: Status) -> None:

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from jaxhetero.errors import AddressInUse, ConfigError
 from jaxhetero.launch.attempt import Attempt, End
 from jaxhetero.launch.process import signal_name
 from jaxhetero.launch.terminal import Display, show_count
+from jaxhetero.launch.timeline import JobTimeline
 
 _LOOPBACK = "127.0.0.1"
 
@@ -51,6 +52,8 @@ class Job:
     """The folder for the logs. Default: a new one in ``jaxhetero-logs``, named after the time."""
     metrics_port: int = 0
     """The port of the metrics of worker 0; the other workers have those after it, then the reducers. 0: no metrics."""
+    timeline: Path | None = None
+    """The file for a trace of all rounds of all workers, written at the end."""
     start_timeout_ms: int | None = None
     timeout_ms: int | None = None
     stop_timeout_ms: int = 10_000
@@ -83,10 +86,10 @@ class Job:
             **{f"worker {rank}": self.command for rank in range(self.worker_count)},
         }
 
-    def own_settings(self) -> dict[str, dict[str, str | int]]:
-        """The settings of each process alone, by its name."""
+    def own_settings(self, rounds_files: Mapping[str, str]) -> dict[str, dict[str, str | int]]:
+        """The settings of each process alone, by its name, as are the files where workers write their rounds."""
         own: dict[str, dict[str, str | int]] = {
-            **{f"worker {rank}": {"rank": rank} for rank in range(self.worker_count)},
+            **{name: {"rank": rank, "timeline_file": file} for rank, (name, file) in enumerate(rounds_files.items())},
             **{f"reducer {number}": {} for number in range(self.reducer_count)},
         }
         for offset, settings in enumerate(own.values()):
@@ -138,7 +141,7 @@ def launch(job: Job) -> int:
       >>> print(pathlib.Path("logs/worker-1.log").read_text(), end="")
       rank 1 of 2
     """
-    display = Display(list(job.commands()))
+    display, timeline = Display(list(job.commands())), JobTimeline(job.timeline)
     log_dir, why = job.log_dir, ""
     for restart_count in itertools.count():
         with reserve_port(job.coordinator_port) as holder:
@@ -150,8 +153,9 @@ def launch(job: Job) -> int:
                 f"{why}{show_count(job.worker_count, 'worker')}, {show_count(job.reducer_count, 'reducer')}, "
                 f"coordinator {coordinator}, logs in {own_log_dir}{_show_ports(job)}"
             )
+            own = job.own_settings(timeline.start(job.worker_count, own_log_dir, restart_count))
             stop_s = job.stop_timeout_ms / 1000
-            with Attempt(job.commands(), settings, job.own_settings(), own_log_dir, stop_s, display) as attempt:
+            with Attempt(job.commands(), settings, own, own_log_dir, stop_s, display) as attempt:
                 end = attempt.run()
         if not end.failure or not job.max_restarts:
             break
@@ -159,6 +163,7 @@ def launch(job: Job) -> int:
             display.message(f"not restarted: {refusal}")
             break
         why = f"restart {restart_count + 1} of {job.max_restarts}, because {end.failure}: "
+    timeline.write(display)
     return end.code
 
 
