@@ -32,6 +32,7 @@ class ReducerServer:
         """True once the reducer has ended; False when ``timeout_ms`` passed first."""
     def result(self) -> Status:
         """How it ended; "ok" after every worker left in order. Call after ``wait`` returned True."""
+    def late_workers(self) -> list[tuple[int, int]]: ...
     def lost_number(self) -> int | None:
         """The number under which the job has gone on without this reducer; None if it has not."""
     def stop(self) -> None:
@@ -73,6 +74,9 @@ def set_cuda_options(*, driver_path: str, devices: list[int], rank: int, pinned_
 
 def best_s_per_byte(worker_rates: list[float], reducer_rates: list[float], colocated_count: int) -> float:
     """Seconds per byte of the best possible split; see jaxhetero.plan.best_time_s, which checks the arguments."""
+
+def visit(coordinator: str, token: str, timeout_ms: int) -> tuple[Status, dict[str, Any] | None]:
+    """The state of the job at a coordinator; see jaxhetero.status, which gives it types."""
 
 def cuda_failure() -> Status: ...
 def drain_cuda_lanes(timeout_ms: int) -> bool:

@@ -143,6 +143,40 @@ def _doctor(processes: int | None, measure_ms: int, token_file: Path | None, **o
     return run_doctor(visit, Console(no_color=not colour_wanted()))
 
 
+@commands.command("status")
+@click.argument("log_dir", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--coordinator", metavar="HOST:PORT", help="Where rank 0 listens. [default: $JAXHETERO_COORDINATOR]")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the job's secret. [default: $JAXHETERO_TOKEN, else the file $JAXHETERO_TOKEN_FILE]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def _status(log_dir: Path | None, coordinator: str | None, token_file: Path | None, as_json: bool) -> int:
+    """Ask a running job who is there, how fast it is and who is late.
+
+    A job of `jaxhetero launch` is found by the folder of its logs, by default the latest one in jaxhetero-logs. Any
+    other by its coordinator and its token.
+
+    Exits with 0 when there is no problem, with 1 when a process does not answer, is late or is missing, or no job
+    answers.
+    """
+    from rich.console import Console
+
+    from jaxhetero.status import find_job_file, run_status
+
+    own = read_reducer() | read_environment()
+    own |= {"coordinator": coordinator} if coordinator else {}
+    own |= {"token": read_token(token_file)} if token_file else {}
+    found = find_job_file(log_dir) if log_dir or not {"coordinator", "token"} <= own.keys() else own
+    if not found:
+        raise ConfigError(
+            "no job: give LOG_DIR of a job of `jaxhetero launch` that runs, or --coordinator and --token-file"
+        )
+    console = None if as_json else Console(no_color=not colour_wanted())
+    return run_status(str(found["coordinator"]), str(found["token"]), console)
+
+
 @commands.command("slurm", context_settings={"allow_interspersed_args": False})
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="Worker processes.")
 @click.option("--workers-nodes", type=click.IntRange(min=1), help="Nodes for them. [default: one for each]")

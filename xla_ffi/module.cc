@@ -20,8 +20,11 @@
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
+#include "xla_ffi/membership/visit.h"
 #include "xla_ffi/reducer/server.h"
+#include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/communicator.h"
 #include "xla_ffi/worker/shard_plan.h"
 
@@ -169,7 +172,65 @@ void bind_reducer_server(nb::module_& module) {
           "next_event", [](ReducerServer& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
       .def("place", [](const ReducerServer& self) { return to_python(self.place()); })
+      .def("late_workers",
+           [](ReducerServer& self) {
+             nb::list result;
+             for (const auto& late : self.late_workers()) result.append(nb::make_tuple(late.rank, late.waited_ms));
+             return result;
+           })
       .def("metrics", [](const ReducerServer& self) { return to_python(self.metrics()); });
+}
+
+nb::dict to_python(const ProcessState& state) {
+  nb::list late;
+  for (const auto& worker : state.late_workers) late.append(nb::make_tuple(worker.rank, worker.waited_ms));
+  nb::dict found;
+  found["view"] = state.view;
+  found["round_count"] = state.round_count;
+  found["sent_bytes"] = state.sent_bytes;
+  found["received_bytes"] = state.received_bytes;
+  found["round"] = state.round;
+  found["waited_ms"] = state.waited_ms;
+  found["late_workers"] = late;
+  return found;
+}
+
+nb::dict to_python(const JobState& job) {
+  nb::list processes;
+  for (const JobState::Process& process : job.processes) {
+    nb::dict found;
+    found["is_worker"] = process.role == Role::kWorker;
+    found["rank"] = process.rank;
+    found["number"] = process.number;
+    found["host"] = process.host_name;
+    found["address"] = process.address;
+    found["is_member"] = process.is_member;
+    found["silent_ms"] = process.silent_ms;
+    found["state"] = process.has_answered ? nb::object(to_python(process.state)) : nb::none();
+    processes.append(found);
+  }
+  nb::dict found;
+  found["job_id"] = job.job_id;
+  found["view"] = job.view;
+  found["has_started"] = job.has_started;
+  found["worker_count"] = job.worker_count;
+  found["reducer_count"] = job.reducer_count;
+  found["missing"] = job.missing;
+  found["processes"] = processes;
+  return found;
+}
+
+// The state of the job at a coordinator, or why there is none.
+std::pair<NativeStatus, nb::object> visit_job(const std::string& coordinator, const std::string& token, int64_t ms) {
+  const auto bytes = std::as_bytes(std::span(token));
+  Result<JobState> job = [&]() -> Result<JobState> {
+    const nb::gil_scoped_release unlocked;
+    Result<TcpAddress> address = resolve(coordinator);
+    if (!address.ok()) return address.status();
+    return visit(*address, Bytes(bytes.begin(), bytes.end()), milliseconds(ms));
+  }();
+  if (!job.ok()) return {to_python(job.status()), nb::none()};
+  return {to_python(Status()), to_python(*job)};
 }
 
 void bind_communicator(nb::module_& module) {
@@ -241,6 +302,7 @@ NB_MODULE(_native, module) {
         return best_s_per_byte(worker_rates, reducer_rates, colocated_count);
       },
       "worker_rates"_a, "reducer_rates"_a, "colocated_count"_a);
+  module.def("visit", visit_job, "coordinator"_a, "token"_a, "timeout_ms"_a);
   module.def("cuda_failure", [] { return to_python(cuda_failure()); });
   module.def(
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());

@@ -20,6 +20,7 @@ from jaxhetero.launch.attempt import Attempt, End
 from jaxhetero.launch.process import signal_name
 from jaxhetero.launch.terminal import Display, show_count
 from jaxhetero.launch.timeline import JobTimeline
+from jaxhetero.status import job_file
 
 _LOOPBACK = "127.0.0.1"
 
@@ -155,7 +156,10 @@ def launch(job: Job) -> int:
             )
             own = job.own_settings(timeline.start(job.worker_count, own_log_dir, restart_count))
             stop_s = job.stop_timeout_ms / 1000
-            with Attempt(job.commands(), settings, own, own_log_dir, stop_s, display) as attempt:
+            with (
+                job_file(log_dir, coordinator, str(settings["token"])),
+                Attempt(job.commands(), settings, own, own_log_dir, stop_s, display) as attempt,
+            ):
                 end = attempt.run()
         if not end.failure or not job.max_restarts:
             break

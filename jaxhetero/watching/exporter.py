@@ -47,6 +47,8 @@ class Watched:
     reducer_count: int = 0
     """How many reducers the job was started with; known to workers."""
     round_times: Callable[[], tuple[list[float], list[int], float]] | None = None
+    late_workers: Callable[[], list[tuple[int, int]]] | None = None
+    """The ranks that a reducer's rounds wait for, and for how many milliseconds."""
 
 
 def watch_worker(communicator: Communicator, config: Config) -> Watched:
@@ -57,7 +59,7 @@ def watch_worker(communicator: Communicator, config: Config) -> Watched:
 
 def watch_reducer(server: ReducerServer) -> Watched:
     """What is shown of a reducer."""
-    return Watched("reducer", server.place, server.metrics)
+    return Watched("reducer", server.place, server.metrics, late_workers=server.late_workers)
 
 
 class Exporter(threading.Thread):

@@ -57,8 +57,18 @@ class _Counts(Collector):
                     if who.role in roles:
                         metric.add_metric(labels, value(who, counts))
                 yield metric
+        yield self._late_seconds()
         yield self._round_seconds()
         yield self._cpu_seconds()
+
+    def _late_seconds(self) -> Metric:
+        metric = GaugeMetricFamily(
+            "jaxhetero_late_seconds", "For how long rounds have waited for a worker.", labels=(*_LABELS, "late_rank")
+        )
+        for who, labels in self._places:
+            for late_rank, waited_ms in who.late_workers() if who.late_workers is not None else ():
+                metric.add_metric([*labels, str(late_rank)], waited_ms / 1000)
+        return metric
 
     def _round_seconds(self) -> Metric:
         metric = HistogramMetricFamily(

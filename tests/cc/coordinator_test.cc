@@ -16,7 +16,10 @@
 #include "tests/cc/loop_thread.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/heartbeat.h"
+#include "xla_ffi/membership/visit.h"
 #include "xla_ffi/transport/tcp_listener.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {
@@ -309,6 +312,62 @@ TEST(Start, MayBeDestroyedInAnyState) {
 }
 
 // A process that was stopped finds its beat due and, behind it, all that others have sent meanwhile.
+// --- Visits.
+
+TEST(Visit, BeforeTheStartLearnsWhoIsMissing) {
+  Job job({.workers = 3, .reducers = 2});
+  job.add_worker(0);
+  Result<JobState> state = visit(job.address(), bytes_of("secret"), kPatience);
+  while (state.ok() && state->processes.empty()) state = visit(job.address(), bytes_of("secret"), kPatience);
+  ASSERT_TRUE(state.ok()) << state.status().message();
+  EXPECT_FALSE(state->has_started);
+  EXPECT_EQ(state->missing, "rank 1, rank 2, 2 of 2 reducers");
+  ASSERT_EQ(state->processes.size(), 1);
+  EXPECT_EQ(state->processes[0].host_name, "host-0");
+  EXPECT_TRUE(state->processes[0].has_answered);
+}
+
+TEST(Visit, LearnsWhoIsLate) {
+  Job job({.workers = 3, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works({});
+  const TestRound round{.op = 2, .leaf_counts = {20000}};
+  std::vector<Part> parts;  // rank 2 does not take part
+  for (uint32_t rank : {0u, 1u}) parts.emplace_back(*job.workers[rank], round, rank);
+  const auto late_of = [](const JobState& state) {
+    std::vector<uint32_t> ranks;
+    for (const JobState::Process& process : state.processes) {
+      for (const auto& late : process.state.late_workers) ranks.push_back(late.rank);
+    }
+    return ranks;
+  };
+  Result<JobState> state = visit(job.address(), bytes_of("secret"), kPatience);
+  while (state.ok() && late_of(*state) != std::vector<uint32_t>{2, 2}) {  // the pushes are on their way
+    state = visit(job.address(), bytes_of("secret"), kPatience);
+  }
+  ASSERT_TRUE(state.ok()) << state.status().message();
+  EXPECT_TRUE(state->has_started);
+  ASSERT_EQ(state->processes.size(), 5);
+  for (const JobState::Process& process : state->processes) {
+    EXPECT_TRUE(process.has_answered);
+    EXPECT_EQ(process.state.round_count, process.role == Role::kWorker ? 1 : process.state.round_count);
+    const bool waits = process.role == Role::kWorker && process.rank < 2;
+    EXPECT_EQ(process.state.round, waits ? "test op 2 round 0" : "");
+  }
+}
+
+TEST(Visit, NeedsTheToken) {
+  Job job({});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  EXPECT_EQ(visit(job.address(), bytes_of("guess"), kPatience).status().code(), Code::kUnauthenticated);
+  job.expect_works({});
+}
+
+TEST(Visit, ToNobodyEnds) {
+  const Job job({});
+  EXPECT_TRUE(failed_with(visit(job.address(), bytes_of("secret"), kPatience).status(), Code::kInternal, {"refused"}));
+}
+
 TEST(Heartbeat, OfAProcessThatWasStoppedComesAfterWhatOthersHaveSent) {
   std::vector<std::string> order;
   std::promise<void> is_over;

@@ -26,7 +26,7 @@ constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  F
                                    FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
                                    FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle,
                                    FrameType::kAlive,    FrameType::kShare,    FrameType::kShared,  FrameType::kStill,
-                                   FrameType::kForget,   FrameType::kReads};
+                                   FrameType::kForget,   FrameType::kReads,    FrameType::kAsk,     FrameType::kState};
 
 auto fields(const FrameHeader& h) {
   return std::tie(h.type, h.last, h.payload_bytes, h.count, h.op, h.round, h.offset, h.has_checksum, h.checksum,
@@ -120,7 +120,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_23", [](FrameHeader& h) { h.type = static_cast<FrameType>(23); }},
+                    Spoiling{"type_25", [](FrameHeader& h) { h.type = static_cast<FrameType>(25); }},
                     Spoiling{"lent_with_a_checksum", [](FrameHeader& h) { h.is_lent = true; }},
                     Spoiling{"lends_no_chunk",
                              [](FrameHeader& h) {
@@ -193,6 +193,19 @@ View some_view() {
   return view;
 }
 
+ProcessState a_process_state() { return {1, 12, 13, 14, "grads round 3", 250, {{3, 1000}, {0, 20}}}; }
+
+JobState a_job_state() {
+  return {7,
+          1,
+          true,
+          4,
+          2,
+          "rank 3",
+          {{Role::kWorker, 0, -1, "host-a", "10.0.0.1:5", true, true, 10, a_process_state()},
+           {Role::kReducer, -1, 1, "host-b", "10.0.0.2:6", true, false, 9000, {}}}};
+}
+
 // A control message without its type: what it is made of, and what comes back.
 struct Message {
   std::string name;
@@ -218,6 +231,8 @@ std::vector<Message> messages() {
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
           {"halt", encode(Halt{2, "why"}), &again<decode_halt>},
           {"progress", encode(Progress{2, {{7, 1}, {8, 0}}}), &again<decode_progress>},
+          {"process_state", encode(a_process_state()), &again<decode_process_state>},
+          {"job_state", encode(a_job_state()), &again<decode_job_state>},
           {"fault", encode(Status(Code::kMismatch, "rank 1 differs")),
            [](std::span<const std::byte> bytes) -> Result<Bytes> { return encode(decode_fault(bytes)); }, 0}};
 }

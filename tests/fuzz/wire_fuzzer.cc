@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace jaxhetero;
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 11) {
+  switch (data[0] % 13) {
     case 0:
       decode_header(bytes);
       break;
@@ -69,6 +69,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 10:
       expect_stable(decode_op_description(bytes), &decode_op_description);
+      break;
+    case 11:
+      expect_stable(decode_process_state(bytes), &decode_process_state);
+      break;
+    case 12:
+      expect_stable(decode_job_state(bytes), &decode_job_state);
       break;
     default:
       for (char c : decode_text(bytes)) {

@@ -58,6 +58,10 @@ bool Coordinator::takes(const Guest& guest, FrameType type) {
     case FrameType::kFault:
     case FrameType::kAlive:
       return true;
+    case FrameType::kAsk:
+      return !guest.is_registered();
+    case FrameType::kState:
+      return guest.is_registered();
     case FrameType::kReady:
       return !guest.is_worker();
     case FrameType::kLost:
@@ -88,6 +92,7 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     if (!registration.ok()) return registration.status();
     return admit(guest, std::move(*registration));
   }
+  if (header.type == FrameType::kAsk) return on_ask(guest);
   if (!guest.is_registered()) return {Code::kProtocol, "it sent a frame before it registered"};
   guest.heartbeat.heard();
   switch (header.type) {
@@ -114,6 +119,8 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     case FrameType::kIdle:
       on_idle(guest);
       return {};
+    case FrameType::kState:
+      return on_state(guest);
     case FrameType::kGoodbye:
       on_goodbye(guest);
       return {};
@@ -360,6 +367,7 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
   }
   guest.registration = std::move(registration);
   guest.phase = Guest::Phase::kRegistered;
+  if (has_visitors_) guest.connection->send(OutFrame::control(FrameType::kAsk, {}));
   if (phase_ != Phase::kGathering) {  // a reducer that joins later: a new view will have it once it is ready
     give_number(guest.registration);
     view_.own_index = guest.number();
@@ -534,6 +542,7 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
   guests_.erase(found);
   if (guests_.empty() && on_empty_) return on_empty_();
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed || why.ok() || guest.phase == Guest::Phase::kReleased) return;
+  if (guest.is_visitor) return;
   if (!guest.is_registered()) {
     // A stranger, or a process with the wrong token, whose own message says more than ours can.
     refusals_.add(log_, Severity::kWarning,

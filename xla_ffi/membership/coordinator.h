@@ -13,6 +13,9 @@
 // Forgetting. A worker may free an idle op's kept contribution once all workers have completed the same rounds of that
 // op. Workers report idle ops (kStill); the coordinator tells all when they agree (kForget).
 //
+// Answering. A visitor, who knows the token and is no process of the job, asks how it is doing. The coordinator asks
+// all members, waits a second for their answers, and tells the visitor: also that of some there was none.
+//
 // Leaving. A worker that has no more rounds says goodbye. The coordinator releases it once no worker has a round
 // running: until then, others may need the contributions that it keeps.
 #pragma once
@@ -25,6 +28,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -83,7 +87,9 @@ class Coordinator final : private ConnectionOwner {
     std::shared_ptr<TcpConnection> connection;
     Bytes control;  // payload of the frame that is coming in
     Phase phase = Phase::kConnected;
-    bool idle = false;  // has no round running: the answer to kLeaving, which may come in any phase
+    bool idle = false;                   // has no round running: the answer to kLeaving, which may come in any phase
+    bool is_visitor = false;             // has asked how the job is doing
+    std::optional<ProcessState> answer;  // to the latest question of the coordinator
     Heartbeat heartbeat;
     Registration registration;
   };
@@ -108,6 +114,11 @@ class Coordinator final : private ConnectionOwner {
   void ask_whether_idle();
   [[nodiscard]] std::vector<View::Resume> rounds_to_resume() const;
   void add_to_view(const Guest& reducer);
+
+  Status on_ask(Guest& visitor);
+  Status on_state(Guest& guest);
+  void tell_state();
+  [[nodiscard]] JobState state() const;
 
   Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;
@@ -159,7 +170,9 @@ class Coordinator final : private ConnectionOwner {
   };
   std::unordered_map<uint64_t, Still> still_;  // by op
   bool is_asking_ = false;                     // the workers, whether they are idle
-  bool has_released_ = false;                  // a worker: from then on no view changes
+  bool has_visitors_ = false;                  // who wait for an answer
+  EventLoop::TimerId visit_ends_ = 0;
+  bool has_released_ = false;  // a worker: from then on no view changes
   std::function<void()> on_empty_;
 };
 

@@ -85,6 +85,9 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
     case FrameType::kLeaving:
       if (callbacks_.on_leaving) callbacks_.on_leaving();
       return {};
+    case FrameType::kAsk:
+      send(OutFrame::control(FrameType::kState, encode(callbacks_.on_ask ? callbacks_.on_ask() : ProcessState())));
+      return {};
     case FrameType::kLost: {
       const Result<Lost> lost = decode_lost(control_);
       if (!lost.ok()) return lost.status();

@@ -51,6 +51,7 @@ Status ReducerServer::start() {
                                               .on_forget = {},
                                               .on_leaving = {},
                                               .on_goodbye = [this] { close_down({}); },
+                                              .on_ask = [this] { return state(); },
                                               .on_lost = [this](const Lost& lost) { note_lost(lost); },
                                               .on_failure = [this](const Status& why) { close_down(why); },
                                           });
@@ -81,6 +82,17 @@ void ReducerServer::start_job(const View& view) {
   log_.add(Severity::kInfo, "reducer " + std::to_string(view.own_index) + " is ready for " +
                                 std::to_string(view.worker_hosts.size()) + " workers on port " +
                                 std::to_string(listener_->port()));
+}
+
+ProcessState ReducerServer::state() const {
+  const Metrics counts = metrics();
+  ProcessState state;
+  state.view = view_.number;
+  state.round_count = counts.round_count;
+  state.sent_bytes = counts.sent_bytes;
+  state.received_bytes = counts.received_bytes;
+  if (reducer_) state.late_workers = reducer_->late_workers(loop_->now_ms());
+  return state;
 }
 
 std::string ReducerServer::own_name() const {
@@ -281,6 +293,10 @@ void ReducerServer::watch_rounds() {
   loop_->after(std::max(patience / 2, milliseconds(1)), [this, patience] {
     reducer_->report_late(loop_->now_ms(), patience.count(), outgoing_, find_moving());
     deliver();
+    {
+      const std::lock_guard lock(mutex_);
+      late_workers_ = reducer_->late_workers(loop_->now_ms());
+    }
     watch_rounds();
   });
 }
@@ -323,6 +339,11 @@ std::optional<Status> ReducerServer::wait(milliseconds patience) {
 std::optional<uint32_t> ReducerServer::lost_number() {
   const std::lock_guard lock(mutex_);
   return lost_number_;
+}
+
+std::vector<ProcessState::LateWorker> ReducerServer::late_workers() {
+  const std::lock_guard lock(mutex_);
+  return late_workers_;
 }
 
 void ReducerServer::stop() {

@@ -66,6 +66,8 @@ class ReducerServer final : private ConnectionOwner {
   std::optional<Status> wait(std::chrono::milliseconds patience);
   // The number under which the job has gone on without this reducer; nothing if it has not. Call it after wait().
   std::optional<uint32_t> lost_number();
+  // The workers that rounds wait for, as of the latest look, a few times per timeout.
+  std::vector<ProcessState::LateWorker> late_workers();
   // Ends it. Does not wait for that; the destructor does.
   void stop();
 
@@ -91,6 +93,7 @@ class ReducerServer final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void start_job(const View& view);
+  [[nodiscard]] ProcessState state() const;
   [[nodiscard]] std::string own_name() const;
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
@@ -134,6 +137,7 @@ class ReducerServer final : private ConnectionOwner {
   // Guarded by mutex_.
   std::optional<Status> result_;
   std::optional<uint32_t> lost_number_;
+  std::vector<ProcessState::LateWorker> late_workers_;
 };
 
 }  // namespace jaxhetero

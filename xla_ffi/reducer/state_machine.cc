@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -329,6 +330,21 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
       if (op.open.front().pieces[rank].arrived) outgoing.push_back({rank, header, text, *text});
     }
   }
+}
+
+std::vector<ProcessState::LateWorker> ReducerStateMachine::late_workers(int64_t now_ms) const {
+  std::map<uint32_t, int64_t> waited_ms;  // by rank
+  for (const auto& [op_id, op] : ops_) {
+    if (!op.running || op.open.empty()) continue;
+    for (const uint32_t rank : missing_workers(op)) {
+      waited_ms[rank] = std::max(waited_ms[rank], now_ms - op.progress_ms);
+    }
+  }
+  std::vector<ProcessState::LateWorker> late;
+  for (const auto& [rank, ms] : waited_ms) late.push_back({rank, static_cast<uint32_t>(ms)});
+  std::ranges::stable_sort(late, std::greater(), &ProcessState::LateWorker::waited_ms);
+  if (late.size() > kMaxLateWorkers) late.resize(kMaxLateWorkers);
+  return late;
 }
 
 void ReducerStateMachine::fail(const Status& why, std::vector<Outgoing>& outgoing) {

@@ -79,6 +79,9 @@ class ReducerStateMachine {
   void report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
                    const std::vector<bool>& moving = {}) const;
 
+  // The workers that running rounds wait for, those first for which one has waited longest.
+  [[nodiscard]] std::vector<ProcessState::LateWorker> late_workers(int64_t now_ms) const;
+
   // Ends the job: every worker that has not left is told `why`. Only the first call counts.
   void fail(const Status& why, std::vector<Outgoing>& outgoing);
 

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 9;
+inline constexpr uint32_t kProtocolVersion = 10;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -42,8 +42,10 @@ enum class FrameType : uint8_t {
   kStill = 20,     // worker -> coordinator: Progress of ops that have been idle for a while
   kForget = 21,    // coordinator -> worker: Progress that all share: free the kept contributions of these ops
   kReads = 22,     // reply to a kShared with SharedOffer: I opened the memory that you lend
+  kAsk = 23,       // visitor -> coordinator: how is the job; coordinator -> all: how are you
+  kState = 24,     // the reply to kAsk: ProcessState to the coordinator, JobState to the visitor
 };
-inline constexpr FrameType kLastFrameType = FrameType::kReads;
+inline constexpr FrameType kLastFrameType = FrameType::kState;
 
 struct FrameHeader {
   FrameType type = FrameType::kFault;

@@ -88,6 +88,38 @@ void fields(Codec& codec, Message& progress)
   codec.list(progress.ops, kMaxOps);
 }
 
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& late)
+  requires IsA<Message, ProcessState::LateWorker>
+{
+  codec(late.rank, late.waited_ms);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& state)
+  requires IsA<Message, ProcessState>
+{
+  codec(state.view, state.round_count, state.sent_bytes, state.received_bytes, state.round, state.waited_ms);
+  codec.list(state.late_workers, kMaxLateWorkers);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& process)
+  requires IsA<Message, JobState::Process>
+{
+  codec(process.role, process.rank, process.number, process.host_name, process.address, process.is_member,
+        process.has_answered, process.silent_ms);
+  fields(codec, process.state);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& state)
+  requires IsA<Message, JobState>
+{
+  codec(state.job_id, state.view, state.has_started, state.worker_count, state.reducer_count, state.missing);
+  codec.list(state.processes, kMaxWorkers + kMaxReducers);
+}
+
 namespace {
 
 template <typename Message>
@@ -116,6 +148,9 @@ Bytes encode(const SharedOffer& offer) { return write(offer); }
 Bytes encode(const Lost& lost) { return write(lost); }
 Bytes encode(const Halt& halt) { return write(halt); }
 Bytes encode(const Progress& progress) { return write(progress); }
+
+Bytes encode(const ProcessState& state) { return write(state); }
+Bytes encode(const JobState& state) { return write(state); }
 
 Bytes encode(const OpDescription& description) {
   Writer writer;
@@ -177,6 +212,19 @@ Result<Lost> decode_lost(std::span<const std::byte> bytes) { return read<Lost>(b
 Result<Halt> decode_halt(std::span<const std::byte> bytes) { return read<Halt>(bytes, "halt"); }
 
 Result<Progress> decode_progress(std::span<const std::byte> bytes) { return read<Progress>(bytes, "progress"); }
+
+Result<ProcessState> decode_process_state(std::span<const std::byte> bytes) {
+  return read<ProcessState>(bytes, "state of a process");
+}
+
+Result<JobState> decode_job_state(std::span<const std::byte> bytes) {
+  Result<JobState> state = read<JobState>(bytes, "state of a job");
+  if (!state.ok()) return state;
+  for (const JobState::Process& process : state->processes) {
+    if (process.role != Role::kWorker && process.role != Role::kReducer) return malformed("state of a job");
+  }
+  return state;
+}
 
 Status decode_fault(std::span<const std::byte> bytes) {
   if (bytes.empty()) return malformed("fault");

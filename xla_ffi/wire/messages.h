@@ -101,6 +101,46 @@ struct Progress {
   std::vector<OpProgress> ops;
 };
 
+inline constexpr size_t kMaxLateWorkers = 8;  // that a process names
+
+// How a process is doing, in its own words.
+struct ProcessState {
+  struct LateWorker {
+    uint32_t rank = 0;
+    uint32_t waited_ms = 0;
+  };
+  uint32_t view = 0;
+  uint64_t round_count = 0;
+  uint64_t sent_bytes = 0;
+  uint64_t received_bytes = 0;
+  std::string round;       // of a worker: the running one without progress for longest; empty if none runs
+  uint32_t waited_ms = 0;  // since that round began, or since its latest total
+  std::vector<LateWorker> late_workers;  // of a reducer: those that rounds wait for, the latest first
+};
+
+// How a job is doing, as its coordinator answers a visitor.
+struct JobState {
+  // A process that has registered.
+  struct Process {
+    Role role = Role::kWorker;
+    int32_t rank = -1;    // as in Registration
+    int32_t number = -1;  // of a reducer; -1 if it has none yet
+    std::string host_name;
+    std::string address;     // that it connects from
+    bool is_member = false;  // still takes part
+    bool has_answered = false;
+    uint32_t silent_ms = 0;  // since its latest sign of life
+    ProcessState state;      // if it has answered
+  };
+  uint64_t job_id = 0;
+  uint32_t view = 0;
+  bool has_started = false;
+  uint32_t worker_count = 0;
+  uint32_t reducer_count = 0;  // that the job was started with
+  std::string missing;         // before the start: whom it waits for
+  std::vector<Process> processes;
+};
+
 Bytes encode(const Registration& registration);
 Bytes encode(const View& view);
 Bytes encode(const OpDescription& description);
@@ -109,6 +149,8 @@ Bytes encode(const SharedOffer& offer);
 Bytes encode(const Lost& lost);
 Bytes encode(const Halt& halt);
 Bytes encode(const Progress& progress);
+Bytes encode(const ProcessState& state);
+Bytes encode(const JobState& state);
 Bytes encode(const Status& fault);
 Bytes encode(std::string_view text);
 
@@ -120,6 +162,8 @@ Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);
 Result<Halt> decode_halt(std::span<const std::byte> bytes);
 Result<Progress> decode_progress(std::span<const std::byte> bytes);
+Result<ProcessState> decode_process_state(std::span<const std::byte> bytes);
+Result<JobState> decode_job_state(std::span<const std::byte> bytes);
 Status decode_fault(std::span<const std::byte> bytes);
 
 }  // namespace jaxhetero

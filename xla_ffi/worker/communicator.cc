@@ -103,6 +103,7 @@ Member::Callbacks Communicator::member_callbacks() {
             coordinator_has_left_ = true;
             if (phase_ == Phase::kLeaving) end_in_order();
           },
+      .on_ask = [this] { return state(); },
       .on_failure = [this](const Status& why) { fail_as_told(why); },
   };
 }
@@ -203,6 +204,21 @@ void Communicator::report_still(EventLoop::Clock::time_point now) {
   counters_->kept_bytes = schedule_->kept_bytes();
   const Progress still{view_.number, schedule_->take_still(now - config_.timeout)};
   if (!still.ops.empty()) member_->send(OutFrame::control(FrameType::kStill, encode(still)));
+}
+
+ProcessState Communicator::state() const {
+  const Metrics counts = metrics();
+  ProcessState state;
+  state.view = view_.number;
+  state.round_count = counts.round_count;
+  state.sent_bytes = counts.sent_bytes;
+  state.received_bytes = counts.received_bytes;
+  if (const Round* round = schedule_->most_patient_round(); round != nullptr) {
+    const auto waited = EventLoop::Clock::now() - round->times.progress_at;
+    state.round = round->name();
+    state.waited_ms = static_cast<uint32_t>(duration_cast<milliseconds>(waited).count());
+  }
+  return state;
 }
 
 // --- Rounds, from the program's request to its end.

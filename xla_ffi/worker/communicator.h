@@ -146,6 +146,7 @@ class Communicator final : private ConnectionOwner {
   void refuse_inbox();
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
   [[nodiscard]] bool is_idle() const { return !halted_ && schedule_->is_empty(); }
+  [[nodiscard]] ProcessState state() const;
   [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
 
   const CommunicatorConfig config_;

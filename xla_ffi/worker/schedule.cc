@@ -93,6 +93,16 @@ size_t Schedule::kept_bytes() const {
   return bytes;
 }
 
+const Round* Schedule::most_patient_round() const {
+  const Round* found = nullptr;
+  for (const auto& [op_id, op] : ops_) {
+    const Round* round = op.running();
+    if (round == nullptr) continue;
+    if (found == nullptr || round->times.progress_at < found->times.progress_at) found = round;
+  }
+  return found;
+}
+
 std::string Schedule::circumstances() const {
   std::string text;
   for (const auto& [op_id, op] : ops_) {

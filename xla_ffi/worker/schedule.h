@@ -61,6 +61,9 @@ class Schedule {
   void forget(const Progress& completed);
   [[nodiscard]] size_t kept_bytes() const;
 
+  // The running round that has had no total for longest; null if none runs.
+  [[nodiscard]] const Round* most_patient_round() const;
+
   // "psum 3 (float32[10]) round 17", or "none".
   [[nodiscard]] const std::string& last_completed() const { return last_completed_; }
   // What a loss interrupts: "; running: ...; last completed: ...".

@@ -1,0 +1,239 @@
+"""``jaxhetero status``: asks a running job who is there and how it is doing. Imports neither jax nor numpy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxhetero.errors import ConfigError, InternalError, from_status
+
+# For how long the reducers' rounds may wait for a worker before it counts as late.
+_LATE_S = 1.0
+_JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """One worker or reducer. Rates are those between two questions.
+
+    Example:
+      >>> from jaxhetero.status import ProcessStatus
+      >>> ProcessStatus("rank 3", "b", "10.0.0.5:4711", is_member=True, silent_s=7.5, answers=False).problem
+      'rank 3 (b, 10.0.0.5:4711) does not answer; its last sign of life was 7.5 s ago'
+    """
+
+    name: str
+    """``rank 3`` or ``reducer 1``."""
+    host: str
+    address: str
+    """The address from which it is connected to the coordinator."""
+    is_member: bool
+    """Whether it takes part; else it has left."""
+    answers: bool
+    silent_s: float
+    """Seconds since the coordinator has last heard of it."""
+    view: int = 0
+    round_count: int = 0
+    rounds_per_s: float = 0.0
+    sent_bytes_per_s: float = 0.0
+    received_bytes_per_s: float = 0.0
+    round: str = ""
+    """Of a worker: the running round that has made no progress for longest."""
+    waited_s: float = 0.0
+    """Seconds since that round has made progress."""
+    late_s: float = 0.0
+    """Seconds for which the reducers' rounds have waited for this worker."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, in words; empty if nothing is."""
+        who = f"{self.name} ({self.host}, {self.address})"
+        if self.is_member and not self.answers:
+            return f"{who} does not answer; its last sign of life was {self.silent_s:.1f} s ago"
+        return f"{who} is late: the others have waited for it for {self.late_s:.1f} s" if self.late_s > _LATE_S else ""
+
+    @property
+    def state(self) -> str:
+        """A few words for a table."""
+        if not self.is_member:
+            return "has left"
+        if not self.answers:
+            return f"no answer for {self.silent_s:.1f} s"
+        if self.late_s > _LATE_S:
+            return f"late by {self.late_s:.1f} s"
+        return f"waits for {self.waited_s:.1f} s" if self.waited_s > _LATE_S else "ok"
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job, as its coordinator sees it."""
+
+    job_id: str
+    has_started: bool
+    view: int
+    """How often the set of reducers has changed."""
+    worker_count: int
+    reducer_count: int
+    """How many the job was started with."""
+    missing: str
+    """Before the start: the processes it waits for."""
+    processes: list[ProcessStatus]
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        if self.missing:
+            yield f"waiting for {self.missing}"
+        yield from filter(None, (process.problem for process in self.processes))
+        if self.has_started:
+            reducers = sum(process.is_member and process.name.startswith("reducer") for process in self.processes)
+            if reducers < self.reducer_count:
+                yield f"{self.reducer_count - reducers} of {self.reducer_count} reducers are lost"
+
+
+def read_status(coordinator: str, token: str, seconds: float = 1.0, patience_s: float = 3.0) -> JobStatus:
+    """Ask the coordinator of a job twice, for the rates.
+
+    Blocks for ``seconds`` and the time of the answers: at once if every process answers, else a second for each of the
+    two questions; for ``patience_s`` if rank 0, where the coordinator is, does not answer.
+
+    Args:
+      coordinator: ``host:port`` of the job.
+      token: the job's secret.
+      seconds: the time between the two questions.
+      patience_s: how long to wait for the coordinator.
+
+    Raises:
+      AuthenticationError: the job has another token.
+      InternalError: nobody answers there, or rank 0 does not.
+
+    Example:
+      >>> import jaxhetero.status
+      >>> jaxhetero.status.read_status("127.0.0.1:9", "secret")  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+          ...
+      jaxhetero.errors.InternalError: no answer from the coordinator at 127.0.0.1:9, where rank 0 is: Connection refused
+    """
+    first = _visit(coordinator, token, patience_s)
+    start = time.monotonic()
+    time.sleep(seconds)
+    second = _visit(coordinator, token, patience_s)
+    return _compare(first, second, time.monotonic() - start)
+
+
+def run_status(coordinator: str, token: str, console: Console | None) -> int:
+    """Show the status of a job: tables on a console, or JSON on standard output.
+
+    Returns:
+      The exit code: 0 if there is no problem, else 1.
+
+    Raises:
+      JaxheteroError: see ``read_status``.
+    """
+    status = read_status(coordinator, token)
+    if console is None:
+        print(json.dumps(asdict(status) | {"problems": status.problems()}))
+    else:
+        _show(status, console)
+    return 1 if status.problems() else 0
+
+
+@contextlib.contextmanager
+def job_file(folder: Path, coordinator: str, token: str) -> Iterator[None]:
+    """Coordinator and token of a job in its folder of logs, for ``status`` by the job's owner, while the job runs.
+
+    Raises:
+      ConfigError: the file cannot be written.
+    """
+    path = folder / _JOB_FILE
+    try:
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(json.dumps({"coordinator": coordinator, "token": token}), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find_job_file(folder: Path | None) -> dict[str, str]:
+    """Coordinator and token of the job with this folder of logs, or of the latest one below ``jaxhetero-logs``.
+
+    Empty if there is none.
+    """
+    folders = [folder] if folder is not None else sorted(Path("jaxhetero-logs").glob("*"))
+    for path in reversed([of / _JOB_FILE for of in folders]):
+        if path.exists():
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
+
+
+def _visit(coordinator: str, token: str, patience_s: float) -> dict[str, Any]:
+    from jaxhetero import _native
+
+    (code, message), job = _native.visit(coordinator, token, round(1000 * patience_s))
+    if job is None and code in ("InternalError", "ok"):
+        raise InternalError(f"no answer from the coordinator at {coordinator}, where rank 0 is: {message}")
+    if job is None:
+        raise from_status(code, f"the coordinator at {coordinator}: {message}")
+    return job
+
+
+def _compare(first: dict[str, Any], second: dict[str, Any], seconds: float) -> JobStatus:
+    late_s: dict[str, float] = {}
+    for process in second["processes"]:
+        for rank, waited_ms in (process["state"] or {}).get("late_workers", []):
+            late_s[f"rank {rank}"] = max(late_s.get(f"rank {rank}", 0.0), waited_ms / 1000)
+    earlier = {_name(process): process["state"] for process in first["processes"]}
+    processes = []
+    for process in second["processes"]:
+        name, state = _name(process), process["state"]
+        status = ProcessStatus(
+            name, process["host"], process["address"], process["is_member"], state is not None,
+            process["silent_ms"] / 1000, late_s=late_s.get(name, 0.0), **_growth(earlier.get(name), state, seconds),
+        )  # fmt: skip
+        processes.append(status)
+    processes.sort(key=lambda process: (process.name.startswith("reducer"), int(process.name.split()[-1])))
+    return JobStatus(
+        f"{second['job_id']:016x}", second["has_started"], second["view"], second["worker_count"],
+        second["reducer_count"], second["missing"], processes,
+    )  # fmt: skip
+
+
+def _name(process: dict[str, Any]) -> str:
+    return f"rank {process['rank']}" if process["is_worker"] else f"reducer {process['number']}"
+
+
+def _growth(before: dict[str, Any] | None, after: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
+    """The fields of ``ProcessStatus`` that come from a process's own answers."""
+    if after is None:
+        return {}
+    found = {name: after[name] for name in ("view", "round_count", "round")} | {"waited_s": after["waited_ms"] / 1000}
+    if before is not None:
+        for name in ("round_count", "sent_bytes", "received_bytes"):
+            found[f"{name.replace('round_count', 'rounds')}_per_s"] = max(0, after[name] - before[name]) / seconds
+    return found
+
+
+def _show(status: JobStatus, console: Console) -> None:
+    table = Table("process", "host", "rounds", "rounds/s", "MB/s out", "MB/s in", "state", box=box.SIMPLE_HEAD)
+    for process in status.processes:
+        rates = (process.rounds_per_s, process.sent_bytes_per_s / 1e6, process.received_bytes_per_s / 1e6)
+        shown = [str(process.round_count), *(f"{rate:.1f}" for rate in rates)] if process.answers else ["", "", "", ""]
+        table.add_row(process.name, process.host, *shown, process.state, style="" if not process.problem else "red")
+    console.print(table)
+    begun = f"job {status.job_id}, view {status.view}" if status.has_started else "the job has not started"
+    console.print(f"{begun}: {'; '.join(status.problems()) or 'no problem'}", markup=False, highlight=False)
