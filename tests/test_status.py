@@ -56,7 +56,7 @@ def test_a_job_that_is_well(job: Cluster) -> None:
         assert process["sent_bytes_per_s"] > 0
 
 
-@pytest.mark.parametrize(("who", "name"), [("worker 1", "rank 1"), ("reducer 1", "reducer 1")])
+@pytest.mark.parametrize(("who", "name"), [("worker 1", r"rank 1"), ("reducer 1", r"reducer \d")])
 def test_a_process_that_is_stopped_is_named(job: Cluster, who: str, name: str) -> None:
     job.process(who).send_signal(signal.SIGSTOP)
     start = time.monotonic()
@@ -65,8 +65,7 @@ def test_a_process_that_is_stopped_is_named(job: Cluster, who: str, name: str) -
     print(f"named after {seconds:.1f} s")
     assert code == 1
     assert len(told["problems"]) == 1
-    assert told["problems"][0].startswith(f"{name} (")
-    assert "does not answer; its last sign of life was" in told["problems"][0]
+    assert re.match(rf"{name} \(.*\) does not answer; its last sign of life was", told["problems"][0])
 
 
 def test_a_stopped_rank_0_takes_the_coordinator_with_it(job: Cluster) -> None:
