@@ -187,23 +187,23 @@ def _show_ports(job: Job) -> str:
     return f", metrics at {_LOOPBACK}:{job.metrics_port} to {last_port}"
 
 
-def reserve_port(port: int) -> socket.socket:
-    """Hold a loopback port, or any free one for 0, until rank 0 listens on it.
+def reserve_port(port: int, host: str = _LOOPBACK) -> socket.socket:
+    """Hold a port of this host's address, or any free one for 0, until rank 0 listens on it.
 
     The socket is bound, has SO_REUSEADDR, and never listens. So rank 0, whose listener has SO_REUSEADDR too, can bind
     the same port. The kernel gives the port to no outgoing connection and to no other launcher.
     """
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         # For a given port SO_REUSEADDR must come before bind, to ignore connections of an earlier job in TIME_WAIT. For
         # any port it must come after: with it, the kernel may choose a port that another launcher holds.
         if port:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((_LOOPBACK, port))
+        holder.bind((host, port))
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as error:
         holder.close()
-        raise AddressInUse(f"cannot use {_LOOPBACK}:{port} for the coordinator: {error.strerror}") from None
+        raise AddressInUse(f"cannot use {host}:{port} for the coordinator: {error.strerror}") from None
     return holder
 
 
