@@ -23,6 +23,11 @@ from models.common.errors import TrainerError, require
 from models.common.report import Result, plot_losses
 
 INTERRUPTED = 130
+CHECKPOINTS = "checkpoints"
+"""The name of the folder of checkpoints in the output folder."""
+
+Report = Callable[[int, Mapping[str, float], Path | None], None]
+"""From the step, the scores of the last evaluation and, on rank 0, the folder of the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class RunOptions:
     """Print the sizes of the run and the best possible all-reduce time, and stop."""
     network_gbps: float = 10.0
     """For --dry-run: the rate of every network interface, in Gbit/s."""
+    report: tyro.conf.Suppress[tyro.conf.Fixed[Report | None]] = None
+    """For programs that call a trainer: called on every worker after each stretch of steps, once its checkpoint is
+    saved."""
 
     def __post_init__(self) -> None:
         require(self.output is not None or self.resume is None, "--resume needs --output, the folder of checkpoints")
@@ -53,6 +61,10 @@ class RunOptions:
     def file(self, name: str) -> Path | None:
         """The path of a file in the output folder on rank 0. None on other ranks, which do not write."""
         return self.output / name if self.output and jaxhetero.rank() == 0 else None
+
+    def checkpoint(self, step: int) -> Path | None:
+        """The folder of a checkpoint on rank 0. None on other ranks."""
+        return self.file(f"{CHECKPOINTS}/{step}")
 
 
 class BatchSettings(Protocol):

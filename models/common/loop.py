@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,15 +27,19 @@ STEPS_AHEAD = 2
 
 
 class Interruption:
-    """A context manager in which the first Ctrl-C or SIGTERM sets ``is_asked`` and the second one raises."""
+    """A context manager in which the first Ctrl-C or SIGTERM sets ``is_asked`` and the second one raises.
+
+    Only the main thread can handle signals. In another one, such as Ray Train's, nothing changes.
+    """
 
     def __init__(self) -> None:
         self.is_asked = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -15,7 +15,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
-from models.common.command import RunOptions
+from models.common.command import CHECKPOINTS, RunOptions
 from models.common.loop import Interruption, Loop, TensorboardLog
 from models.common.progress import TrainProgress
 from models.common.report import Result, parameter_count, show_scores
@@ -58,7 +58,7 @@ class Training:
 
         The run continues from a checkpoint if the options say so, or if the launcher has restarted the job.
         """
-        checkpoints = Checkpoints(options.output / "checkpoints", self.identity) if options.output else None
+        checkpoints = Checkpoints(options.output / CHECKPOINTS, self.identity) if options.output else None
         first_step = 0
         history: dict[str, Any] = {"losses": [], "evaluations": []}
         if checkpoints and (chosen := checkpoints.choose(options.resume)):
@@ -89,7 +89,7 @@ class Training:
                 losses=list(history["losses"]),
             )
             evaluations: list[Scores] = list(history["evaluations"])
-            self._run_stretches(loop, chain(first, batches), evaluations, checkpoints)
+            self._run_stretches(loop, chain(first, batches), evaluations, checkpoints, options)
         log.close()
         return Result.collect(
             loop.meter,
@@ -107,6 +107,7 @@ class Training:
         batches: Iterator[tuple[Any, ...]],
         evaluations: list[Scores],
         checkpoints: Checkpoints | None,
+        options: RunOptions,
     ) -> None:
         while loop.step < self.step_count and not loop.is_stopped:
             loop.progress.start_part(self.label(loop.step))
@@ -122,6 +123,8 @@ class Training:
                 loop.log.scalars(loop.step, **{name: value for name, value in scores.items() if name != "step"})
             if checkpoints:
                 checkpoints.save(loop.step, loop.state, {"losses": loop.losses, "evaluations": evaluations})
+            if options.report:
+                options.report(loop.step, evaluations[-1] if evaluations else {}, options.checkpoint(loop.step))
         if loop.is_stopped and loop.step < self.step_count:
             kept = "its checkpoint is saved" if checkpoints else "nothing is saved without --output"
             loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
