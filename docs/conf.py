@@ -25,6 +25,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autosummary_generate = False
+autodoc_mock_imports = ["ray"]  # an extra of 240 MB
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 88

@@ -69,6 +69,8 @@ def run(test: doctest.DocTest) -> None:
 
 @pytest.mark.parametrize("module", [name for name in modules_with_examples() if name != IN_A_FRESH_PROCESS])
 def test_examples(module: str, names: dict[str, Any]) -> None:
+    if module.startswith("jaxhetero.cluster.ray."):
+        pytest.importorskip("ray", reason="needs the extra [ray]")
     for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module), globs=dict(names)):
         if test.examples:
             run(test)

@@ -1,0 +1,12 @@
+"""Jobs on a Ray cluster: Ray Train starts the workers, and reducers run as actors beside them.
+
+Needs ``pip install 'jaxhetero[ray]'``. Imports neither jax nor numpy of its own.
+
+What is used of Ray, tried with 2.60:
+- public: ``ray.train.v2.jax``, ``ray.train.backend.Backend``, ``ray.util.placement_group``;
+- private: ``ray._private.state.available_resources_per_node`` in ``placement.py``, for the text of an error. Nothing
+  public tells what is free on each node.
+"""
+
+from jaxhetero.cluster.ray.config import JaxheteroConfig as JaxheteroConfig
+from jaxhetero.cluster.ray.doctor import run_doctor as run_doctor
