@@ -345,7 +345,7 @@ def timeline() -> list[RoundTimes]:
 
 
 def write_timeline(path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
-    """Write the rounds of ``timeline()`` as a trace for https://ui.perfetto.dev or ``chrome://tracing``.
+    """Write the rounds of ``timeline()`` as a trace for https://ui.perfetto.dev.
 
     It has a track for each op, with its rounds and their stages, and one for each reducer, with its part of each round.
     ``jaxhetero launch --timeline FILE`` writes such a trace of all workers and all rounds.

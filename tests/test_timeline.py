@@ -145,6 +145,7 @@ def test_rounds_lie_in_the_steps_of_a_profile(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         merged = json.loads((tmp_path / str(rank) / "merged.json").read_text())["traceEvents"]
+        assert all(merged), "Perfetto calls an empty event an import error"
         steps = {event["name"]: event for event in merged if str(event.get("name")).startswith("step ")}
         rounds = [event for event in of_kind(merged, "round") if event["name"].startswith("sum")]
         assert [event["args"]["round"] for event in rounds] == [1, 2, 3, 4, 5], "those since the profile began"

@@ -122,7 +122,7 @@ def test_prometheus_sees_a_reducer_die_and_another_join(start_launch: Start, tmp
         wait_for(lambda: min(server.values("rate(jaxhetero_rounds_total[10s])"), default=0) > 0)
         assert server.firing() == set()
         for query in dashboard_queries():
-            assert server.ask("query", query=query)["result"] or "ALERTS" in query, query
+            wait_for(lambda query=query: server.ask("query", query=query)["result"] or "ALERTS" in query)
 
         reducer = process_at(job.pid, first + 3)
         environment = reducer.environ()

@@ -1,4 +1,4 @@
-"""Rounds as Chrome-trace JSON, which https://ui.perfetto.dev and ``chrome://tracing`` open.
+"""Rounds as Chrome-trace JSON, which https://ui.perfetto.dev opens.
 
 A worker is a process of the trace. It has a track for each op, with the rounds of that op and the stages of each round,
 and a track for each reducer, with that reducer's part of each round. What overlaps on a track, such as the parts of two
@@ -28,6 +28,9 @@ Event = dict[str, Any]
 
 # Clear of the processes in JAX's own traces.
 _FIRST_PID = 10_000
+# Blocks of numbers for tracks: those of ops begin at 1, those of reducers after the most ops that a job may have.
+_BLOCK = 1000
+_FIRST_REDUCER_BLOCK = 100_000
 _STAGES = ("waits for its turn", "waits for the first total", "takes totals")
 
 
@@ -41,26 +44,27 @@ class Profile:
 
 
 class _Tracks:
-    """The tracks of one worker. A track is made when something is put on it."""
+    """The tracks of one worker. A track is made when something is put on it.
+
+    Viewers show tracks in the order of their numbers. Each name has a block of numbers, for the tracks it may need.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._count = 0
-        # By name: the number of each track, and where its last slice ends.
-        self._ends_us: dict[str, dict[int, int]] = {}
+        self._ends_us: dict[str, list[int]] = {}  # where the last slice ends on each track of a name
 
-    def place(self, name: str, order: int, start_us: int, end_us: int) -> tuple[int, list[Event]]:
+    def place(self, name: str, block: int, start_us: int, end_us: int) -> tuple[int, list[Event]]:
         """A track of that name that is free by then; its number and, if it is new, the events that declare it."""
-        tracks = self._ends_us.setdefault(name, {})
-        for tid, busy_until_us in tracks.items():
+        ends = self._ends_us.setdefault(name, [])
+        for index, busy_until_us in enumerate(ends):
             if busy_until_us <= start_us:
-                tracks[tid] = end_us
-                return tid, []
-        self._count += 1
-        tracks[self._count] = end_us
-        return self._count, [
-            _describe(self._pid, self._count, "thread_name", name=name),
-            _describe(self._pid, self._count, "thread_sort_index", sort_index=order),
+                ends[index] = end_us
+                return _BLOCK * block + index, []
+        ends.append(end_us)
+        tid = _BLOCK * block + len(ends) - 1
+        return tid, [
+            _describe(self._pid, tid, "thread_name", name=name),
+            _describe(self._pid, tid, "thread_sort_index", sort_index=tid),
         ]
 
 
@@ -78,6 +82,7 @@ class WorkerTrace:
         self._name = name
         self._offset_us = offset_us
         self._tracks = _Tracks(self._pid)
+        self._ops: dict[str, int] = {}
         self.round_count = 0
         self.bucket_bytes = 0
 
@@ -95,7 +100,8 @@ class WorkerTrace:
         op, number, bucket_bytes, *times, parts = record
         instants = [self._to_us(time_s) for time_s in times]
         args = {"round": number, "bytes": bucket_bytes}
-        tid, head = self._tracks.place(op, 0, instants[0], instants[-1])
+        block = self._ops.setdefault(op, len(self._ops) + 1)
+        tid, head = self._tracks.place(op, block, instants[0], instants[-1])
         yield from head
         yield self._slice(tid, op, "round", instants[0], instants[-1], args)
         for stage, (start_us, end_us) in zip(_STAGES, itertools.pairwise(instants), strict=True):
@@ -106,7 +112,7 @@ class WorkerTrace:
         self.bucket_bytes += bucket_bytes
 
     def _part(self, op: str, number: int, reducer: int, size: int, start_us: int, end_us: int) -> Iterator[Event]:
-        tid, head = self._tracks.place(f"reducer {reducer}", 1 + reducer, start_us, end_us)
+        tid, head = self._tracks.place(f"reducer {reducer}", _FIRST_REDUCER_BLOCK + reducer, start_us, end_us)
         yield from head
         yield self._slice(tid, op, "part", start_us, end_us, {"round": number, "bytes": size, "reducer": reducer})
 
@@ -180,6 +186,7 @@ def read_profile(folder: Path) -> Profile:
     try:
         start_ns = int(stats["profile_start_time"])
         with gzip.open(events_path, "rt", encoding="utf-8") as file:
-            return Profile(start_ns // 1000, json.load(file)["traceEvents"])
+            events = [event for event in json.load(file)["traceEvents"] if event]  # the last one is empty
+            return Profile(start_ns // 1000, events)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"cannot read the profile {events_path}: {error!r}") from None
