@@ -119,10 +119,10 @@ def test_prometheus_sees_a_reducer_die_and_another_join(start_launch: Start, tmp
     with prometheus(tmp_path, first) as server, contextlib.ExitStack() as stack:
         wait_for(lambda: server.values("up") == [1, 1, 1, 1], 60)
         wait_for(lambda: server.values("jaxhetero_live_reducers") == [2, 2], 60)
-        wait_for(lambda: min(server.values("rate(jaxhetero_rounds_total[10s])"), default=0) > 0)
+        wait_for(lambda: min(server.values("rate(jaxhetero_rounds_total[10s])"), default=0) > 0, 60)
         assert server.firing() == set()
         for query in dashboard_queries():
-            wait_for(lambda query=query: server.ask("query", query=query)["result"] or "ALERTS" in query)
+            wait_for(lambda query=query: server.ask("query", query=query)["result"] or "ALERTS" in query, 60)
 
         reducer = process_at(job.pid, first + 3)
         environment = reducer.environ()
@@ -204,14 +204,18 @@ def exporter_config(**settings: Any) -> Config:
 
 
 def test_a_port_that_is_taken() -> None:
-    with socket.socket() as other:
+    """Both kinds of processes say so at once, and do not join the job."""
+    with socket.socket() as other, Cluster(2, 1) as cluster:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(
-            AddressInUse, match=rf"cannot listen on 127\.0\.0\.1:{port} for metrics: Address already in use"
-        ):
-            Exporter(exporter_config(metrics_port=port))
+        cluster.start_worker(0, "first_sum.py", JAXHETERO_METRICS_PORT=str(port))
+        cluster.start_reducer(JAXHETERO_METRICS_PORT=str(port))
+        told = rf"AddressInUse: cannot listen on 127\.0\.0\.1:{port} for metrics: Address already in use; give another"
+        assert re.search(told, cluster.wait("worker 0").exception_line)
+        reducer = cluster.wait("reducer 0")
+        assert reducer.code == 1
+        assert re.fullmatch(rf"jaxhetero: {told}.*\n", reducer.errors)
 
 
 def test_an_address_of_another_host() -> None:
