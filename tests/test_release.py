@@ -22,8 +22,8 @@ TAG = "cp312-abi3" if sys.version_info >= (3, 12) else "cp311-cp311"
 
 def package_files() -> set[str]:
     """The files of the package that every wheel must have, as in the checkout."""
-    found = {str(path.relative_to(ROOT)) for path in (ROOT / "jaxhetero").rglob("*") if path.suffix in {".py", ".pyi"}}
-    return found | {"jaxhetero/py.typed"}
+    kinds = {".py", ".pyi", ".toml", ".typed"}
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "jaxhetero").rglob("*") if path.suffix in kinds}
 
 
 def stray_files(names: set[str]) -> set[str]:
@@ -62,7 +62,7 @@ def test_the_sdist_has_all_that_a_wheel_and_the_tests_need(tmp_path: Path) -> No
     with tarfile.open(tmp_path / f"jaxhetero-{VERSION}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(tmp_path, filter="data")
-    folders = {"jaxhetero", "xla_ffi", "models", "bench", "tests", "docs"}
+    folders = {"jaxhetero", "xla_ffi", "models", "bench", "deploy", "tests", "docs"}
     tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(tracked.stdout.splitlines()) <= names
     assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "BUILD", "pyproject.toml"} <= names
