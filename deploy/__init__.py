@@ -1,0 +1,1 @@
+"""Configurations for clusters, and their check."""
