@@ -17,7 +17,10 @@ from jaxhetero.config import ENV_PREFIX, Config
 from tests.cluster import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES = [
+    *sorted(DOCS.rglob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")),
+]
 API = sorted((DOCS / "api").glob("*.md"))
 TUTORIAL = DOCS / "tutorial" / "train_step.py"
 FOLDERS = r"(?:\.ci|bazel|bench|deploy|docs|jaxhetero|models|tests|xla_ffi)"
