@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from models.bert.presets import PRESETS
 from models.bert.text import Vocabulary, split_sentences
 from models.common.batches import BatchSplit
 from models.common.errors import DataError
+from models.common.manifest import MANIFEST_FILE
 from models.common.records import find_records
 from models.common.tf_example import encode_example
 
@@ -133,6 +135,13 @@ def test_records_depend_on_the_seed_only(text: Path, prepared: Path, tmp_path: P
     assert contents(again) == contents(prepared)
     assert contents(other) != contents(prepared)
     assert not {*contents(prepared)} & {*find_records(prepared, "held-out")}
+
+
+def test_sha256sum_accepts_the_checksums_of_what_is_prepared(prepared: Path) -> None:
+    command = ["sha256sum", "--check", "--strict", MANIFEST_FILE]
+    check = subprocess.run(command, cwd=prepared, stdout=subprocess.PIPE, text=True, check=True)
+    checked = {line.removesuffix(": OK") for line in check.stdout.splitlines()}
+    assert checked == {path.name for path in prepared.iterdir()} - {MANIFEST_FILE}
 
 
 def test_the_usual_tfrecord_format_is_read(prepared: Path, tmp_path: Path) -> None:

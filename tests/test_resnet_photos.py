@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from dataclasses import replace
 from functools import partial
@@ -245,6 +246,7 @@ def write_tars(folder: Path) -> Options:
 def write_converted(folder: Path) -> None:
     options = write_tars(folder)
     assert convert(options) == {"train": 12, "validation": 7}
+    subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=options.output, check=True)
     for path in options.output.iterdir():
         path.rename(folder / path.name)
 

@@ -17,6 +17,7 @@ from models.bert.masking import ExampleConfig, Sentences, make_examples
 from models.bert.text import Vocabulary, find_documents, read_text, split_sentences, train_vocabulary
 from models.common.command import run_command
 from models.common.errors import DataError, require
+from models.common.manifest import write_manifest
 from models.common.records import ARRAY_RECORD_SUFFIX, new_folder, write_records
 from models.common.tf_example import encode_example
 
@@ -31,7 +32,7 @@ class Options:
     text: Path
     """The folder with the texts. The folders below it are searched as well."""
     output: Path
-    """A new folder for records, vocabulary and facts."""
+    """A new folder for records, vocabulary, facts and checksums."""
     examples: Annotated[ExampleConfig, tyro.conf.arg(name="")] = field(default_factory=ExampleConfig)
     vocabulary: Path | None = None
     """A WordPiece vocabulary, one piece per line. By default one is trained on the text."""
@@ -75,6 +76,7 @@ def prepare(options: Options) -> dict[str, object]:
             **dataclasses.asdict(options.examples),
         }
         (folder / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_manifest(folder)
     return facts
 
 

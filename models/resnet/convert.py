@@ -14,6 +14,7 @@ import tyro
 
 from models.common.command import run_command
 from models.common.errors import DataError, require
+from models.common.manifest import write_manifest
 from models.common.records import ARRAY_RECORD_SUFFIX, new_folder, write_records
 from models.common.tf_example import encode_example
 from models.resnet.photos import ENCODED, LABEL, TRAIN, VALIDATION
@@ -63,6 +64,7 @@ def convert(options: Options) -> dict[str, int]:
             ),
         }
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+        write_manifest(folder)
     return counts
 
 
