@@ -9,12 +9,16 @@ from typing import Annotated, Literal
 
 import tyro
 from flax import nnx
+from rich.console import Console
 
 import jaxhetero
 from models.bert.model import PreTrainingModel
+from models.bert.prepare import FACTS_FILE, HELD_OUT, TRAIN
 from models.bert.presets import PRESETS, Preset
 from models.bert.train import train
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
+from models.common.report import Result
+from models.common.staging import StageFolder, staged
 
 DEFAULT_PRESET = "bert-tiny"
 
@@ -27,9 +31,11 @@ class Options:
     """
 
     settings: Annotated[Preset, tyro.conf.arg(name="")]
-    data: Path | None = None
+    data: str | None = None
     """A folder with records: the output of `python -m models.bert.prepare`, or TFRecord files in the usual format
-    whose names begin with "train" and, for evaluation, "held-out"."""
+    whose names begin with "train" and, for evaluation, "held-out". With --stage also the URL of one, such as
+    s3://bucket/records."""
+    stage: StageFolder = None
     start_from: Path | None = None
     """The output folder of another run, such as one of phase 1. Training begins with the weights of its latest
     checkpoint."""
@@ -43,11 +49,16 @@ def run(arguments: list[str]) -> int:
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.bert")
     preset = options.settings
     jaxhetero.initialize()
+
+    def train_on_staged(console: Console) -> Result:
+        with staged(options.data, options.stage, (TRAIN, HELD_OUT, FACTS_FILE), console) as folder:
+            return train(preset, folder, options.run, console, options.start_from)
+
     return run_trainer(
         options,
         preset.step_count,
         lambda: PreTrainingModel(preset.model, rngs=nnx.Rngs(0)),
-        lambda console: train(preset, options.data, options.run, console, options.start_from),
+        train_on_staged,
         "BERT pre-training",
         "sequences",
     )

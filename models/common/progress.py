@@ -7,7 +7,16 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 LIVE_INTERVAL_S = 0.2
 LINE_INTERVAL_S = 2.0
@@ -81,12 +90,63 @@ class TrainProgress:
         if self._live:
             self._live.update(self._task, completed=self._done, label=self._label, figures=figures)
             return
-        filled = LINE_BAR_WIDTH * self._done // self._step_count
-        bar = "#" * filled + "-" * (LINE_BAR_WIDTH - filled)
+        bar = _line_bar(self._done, self._step_count)
         label = f"{self._label} " if self._label else ""
-        self.print(f"{label}[{bar}] step {self._done}/{self._step_count} {figures}")
+        self.print(f"{label}{bar} step {self._done}/{self._step_count} {figures}")
 
     def print(self, line: str) -> None:
         """One line of text, above the bar if there is one."""
         if self._visible:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class CopyProgress:
+    """Shows how much of the data is staged, over all hosts. Silent when not ``visible``."""
+
+    def __init__(self, console: Console, *, visible: bool) -> None:
+        self._console = console
+        self._visible = visible
+        self._start = self._drawn_at = time.monotonic()
+        self._copied_bytes = self._host_count = 0
+        self._live: Progress | None = None
+        if visible and console.is_terminal:
+            columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._live = Progress(TextColumn("staging"), BarColumn(), *columns, console=console, transient=True)
+            self._task = self._live.add_task("stage", total=None)
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+        if self._visible and kind is None and self._host_count:
+            self._print(f"staged {self._figures(self._copied_bytes)} in {time.monotonic() - self._start:.1f} s")
+
+    def update(self, copied_bytes: float, total_bytes: float, host_count: int) -> None:
+        """Call it often, with sums over the hosts that copy. It draws once per interval."""
+        self._copied_bytes, self._host_count = round(copied_bytes), host_count
+        now = time.monotonic()
+        if self._live:
+            self._live.update(self._task, completed=copied_bytes, total=total_bytes or None)
+        elif self._visible and total_bytes and now - self._drawn_at >= LINE_INTERVAL_S:
+            self._drawn_at = now
+            bar = _line_bar(copied_bytes, total_bytes)
+            self._print(f"staging {bar} {decimal(self._copied_bytes)} of {self._figures(round(total_bytes))}")
+
+    def _figures(self, size_bytes: int) -> str:
+        speed = decimal(round(self._copied_bytes / max(time.monotonic() - self._start, 1e-9)))
+        hosts = f" on {self._host_count} hosts" if self._host_count > 1 else ""
+        return f"{decimal(size_bytes)}{hosts} at {speed}/s"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line_bar(done: float, total: float) -> str:
+    filled = int(LINE_BAR_WIDTH * done // total)
+    return f"[{'#' * filled}{'-' * (LINE_BAR_WIDTH - filled)}]"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from flax import nnx
+from rich.console import Console
 
 import jaxhetero
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
+from models.common.report import Result
+from models.common.staging import StageFolder
+from models.resnet.data import staged_data
 from models.resnet.model import ResNet
 from models.resnet.presets import PRESETS, Preset
 from models.resnet.train import train
@@ -29,8 +32,10 @@ class Options:
     settings: Annotated[Preset, tyro.conf.arg(name="")]
     preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
     """The named set of hyperparameters to start from."""
-    data: Path | None = None
-    """The folder with the images. The default for idx files is the folder of Debian's package dataset-fashion-mnist."""
+    data: str | None = None
+    """The folder with the images. The default for idx files is the folder of Debian's package dataset-fashion-mnist.
+    With --stage also the URL of one, such as s3://bucket/imagenet."""
+    stage: StageFolder = None
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
@@ -39,11 +44,16 @@ def run(arguments: list[str]) -> int:
     options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.resnet")
     preset = options.settings
     jaxhetero.initialize()
+
+    def train_on_staged(console: Console) -> Result:
+        with staged_data(preset, options.data, options.stage, console) as folder:
+            return train(preset, folder, options.run, console)
+
     return run_trainer(
         options,
         preset.step_count,
         lambda: ResNet(preset.model, rngs=nnx.Rngs(0)),
-        lambda console: train(preset, options.data, options.run, console),
+        train_on_staged,
         "ResNet",
         "images",
     )

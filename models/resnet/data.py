@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from rich.console import Console
+
 from models.common.batches import BatchSplit
-from models.common.errors import DataError
+from models.common.errors import DataError, require
+from models.common.staging import staged
 from models.resnet.arrays import (
     FASHION_FOLDER,
     Dataset,
@@ -19,6 +23,13 @@ from models.resnet.arrays import (
     train_batches,
 )
 from models.resnet.presets import Preset
+
+# The beginnings of the names of a dataset's files and folders. mnist-5k comes with a package.
+_PREFIXES = {
+    "idx": ("train-", "t10k-"),
+    "cifar10": ("data_batch_", "test_batch", "train_lables", "test_lables"),
+    "photos": ("train", "validation"),
+}
 
 
 class Data(Protocol):
@@ -76,6 +87,17 @@ class ArrayData:
         return held_out_batches(
             self._held_out, batch=split.micro_batch, rank=split.rank, worker_count=split.worker_count
         )
+
+
+def staged_data(
+    preset: Preset, data: str | None, stage: Path | None, console: Console
+) -> AbstractContextManager[Path | None]:
+    """The folder with the preset's dataset, in ``stage`` if that is not None; see ``models.common.staging``."""
+    prefixes = _PREFIXES.get(preset.dataset, ())
+    require(stage is None or bool(prefixes), f"--stage has nothing to copy: {preset.dataset} comes with a package")
+    if preset.dataset == "idx" and data is None:
+        data = str(FASHION_FOLDER)
+    return staged(data, stage, prefixes, console)
 
 
 def open_data(preset: Preset, folder: Path | None) -> Data:
