@@ -35,8 +35,8 @@ _GLANCE_S = 0.002
 _MEETING = {"worker_count", "coordinator", "token"}
 _HOW_TO_MEET = (
     "give initialize() a rank, worker_count, coordinator and token, or set JAXHETERO_RANK, JAXHETERO_WORKER_COUNT, "
-    "JAXHETERO_COORDINATOR and JAXHETERO_TOKEN, or start the workers with `jaxhetero launch` or "
-    "`jaxhetero slurm`"
+    "JAXHETERO_COORDINATOR and JAXHETERO_TOKEN, or start the workers with `jaxhetero launch`, "
+    "`jaxhetero slurm` or jaxhetero.cluster.ray"
 )
 _HOW_TO_BE_ALONE = "if this worker is meant to be alone, give alone=True or set JAXHETERO_ALONE=1"
 
