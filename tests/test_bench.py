@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, bars, record, train_step
+from bench import allreduce, bars, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
@@ -383,3 +384,23 @@ def test_names_and_sizes() -> None:
     assert [parse_size(text) for text in ("4", "64KiB", "16MB")] == [4, 65536, 16_000_000]
     with pytest.raises(BenchError, match="size is '0'"):
         parse_size("0")
+
+
+def test_sums_are_set_against_copies_of_the_same_core(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cores = os.sched_getaffinity(0)
+    quick = ["--turns", "1", "--seconds", "0.01", "--region-mib", "1"]
+    try:
+        assert (
+            sums.main(["--workers", "2", "3", "--types", "float16", "float32", *quick, "--json", str(tmp_path / "x")])
+            == 0
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
+    rows = json.loads((tmp_path / "x").read_text())["rows"]
+    assert [(row["type"], row["workers"]) for row in rows] == [
+        ("float16", 2), ("float16", 3), ("float32", 2), ("float32", 3),
+    ]  # fmt: skip
+    assert all(row["sum_bytes_per_s"] > 0 and row["copy_bytes_per_s"] > 0 for row in rows)
+    assert "copies GB/s" in capsys.readouterr().out
+    assert sums.main(["--types", "int8"]) == 2
+    assert "there is no type int8" in capsys.readouterr().err
