@@ -20,6 +20,7 @@ from deploy.check.aws import check_clusters
 from deploy.check.tools import find_tool
 from jaxhetero.cluster.prices import read_prices
 from tests.cluster import PROGRAMS, ROOT
+from tests.patience import PATIENCE
 
 DEPLOY = ROOT / "deploy"
 CRD = Path(os.environ.get("JOBSET_CRD") or ROOT.parent / "shared" / "sketches" / "kubernetes" / "jobset-crd.yaml")
@@ -123,7 +124,7 @@ def variables(container: Any, host: str, token: Path) -> dict[str, str]:
     for each in container["env"]:
         value = each.get("value") or told[each["valueFrom"]["fieldRef"]["fieldPath"]]
         found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
-    return found | {"JAXHETERO_TOKEN_FILE": str(token)}
+    return found | {"JAXHETERO_TOKEN_FILE": str(token), "JAXHETERO_START_TIMEOUT_MS": str(round(60_000 * PATIENCE))}
 
 
 @kubernetes
