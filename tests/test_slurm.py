@@ -133,7 +133,8 @@ def test_jax_distributed_needs_no_token(lab: SlurmLab, tmp_path: Path) -> None:
 def test_the_doctor_sees_every_node(lab: SlurmLab, tmp_path: Path, reducers: str) -> None:
     counts = ("--workers", "2", "--workers-partition", "gpu", "--reducers", reducers, "--reducers-partition", "cpu")
     run = Run(lab, tmp_path, *counts, "--doctor")
-    run.check_end()
+    # Failed, if it found hosts or pairs slower than others: they share the processors of this machine.
+    assert lab.wait_for_end(run.number, PATIENCE_S) in ("COMPLETED", "FAILED"), run.output()
     seen = re.findall(r"^0: +\d+: (\w+) ", run.output(), re.MULTILINE)
     assert set(seen) >= {"gpu1", "gpu2", *(["cpu1", "cpu2"] if reducers == "2" else [])}, run.output()
 

@@ -131,7 +131,7 @@ def test_a_reducers_metrics_name_who_is_late() -> None:
 
         def late() -> list[str]:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-                return re.findall(r'^jaxhetero_late_seconds\{.*late_rank="(\d)"\} [1-9]', page.read().decode(), re.M)
+                return re.findall(r'^jaxhetero_late_seconds\{.*late_rank="(\d)".*\} [1-9]', page.read().decode(), re.M)
 
         wait_for(lambda: late() == ["1"], 60)
 
