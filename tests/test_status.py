@@ -70,7 +70,8 @@ def test_a_process_that_is_stopped_is_named(job: Cluster, who: str, name: str) -
 
 def test_a_stopped_rank_0_takes_the_coordinator_with_it(job: Cluster) -> None:
     job.process("worker 0").send_signal(signal.SIGSTOP)
-    with pytest.raises(InternalError, match=r"no answer from the coordinator at .*, where rank 0 is: no answer in the"):
+    # In the handshake, or to the question: a busy machine takes some time to stop all threads of a process.
+    with pytest.raises(InternalError, match=r"no answer from the coordinator at .*, where rank 0 is: no answer"):
         read_status(job.coordinator, job.token)
 
 
