@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig
 from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
@@ -58,6 +59,7 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
     """
     _set_up_log(log_level)
     signals = _catch_signals()
+    await_name(config.coordinator, config.start_timeout_ms / 1000, lambda: bool(signals))
     with Exporter(config) as exporter:
         return _serve_until_end(config, signals, exporter)
 
@@ -98,9 +100,9 @@ def keep_reducer(config: ReducerConfig, restart_count: int, log_level: str = "in
     _set_up_log(log_level)
     signals = _catch_signals()
     for attempt in range(restart_count + 1):
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
-            os._exit(_run_as_child(config, log_level))
+            os._exit(_run_as_child(parent, config, log_level))
         code = _wait_for_child(child, signals)
         if signals or not (code > 128 or code == LOST) or attempt == restart_count:
             break
@@ -109,9 +111,11 @@ def keep_reducer(config: ReducerConfig, restart_count: int, log_level: str = "in
     return code
 
 
-def _run_as_child(config: ReducerConfig, log_level: str) -> int:
+def _run_as_child(parent: int, config: ReducerConfig, log_level: str) -> int:
     parent_death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it could be noticed
+        return 128 + signal.SIGKILL
     try:
         return run_reducer(config, log_level)
     except JaxheteroError as error:

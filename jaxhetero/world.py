@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxhetero._engines import describe_engine, read_worker
+from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, host_name, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
@@ -471,6 +472,7 @@ def _free_port(host: str) -> int:
 def _start(config: Config) -> World:
     from jaxhetero import _ffi, _native
 
+    await_name(config.coordinator, config.start_timeout_ms / 1000)
     _ffi.register(bool(config.cuda_stand_in))
     _native.set_cuda_options(
         driver_path=config.cuda_stand_in or config.cuda_driver,

@@ -172,3 +172,53 @@ def test_a_failed_job_is_no_reason_to_start_a_reducer_anew() -> None:
         text = process.stderr.read()
     assert "StartTimeout: the coordinator at 127.0.0.1:" in text
     assert "anew" not in text
+
+
+# --- A name that comes later
+
+
+def _in_a_world_of_names(hosts: Path, *command: str) -> list[str]:
+    """The command, where this file says which names there are, and nobody else is asked."""
+    (hosts.parent / "nsswitch.conf").write_text("hosts: files\n")
+    mount = 'mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/nsswitch.conf && shift && exec "$@"'
+    return ["unshare", "--mount", "bash", "-c", mount, str(hosts), str(hosts.parent / "nsswitch.conf"), *command]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change /etc/hosts for one process")
+def test_a_reducer_waits_for_the_coordinators_name(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    coordinator = f"rank-0:{free_port()}"
+    command = _in_a_world_of_names(hosts, *JAXHETERO, "reducer", "--coordinator", coordinator)
+    environ = os.environ | {"JAXHETERO_TOKEN": "secret"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stderr is not None
+            assert f"still looking for the name of the coordinator {coordinator}" in process.stderr.readline()
+            with hosts.open("a") as file:
+                file.write("127.0.0.1 rank-0\n")
+            while "still trying to reach the coordinator at 127.0.0.1:" not in (line := process.stderr.readline()):
+                assert "still looking for the name" in line
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change /etc/hosts for one process")
+def test_a_name_that_never_comes_is_told_and_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    command = _in_a_world_of_names(hosts, *JAXHETERO, "reducer", "--coordinator", "rank-0:4000")
+    environ = os.environ | {"JAXHETERO_TOKEN": "secret"}
+    done = subprocess.run([*command, "--start-timeout-ms", "300"], capture_output=True, text=True, env=environ)
+    assert done.returncode == 1
+    assert "StartTimeout: the name of the coordinator rank-0:4000 was not found in 0.3 s (Name or " in done.stderr
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stderr is not None
+            assert "still looking" in process.stderr.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jaxhetero._lookup import await_name
 from jaxhetero.config import host_name, interface_addresses, parse_address
 from jaxhetero.doctor.channel import MAX_LINE_BYTES, PATIENCE_S, Channel, connected, describe_error
 from jaxhetero.doctor.report import Findings, Pair, Patient, problems, show
@@ -84,6 +85,7 @@ def run_doctor(visit: Visit, console: Console) -> int:
       >>> output.getvalue().splitlines()[-1]
       'nothing to mend'
     """
+    await_name(visit.coordinator, visit.start_timeout_s)
     findings = asyncio.run(_take_part(visit))
     show(findings, console)
     return 1 if problems(findings) else 0
