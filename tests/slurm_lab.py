@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -86,9 +85,14 @@ class SlurmLab:
         """Queue a batch script, to run in ``folder``; its number."""
         return int(self.command("sbatch", "--parsable", f"--chdir={folder}", str(script)).stdout.split(";")[0])
 
+    def states(self, job: int) -> list[str]:
+        """The state of a job's components, in Slurm's words: first that of the one with the batch script."""
+        listed = self.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%i %T").stdout
+        return [line.split()[1] for line in sorted(listed.splitlines())]
+
     def state(self, job: int) -> str:
-        """The state of a job, in Slurm's words."""
-        return self.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").stdout.split()[0]
+        """The state of a job."""
+        return self.states(job)[0]
 
     def wait_for_end(self, job: int, patience_s: float) -> str:
         """Wait until a job has ended; its last state."""
@@ -104,8 +108,8 @@ class SlurmLab:
         A node takes no credential of the second in which it ended the job's earlier processes, hence some seconds.
         """
         deadline = time.monotonic() + PATIENCE_S
-        while self.state(job) != "PENDING":
-            assert time.monotonic() < deadline, f"job {job} is {self.state(job)}"
+        while set(self.states(job)) != {"PENDING"}:  # one component after the other
+            assert time.monotonic() < deadline, f"job {job} is {self.states(job)}"
             time.sleep(0.1)
         self.command("scontrol", "update", f"jobid={job}", "starttime=now+3")
 
@@ -246,12 +250,3 @@ def slurm_lab(folder: Path, gpu_count: int, cpu_count: int) -> Iterator[SlurmLab
         yield lab
     finally:
         lab.stop()
-
-
-if __name__ == "__main__":  # A cluster to try things in, until Ctrl-C.
-    with slurm_lab(Path(sys.argv[1]), 2, 2) as running:
-        print(
-            f"export SLURM_CONF={running.folder}/slurm.conf; commands run with: {' '.join(running._on('controller'))}"
-        )
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()

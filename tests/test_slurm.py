@@ -64,8 +64,10 @@ class Run:
         """Wait until words are in the output, or something is true; the job must not have ended before."""
         condition = words if callable(words) else lambda: re.search(words, self.output())
         deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            state = self.lab.state(self.number)
+        while True:
+            state = self.lab.state(self.number)  # before the look: the job may end between the two
+            if condition():
+                return
             assert state in ("PENDING", "RUNNING"), f"{state}: {self.output()}"
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.05)
@@ -139,12 +141,44 @@ def test_the_doctor_sees_every_node(lab: SlurmLab, tmp_path: Path, reducers: str
     assert set(seen) >= {"gpu1", "gpu2", *(["cpu1", "cpu2"] if reducers == "2" else [])}, run.output()
 
 
-def test_the_secret_is_in_no_command_and_no_variable() -> None:
+@needs_slurm
+def test_the_secret_is_in_a_file_of_its_owners_alone(lab: SlurmLab, tmp_path: Path) -> None:
+    """Not in the environment, not in what Slurm tells of the job, and gone at its end."""
+    look = """
+        token=$(cat "$JAXHETERO_TOKEN_FILE")
+        echo "mode $(stat --format=%a "$JAXHETERO_TOKEN_FILE"), length ${#token}"
+        echo "environment: $(env | grep --count "$token")"
+        echo "Slurm: $(scontrol show job "$SLURM_JOB_ID" | grep --count "$token")"
+    """
+    run = Run(lab, tmp_path, "--workers", "1", "--workers-partition", "gpu", "--", "bash", "-c", look)
+    run.check_end()
+    lines = sorted(line.partition(": ")[2] for line in run.output().splitlines())
+    assert lines == ["Slurm: 0", "environment: 0", "mode 600, length 64"]
+    assert not list(tmp_path.glob(".jaxhetero-*"))
+
+
+def test_the_command_reaches_the_workers_as_it_was_given() -> None:
     text = script("--workers", "2", "--reducers", "1", "--", "python", "train.py", "--name", "two words; $x")
-    assert "JAXHETERO_TOKEN=" not in text
-    assert "(umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' >\"$JAXHETERO_TOKEN_FILE\")" in text
     assert "python train.py --name 'two words; $x'\n" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+@needs_slurm
+def test_a_job_is_submitted(lab: SlurmLab, tmp_path: Path) -> None:
+    options = ("--workers", "1", "--workers-partition", "gpu", "--output", str(tmp_path / "job.log"), "--submit")
+    told = lab.command(*JAXHETERO, "slurm", *options, "--", "echo", "it ran").stdout
+    job = int(re.fullmatch(r"Submitted batch job (\d+)\n", told)[1])  # type: ignore[index]
+    assert lab.wait_for_end(job, PATIENCE_S) == "COMPLETED"
+    assert "0: it ran" in (tmp_path / "job.log").read_text()
+
+
+def test_where_there_is_no_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = subprocess.run(
+        [*JAXHETERO, "slurm", "--workers", "1", "--submit", "--", "true"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "there is no sbatch here" in done.stderr
 
 
 @pytest.mark.parametrize(

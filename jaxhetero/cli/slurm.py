@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from typing import Any
 
 import click
 
 from jaxhetero.cli.options import MILLISECONDS
+from jaxhetero.errors import ConfigError
 
 
 @click.command("slurm", context_settings={"allow_interspersed_args": False})
@@ -64,6 +66,8 @@ def slurm_command(submit: bool, **options: Any) -> int:
 
     job = make_job(**options)
     if submit:
+        if shutil.which("sbatch") is None:
+            raise ConfigError("there is no sbatch here: submit from a host of the Slurm cluster, or without --submit")
         return subprocess.run(["sbatch"], input=job.script(), text=True, check=False).returncode
     click.echo(job.script(), nl=False)
     return 0
