@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from jaxhetero.errors import ConfigError
+
 Environment: TypeAlias = Mapping[str, str]
 Settings: TypeAlias = dict[str, str | int]
 """Fields of ``Config`` by their names."""
@@ -37,7 +39,14 @@ class Engine:
     def read_place(self, environ: Environment) -> Settings:
         """The rank and the number of workers, as far as it tells them."""
         variables = {"rank": self.rank, "worker_count": self.count}
-        return {name: int(environ[variable]) for name, variable in variables.items() if variable}
+        return {name: _number(environ, variable) for name, variable in variables.items() if variable}
+
+
+def _number(environ: Environment, variable: str) -> int:
+    try:
+        return int(environ[variable])
+    except ValueError:
+        raise ConfigError(f"{variable} is {environ[variable]!r}; it must be a whole number") from None
 
 
 def _read_slurm(environ: Environment) -> Settings:
@@ -63,20 +72,18 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", found[0]) if found else ""
 
 
-def _read_next_port(host: str, port: str) -> Callable[[Environment], Settings]:
-    """Reads where other libraries meet, on rank 0: jaxhetero takes the port after theirs."""
+def _port_after(host: str, port: str) -> Settings:
+    """Where other libraries meet, on rank 0: jaxhetero takes the port after theirs."""
+    return {"coordinator": f"{host}:{int(port) + 1}"} if host and port.isdigit() else {}
 
-    def read(environ: Environment) -> Settings:
-        if not environ.get(host) or not environ.get(port, "").isdigit():
-            return {}
-        return {"coordinator": f"{environ[host]}:{int(environ[port]) + 1}"}
 
-    return read
+def _read_torchrun(environ: Environment) -> Settings:
+    return _port_after(environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
 
 
 def _read_kubeflow(environ: Environment) -> Settings:
     host, _, port = environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")
-    return _read_next_port("host", "port")({"host": host, "port": port})
+    return _port_after(host, port)
 
 
 ENGINES = (
@@ -84,7 +91,7 @@ ENGINES = (
     Engine("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _read_slurm),
     Engine("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     Engine("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
-    Engine("torchrun, or Ray Train for PyTorch,", "RANK", "WORLD_SIZE", _read_next_port("MASTER_ADDR", "MASTER_PORT")),
+    Engine("torchrun, or Ray Train for PyTorch,", "RANK", "WORLD_SIZE", _read_torchrun),
     Engine("Kubeflow Trainer", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", _read_kubeflow),
     Engine("an indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
 )
@@ -118,7 +125,7 @@ def read_worker(environ: Environment = os.environ) -> Settings:
     """
     found: Settings = {}
     if environ.get("SLURM_RESTART_COUNT"):
-        found["restart_count"] = int(environ["SLURM_RESTART_COUNT"])
+        found["restart_count"] = _number(environ, "SLURM_RESTART_COUNT")
     engine = _find(environ)
     return found if engine is None else found | engine.read_place(environ) | engine.read_job(environ)
 
@@ -133,13 +140,13 @@ def read_reducer(environ: Environment = os.environ) -> Settings:
     """
     if not environ.get("SLURM_STEP_NUM_TASKS"):
         index = environ.get("JOB_COMPLETION_INDEX")
-        return {"number": int(index)} if index else {}
+        return {"number": _number(environ, "JOB_COMPLETION_INDEX")} if index else {}
     job = _read_slurm(environ)
     found = {name: job[name] for name in ("coordinator",) if name in job}
     # One task may be one of many steps. In a step of both components, tasks are numbered across them.
     tasks = int(environ["SLURM_STEP_NUM_TASKS"])
     if job.get("reducer_count", tasks if tasks > 1 else None) == tasks:
-        found["number"] = int(environ["SLURM_PROCID"])
+        found["number"] = _number(environ, "SLURM_PROCID")
     return found
 
 
@@ -155,7 +162,7 @@ def read_process_count(environ: Environment = os.environ) -> int | None:
     if "reducer_count" in job:
         return int(job["worker_count"]) + int(job["reducer_count"])
     engine = _find(environ)
-    return int(environ[engine.count]) if engine is not None and engine.count else None
+    return _number(environ, engine.count) if engine is not None and engine.count else None
 
 
 def _describe_ray_train() -> str:

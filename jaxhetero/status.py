@@ -185,7 +185,7 @@ def _visit(coordinator: str, token: str, patience_s: float) -> dict[str, Any]:
     from jaxhetero import _native
 
     (code, message), job = _native.visit(coordinator, token, round(1000 * patience_s))
-    if job is None and code in ("InternalError", "ok"):
+    if job is None and code == "InternalError":
         raise InternalError(f"no answer from the coordinator at {coordinator}, where rank 0 is: {message}")
     if job is None:
         raise from_status(code, f"the coordinator at {coordinator}: {message}")

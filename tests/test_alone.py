@@ -179,6 +179,23 @@ def test_a_real_mpirun() -> None:
     assert "SIZE=2; but no setting says how they meet" in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
+def test_a_real_mpirun_tells_rank_and_count() -> None:
+    """Of Open MPI, or of MPICH. What it cannot tell is where the workers meet, and the token."""
+    root = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    meeting = {"JAXHETERO_COORDINATOR": f"127.0.0.1:{free_port()}", "JAXHETERO_TOKEN": "secret"}
+    command = ["mpirun", "-n", "2", sys.executable, str(PROGRAMS / "first_sum.py")]
+    done = subprocess.run(
+        command, env=outer_environment() | root | meeting, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" of 2: [1. 3. 5. 7. 9.]") == 2
+
+
 def test_jax_processes_that_meet_after_initialize() -> None:
     """The world was one when it was made; a collective that would be silently alone is refused."""
     address = f"127.0.0.1:{free_port()}"

@@ -106,3 +106,8 @@ def test_an_indexed_job_tells_the_rank_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_job_without_a_token_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"Slurm has set SLURM_PROCID=1 .*; but they have no job token: give"):
         settle(monkeypatch, PLAIN)
+
+
+def test_a_number_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="RANK is 'first'; it must be a whole number"):
+        read_worker({"RANK": "first", "WORLD_SIZE": "2"})

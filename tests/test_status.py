@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,10 +58,7 @@ def test_a_job_that_is_well(job: Cluster) -> None:
 @pytest.mark.parametrize(("who", "name"), [("worker 1", r"rank 1"), ("reducer 1", r"reducer \d")])
 def test_a_process_that_is_stopped_is_named(job: Cluster, who: str, name: str) -> None:
     job.process(who).send_signal(signal.SIGSTOP)
-    start = time.monotonic()
     code, told = ask(job)
-    seconds = time.monotonic() - start
-    print(f"named after {seconds:.1f} s")
     assert code == 1
     assert len(told["problems"]) == 1
     assert re.match(rf"{name} \(.*\) does not answer; its last sign of life was", told["problems"][0])

@@ -152,6 +152,12 @@ nb::tuple to_python(const Timeline::Entry& entry) {
                         to_python(record.first_push), to_python(record.first_result), to_python(record.end), parts);
 }
 
+nb::list to_python(const std::vector<ProcessState::LateWorker>& workers) {
+  nb::list late;
+  for (const auto& worker : workers) late.append(nb::make_tuple(worker.rank, worker.waited_ms));
+  return late;
+}
+
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
@@ -172,18 +178,11 @@ void bind_reducer_server(nb::module_& module) {
           "next_event", [](ReducerServer& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
       .def("place", [](const ReducerServer& self) { return to_python(self.place()); })
-      .def("late_workers",
-           [](ReducerServer& self) {
-             nb::list result;
-             for (const auto& late : self.late_workers()) result.append(nb::make_tuple(late.rank, late.waited_ms));
-             return result;
-           })
+      .def("late_workers", [](ReducerServer& self) { return to_python(self.late_workers()); })
       .def("metrics", [](const ReducerServer& self) { return to_python(self.metrics()); });
 }
 
 nb::dict to_python(const ProcessState& state) {
-  nb::list late;
-  for (const auto& worker : state.late_workers) late.append(nb::make_tuple(worker.rank, worker.waited_ms));
   nb::dict found;
   found["view"] = state.view;
   found["round_count"] = state.round_count;
@@ -191,7 +190,7 @@ nb::dict to_python(const ProcessState& state) {
   found["received_bytes"] = state.received_bytes;
   found["round"] = state.round;
   found["waited_ms"] = state.waited_ms;
-  found["late_workers"] = late;
+  found["late_workers"] = to_python(state.late_workers);
   return found;
 }
 

@@ -202,7 +202,13 @@ def _sum_over_workers(figures: jax.Array) -> jax.Array:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """A launcher stops a worker by SIGTERM, which would end it without removing the copy."""
+    """A launcher stops a worker by SIGTERM, which would end it without removing the copy.
+
+    Only the main thread can handle signals. In another one, such as Ray Train's, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -17,6 +17,15 @@ constexpr milliseconds kGrace{2000};
 
 }  // namespace
 
+ProcessState process_state(uint32_t view, const Metrics& counts) {
+  ProcessState state;
+  state.view = view;
+  state.round_count = counts.round_count;
+  state.sent_bytes = counts.sent_bytes;
+  state.received_bytes = counts.received_bytes;
+  return state;
+}
+
 Member::Member(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
                milliseconds timeout)
     : context_(context),

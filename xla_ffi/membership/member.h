@@ -3,10 +3,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
@@ -18,6 +20,9 @@
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
+
+// What every process says of itself when it is asked.
+ProcessState process_state(uint32_t view, const Metrics& counts);
 
 // On the thread of the event loop; never blocks.
 class Member final : private ConnectionOwner {

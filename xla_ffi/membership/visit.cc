@@ -23,6 +23,7 @@ class Visitor final : public ConnectionOwner {
   void on_open(Connection& connection) override { connection.send(OutFrame::control(FrameType::kAsk, {})); }
 
   Status on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) override {
+    if (header.type == FrameType::kGoodbye) return {Code::kInternal, "the job has just ended"};
     if (header.type != FrameType::kState && header.type != FrameType::kFault) {
       return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
     }

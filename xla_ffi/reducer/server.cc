@@ -85,12 +85,7 @@ void ReducerServer::start_job(const View& view) {
 }
 
 ProcessState ReducerServer::state() const {
-  const Metrics counts = metrics();
-  ProcessState state;
-  state.view = view_.number;
-  state.round_count = counts.round_count;
-  state.sent_bytes = counts.sent_bytes;
-  state.received_bytes = counts.received_bytes;
+  ProcessState state = process_state(view_.number, metrics());
   if (reducer_) state.late_workers = reducer_->late_workers(loop_->now_ms());
   return state;
 }

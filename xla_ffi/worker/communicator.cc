@@ -207,12 +207,7 @@ void Communicator::report_still(EventLoop::Clock::time_point now) {
 }
 
 ProcessState Communicator::state() const {
-  const Metrics counts = metrics();
-  ProcessState state;
-  state.view = view_.number;
-  state.round_count = counts.round_count;
-  state.sent_bytes = counts.sent_bytes;
-  state.received_bytes = counts.received_bytes;
+  ProcessState state = process_state(view_.number, metrics());
   if (const Round* round = schedule_->most_patient_round(); round != nullptr) {
     const auto waited = EventLoop::Clock::now() - round->times.progress_at;
     state.round = round->name();
