@@ -120,6 +120,13 @@ class SlurmLab:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def wait_until_down(self, node: str) -> None:
+        """Wait until Slurm has noticed that a node is gone."""
+        deadline = time.monotonic() + PATIENCE_S
+        while "down" not in self.command("sinfo", "--noheader", f"--nodes={node}", "--format=%T").stdout:
+            assert time.monotonic() < deadline, f"{node} is not down"
+            time.sleep(0.2)
+
     def processes(self, node: str) -> list[int]:
         """The processes that run on a node."""
         listed = subprocess.run(["ip", "netns", "pids", self._namespace(node)], capture_output=True, text=True)

@@ -172,6 +172,7 @@ def test_a_failed_job_is_no_reason_to_start_a_reducer_anew() -> None:
         text = process.stderr.read()
     assert "StartTimeout: the coordinator at 127.0.0.1:" in text
     assert "anew" not in text
+    assert "Traceback" not in text
 
 
 # --- A name that comes later

@@ -197,6 +197,18 @@ def test_a_wrong_request_is_named(arguments: tuple[str, ...], words: str) -> Non
 
 
 @needs_slurm
+def test_slurm_ends_no_job_whose_reducer_node_it_has_given_up(lab: SlurmLab, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    run = Run(lab, tmp_path, *COUNTS, "--", "bash", "-c", f"echo begun; until [ -e {done} ]; do sleep 0.2; done")
+    run.wait_for("begun")
+    lab.kill_node("cpu2")
+    lab.wait_until_down("cpu2")
+    assert set(lab.states(run.number)) == {"RUNNING"}
+    done.touch()
+    run.check_end()
+
+
+@needs_slurm
 @pytest.mark.parametrize("lost", ["process", "node"])
 def test_a_lost_worker_queues_the_job_again(lab: SlurmLab, undisturbed: Path, tmp_path: Path, lost: str) -> None:
     """It goes on from its checkpoint; without the lost node, on another one."""
