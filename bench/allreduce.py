@@ -78,9 +78,9 @@ class Options:
     """A sum takes the memory of its operand, as in a train step, where the operand is a computed gradient. Each
     all-reduce then sums the results of the one before. Default: the operand is an argument that the program keeps."""
     engine: str = "jaxhetero,gloo,mpi"
-    """The engines to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4. echo is the
-    traffic of an all-reduce without the sums: the limit of network and hosts. echo:32768x4 has at most 4 times 32768
-    bytes in flight to a reducer."""
+    """The engines to compare. jaxhetero:32768x4 is jaxhetero with chunk_bytes 32768 and window_chunks 4, and
+    jaxhetero:strands=2+failover=0 has these settings. echo is the traffic of an all-reduce without the sums: the limit
+    of network and hosts. echo:32768x4 has at most 4 times 32768 bytes in flight to a reducer."""
     rounds: int = 5
     """Turns that every engine gets at every size."""
     warmup: int = 2

@@ -81,6 +81,10 @@ class Config:
     """Whether the start measures the rate of every reducer's network interface, which takes a quarter of a second.
     Slower reducers then get smaller shares, and chunks have the size that suits the network. The same on every worker
     of a job."""
+    strands: int = 0
+    """How many cores a worker and a reducer use each to move and to sum bytes: 1 to 32. Each strand is a thread with
+    connections of its own. 0: as few as the measured rates need, within what all hosts of the job can spare: a quarter
+    of the cores that a worker may use, all of a dedicated reducer's. The same on every worker of a job."""
     shared_memory: bool = True
     """Whether bytes for reducers on this worker's own host go through shared memory, where possible, and not through
     the loopback network. It takes about a megabyte for each such reducer."""
@@ -134,6 +138,8 @@ class Config:
         if self.pinned_bytes < 1 << 16:
             raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
         _check_port(self, "metrics_port")
+        if not 0 <= self.strands <= 32:
+            raise ConfigError(f"strands is {self.strands}; it must be in 1..32, or 0")
         for name in ("window_chunks", "restart_count"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")

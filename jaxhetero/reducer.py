@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from jaxhetero._cores import reducer_strands
 from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig
@@ -186,7 +187,7 @@ def _make_server(config: ReducerConfig) -> ReducerServer:
         from jaxhetero import _native
     except ImportError as error:
         raise InternalError(f"the native module of jaxhetero cannot be loaded; install it again: {error}") from None
-    return _native.ReducerServer(asdict(config) | {"colocated_rank": -1})
+    return _native.ReducerServer(asdict(config) | {"colocated_rank": -1, "most_strands": reducer_strands()})
 
 
 def _check(status: Status) -> None:

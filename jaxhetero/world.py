@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxhetero._cores import worker_strands
 from jaxhetero._engines import describe_engine, read_worker
 from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
@@ -160,6 +161,7 @@ def initialize(
     checksum: bool | None = None,
     failover: bool | None = None,
     measure_rates: bool | None = None,
+    strands: int | None = None,
     shared_memory: bool | None = None,
     metrics_port: int | None = None,
     timeline_file: str | None = None,
@@ -185,6 +187,7 @@ def initialize(
       start_timeout_ms, timeout_ms: how long the start, and a round without progress, may take, in milliseconds.
       chunk_bytes, window_chunks: the unit of pipelining, and how many of them are under way to one reducer.
       checksum, failover, measure_rates, shared_memory: what the job trades.
+      strands: how many cores each process uses to move and to sum bytes.
       metrics_port, timeline_file: where others find the counts and the rounds of this worker.
       restart_count: how often the job has been started anew.
       pinned_bytes, cuda_driver, cuda_stand_in: for GPUs.
@@ -481,7 +484,7 @@ def _start(config: Config) -> World:
         pinned_bytes=config.pinned_bytes,
         timeout_ms=config.timeout_ms,
     )
-    settings = asdict(config)
+    settings = asdict(config) | {"most_strands": worker_strands()}
     communicator = _native.Communicator(settings | {"source": config.host if config.interface else ""})
     reducer = None
     if config.rank < config.colocated_count:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, bars, record, sums, train_step
+from bench import allreduce, bars, cores, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
@@ -54,6 +54,23 @@ def test_every_engine_sums_exactly_at_every_size(run: Path) -> None:
     assert [(row["bytes"], row["bucket_count"], row["engine"]) for row in rows] == expected
     assert all(row["median_s"] > 0 and len(row["times_s"]) == 3 for row in rows)
     assert all(row["wrong_count"] == (None if row["engine"] == "echo" else 0) for row in rows)
+
+
+def test_cores_compares_numbers_of_strands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cores.json"
+    options = ["--strands", "1,3", "--size", "4MiB", "--rounds", "1", "--batch", "2", "--json", str(path)]
+    assert cores.main(options) == 0
+    rows = json.loads(path.read_text())["rows"]
+    ways = ["+shared_memory=0", ""]
+    assert [row["engine"] for row in rows] == [f"jaxhetero:strands={n}{way}" for way in ways for n in (1, 3)]
+    assert all(row["wrong_count"] == 0 for row in rows)
+    assert "shared memory" in capsys.readouterr().out
+
+
+def test_an_engine_takes_settings() -> None:
+    assert EngineSpec.parse("jaxhetero:strands=2+failover=0").settings == (("strands", "2"), ("failover", "0"))
+    with pytest.raises(BenchError, match="no setting 'strand'; see docs"):
+        EngineSpec.parse("jaxhetero:strand=2")
 
 
 def test_json_tells_the_circumstances(run: Path) -> None:

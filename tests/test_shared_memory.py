@@ -35,13 +35,20 @@ def run(workers: int, reducers: int, **settings: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("reducers", "settings"),
-    [(2, {}), (1, {"JAXHETERO_CHECKSUM": "1"}), (1, {"JAXHETERO_COLOCATED_COUNT": "2"})],
-    ids=["dedicated", "checksums", "mixed"],
+    [
+        (2, {}),
+        (1, {"JAXHETERO_CHECKSUM": "1"}),
+        (1, {"JAXHETERO_COLOCATED_COUNT": "2"}),
+        (2, {"JAXHETERO_STRANDS": "3"}),
+    ],
+    ids=["dedicated", "checksums", "mixed", "strands"],
 )
 def test_one_host_shares_memory(reducers: int, settings: dict[str, str]) -> None:
+    settings = {"JAXHETERO_STRANDS": "1"} | settings
     shared = run(2, reducers, **settings)
     plain = run(2, reducers, JAXHETERO_SHARED_MEMORY="0", **settings)
-    count = reducers + int(settings.get("JAXHETERO_COLOCATED_COUNT", "0"))
+    reducers += int(settings.get("JAXHETERO_COLOCATED_COUNT", "0"))
+    count = reducers * int(settings["JAXHETERO_STRANDS"])
     assert [result["shared_connection_count"] for result in shared] == [count, count]
     assert [result["shared_connection_count"] for result in plain] == [0, 0]
     assert shared[0]["digests"] == plain[0]["digests"]
@@ -61,6 +68,7 @@ def test_hosts_do_not() -> None:
     with Lab({"w0": "1gbit", "w1": "1gbit"}) as lab:
         settings = {
             **os.environ,
+            "JAXHETERO_STRANDS": "1",
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "error",
             "JAX_PLATFORMS": "cpu",

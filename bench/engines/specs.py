@@ -6,12 +6,13 @@ import importlib.util
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bench.engines import build_native as native
 from bench.engines.pattern import itemsize
 from bench.errors import BenchError
+from jaxhetero.config import Config
 
 KINDS = {
     "jaxhetero": "jaxhetero.psum",
@@ -30,8 +31,8 @@ _MPI_DTYPES = ("float32", "int32")
 class EngineSpec:
     """One of ``KINDS``.
 
-    ``jaxhetero:32768x4`` has that chunk_bytes and window_chunks. ``echo:32768x4`` has at most so many bytes in flight
-    to a reducer.
+    ``jaxhetero:32768x4`` has that chunk_bytes and window_chunks, ``jaxhetero:strands=4+failover=0`` these settings.
+    ``echo:32768x4`` has at most so many bytes in flight to a reducer.
     """
 
     label: str
@@ -42,6 +43,8 @@ class EngineSpec:
     """The wire dtype of jaxhetero; None for the dtype of the payload."""
     combined: bool = False
     """For gloo in bench.train_step: XLA may combine all all-reduces of a program into one."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Fields of ``jaxhetero.config.Config``, by name, with their values as text."""
 
     @classmethod
     def parse(cls, text: str, wire_dtype: str | None = None) -> EngineSpec:
@@ -53,6 +56,8 @@ class EngineSpec:
             return cls(text, kind, wire_dtype=own_wire_dtype)
         if text == "gloo:combined":
             return cls(text, kind, combined=True)
+        if kind == "jaxhetero" and "=" in setting:
+            return cls(text, kind, wire_dtype=own_wire_dtype, settings=_parse_settings(setting))
         match = re.fullmatch(r"(\d+)x(\d+)", setting)
         if kind not in ("jaxhetero", "echo") or match is None:
             raise BenchError(f"engine is {text!r}; only jaxhetero and echo take a setting, as in jaxhetero:32768x4")
@@ -65,6 +70,15 @@ class EngineSpec:
     def wire_itemsize(self, dtype: str) -> int:
         """The bytes that an element of the payload has on the wire."""
         return itemsize(self.wire_dtype or dtype)
+
+
+def _parse_settings(text: str) -> tuple[tuple[str, str], ...]:
+    names = {field.name for field in fields(Config)}
+    settings = tuple((name, value) for name, _, value in (word.partition("=") for word in text.split("+")))
+    for name, _ in settings:
+        if name not in names:
+            raise BenchError(f"engine jaxhetero:{text}: there is no setting {name!r}; see docs/how_to/settings.md")
+    return settings
 
 
 def parse_engines(text: str, dtype: str, wire_dtype: str | None = None, collective: str = "psum") -> list[EngineSpec]:

@@ -14,6 +14,7 @@ from bench.engines import echo
 from bench.engines.specs import EngineSpec, mpiexec
 from bench.harness.job import Job, reducer_host, worker_host
 from bench.netlab import Host, Lab
+from jaxhetero.config import write_environment
 
 START_S = 300.0
 """The time that an engine's processes have to start and to meet."""
@@ -86,6 +87,7 @@ def _jaxhetero(site: Site) -> list[ProcessSpec]:
             "JAXHETERO_CHUNK_BYTES": str(site.spec.chunk_bytes),
             "JAXHETERO_WINDOW_CHUNKS": str(site.spec.window_chunks),
         }
+    env = write_environment(dict(site.spec.settings), env)
     command = [sys.executable, "-m", "jaxhetero", "reducer"]
     reducers = [
         ProcessSpec(f"reducer {index}", host, command, env, is_reducer=True)

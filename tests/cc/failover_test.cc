@@ -101,7 +101,9 @@ TEST(Failover, ReachesTheLastReducerAndThenSaysSo) {
   const TestRound round{.leaf_counts = {50000}};
   job.expect_works(round);
   std::vector<Part> parts;
+  const uint64_t sent_bytes = job.workers[0]->metrics().sent_bytes;
   parts.emplace_back(*job.workers[0], round, 0);
+  while (job.workers[0]->metrics().sent_bytes < sent_bytes + 1024) std::this_thread::yield();
   kill(job.reducers[1]);
   EXPECT_TRUE(failed_with(parts[0].wait(), Code::kReducerLost,
                           {"(host reducer-host-1", "no reducer is left", "running: test op 1 round 1"}));
@@ -138,7 +140,8 @@ TEST(Failover, KeepsOfAGatherTheOwnRow) {
   job.expect_works(round);
   for (const auto& worker : job.workers) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (worker->metrics().kept_bytes == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    while (worker->metrics().kept_bytes < round.bytes() / 3 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::yield();
     EXPECT_EQ(worker->metrics().kept_bytes, round.bytes() / 3);
   }
 }

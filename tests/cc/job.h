@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -194,6 +195,18 @@ class Part {
 
 // --- Jobs.
 
+// How many strands each process of a job has, if a test does not say. Half of the tests have two: nothing that a test
+// promises may depend on it. JAXHETERO_TEST_STRANDS gives all the same.
+inline uint32_t usual_strands() {
+  if (const char* const text = std::getenv("JAXHETERO_TEST_STRANDS"); text != nullptr) {
+    return static_cast<uint32_t>(std::stoul(text));
+  }
+  const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
+  uint32_t sum = 0;  // the same in every run
+  for (const char letter : name) sum = 31 * sum + static_cast<unsigned char>(letter);
+  return 1 + sum / 7 % 2;
+}
+
 struct Shape {
   uint32_t workers = 2;
   uint32_t reducers = 2;   // dedicated; 0: one in each of several workers
@@ -206,11 +219,12 @@ struct Shape {
   bool failover = false;
   bool measure_rates = false;
   bool shared_memory = false;
+  uint32_t strands = 0;  // of every process; 0: usual_strands()
 };
 
 class Job {
  public:
-  explicit Job(const Shape& shape) : shape_(shape) {
+  explicit Job(const Shape& shape) : shape_(shape), strands_(shape.strands > 0 ? shape.strands : usual_strands()) {
     // Bound but not listening, so nobody else gets the port, and the coordinator does.
     const TcpAddress any = *resolve("127.0.0.1", 0);
     const int on = 1;
@@ -225,6 +239,7 @@ class Job {
     config.rank = rank;
     config.job = {shape_.workers,       shape_.reducers,  colocated_count(), shape_.chunk_bytes,
                   shape_.window_chunks, shape_.checksums, shape_.failover,   shape_.measure_rates};
+    config.most_strands = strands_;
     config.shared_memory = shape_.shared_memory;
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
@@ -238,6 +253,7 @@ class Job {
     ReducerServerConfig config;
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
+    config.most_strands = strands_;
     config.colocated_rank = index < shape_.reducers ? -1 : static_cast<int32_t>(index - shape_.reducers);
     config.host_name = "reducer-host-" + std::to_string(index);
     config.version = "1.0";
@@ -325,12 +341,14 @@ class Job {
   }
 
   [[nodiscard]] const TcpAddress& address() const { return address_; }
+  [[nodiscard]] uint32_t strands() const { return strands_; }
 
   std::vector<std::unique_ptr<ReducerServer>> reducers;
   std::vector<std::unique_ptr<Communicator>> workers;  // by rank
 
  private:
-  Shape shape_;
+  const Shape shape_;
+  const uint32_t strands_;
   Fd port_holder_{::socket(AF_INET, SOCK_STREAM, 0)};
   TcpAddress address_;
 };

@@ -153,8 +153,8 @@ TEST(Loopback, TakesNoRoundThatIsNotWhatItsOpWasBefore) {
 class EveryLayout : public testing::TestWithParam<Kind> {};
 
 TEST_P(EveryLayout, GivesTheSameBits) {
-  TestRound round{.kind = GetParam(), .dtype = DType::kF16, .leaf_counts = {50000}};
-  if (has_rows(round.kind)) round.leaf_counts = {12000, 500}, round.rows = 4;
+  TestRound round{.kind = GetParam(), .dtype = DType::kF16, .leaf_counts = {100000}};
+  if (has_rows(round.kind)) round.leaf_counts = {24000, 1000}, round.rows = 4;
   const Shape shapes[] = {
       {.workers = 4, .reducers = 1},
       {.workers = 4, .reducers = 3, .chunk_bytes = 4096},
@@ -172,7 +172,8 @@ TEST_P(EveryLayout, GivesTheSameBits) {
       ASSERT_NO_FATAL_FAILURE(job.expect_works(round));  // against one and the same sum
     }
     for (const auto& worker : job.workers) {
-      EXPECT_EQ(worker->metrics().shared_connection_count, shape.shared_memory ? job.reducers.size() : 0);
+      const size_t connection_count = job.strands() * job.reducers.size();
+      EXPECT_EQ(worker->metrics().shared_connection_count, shape.shared_memory ? connection_count : 0);
       EXPECT_EQ(worker->metrics().lent_bytes > 0, shape.shared_memory && shape.failover) << "it lends what it keeps";
     }
     job.expect_shutdown();

@@ -179,12 +179,15 @@ TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
   EXPECT_EQ(decode_op_description(encode(description))->spec, description.spec);
 }
 
-Registration a_registration() { return {Role::kReducer, -1, 1, {4, 2, 65536, 8}, "1.2.3", "host-a", 4242, "10.0.0.1"}; }
+Registration a_registration() {
+  return {Role::kReducer, -1, 1, {4, 2, 65536, 8}, 3, "1.2.3", "host-a", 4242, "10.0.0.1"};
+}
 
 View some_view() {
   View view;
   view.job_id = 0x0102030405060708;
   view.job = {3, 2, 0, 65536, 8, true, true};
+  view.strand_count = 4;
   view.own_index = 1;
   view.worker_hosts = {"a", "", "host-c"};
   view.reducers = {{0, "10.0.0.1", 4000, "a", -1}, {7, "::1", 65535, "b", 2}};
@@ -225,7 +228,7 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"view", encode(some_view()), &again<decode_view>},
-          {"op_description", encode(a_description()), &again<decode_op_description>, 30},
+          {"op_description", encode(a_description()), &again<decode_op_description>, 42},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
@@ -308,7 +311,7 @@ TEST(Header, SurvivesDamage) {
     }
     ++accepted;
     ASSERT_EQ(encode(decoded.value()), damaged);
-    ASSERT_LE(decoded->payload_bytes, kMaxChunkBytes);
+    ASSERT_LE(decoded->payload_bytes, std::max(kMaxChunkBytes, kMaxControlBytes));
   }
   EXPECT_GT(accepted, 1000);
 }
@@ -368,7 +371,7 @@ TEST(View, OfTheLargestJobFitInAFrame) {
   View view = some_view();
   view.job.worker_count = kMaxWorkers;
   view.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
-  view.resume.assign(kMaxOps, {1, 2});
+  view.resume.assign(size_t{kMaxOps} * kMaxStrands, {1, 2});
   view.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0});
   const Bytes bytes = encode(view);
   EXPECT_LE(bytes.size(), kMaxControlBytes);
@@ -403,7 +406,10 @@ INSTANTIATE_TEST_SUITE_P(
                                 m.job.worker_count = kMaxWorkers + 1;
                                 m.worker_hosts.resize(kMaxWorkers + 1);
                               }},
-                    SpoiltJob{"too_many_rounds_to_resume", [](View& m) { m.resume.resize(kMaxOps + 1); }},
+                    SpoiltJob{"no_strand", [](View& m) { m.strand_count = 0; }},
+                    SpoiltJob{"too_many_strands", [](View& m) { m.strand_count = kMaxStrands + 1; }},
+                    SpoiltJob{"too_many_rounds_to_resume",
+                              [](View& m) { m.resume.resize(size_t{kMaxOps} * kMaxStrands + 1); }},
                     SpoiltJob{"too_many_reducers", [](View& m) { m.reducers.resize(kMaxReducers + 1); }}),
     [](const auto& info) { return info.param.name; });
 

@@ -26,7 +26,7 @@ struct CountersOf {
   Number live_reducer_count{0};  // reducers of the view (worker)
   Number joined_count{0};        // workers of the view that have joined (reducer)
 };
-// Written on the event loop's thread, read on any.
+// Each strand writes counters of its own; any thread reads them.
 using Counters = CountersOf<std::atomic<uint64_t>>;
 using Metrics = CountersOf<uint64_t>;
 
@@ -47,6 +47,10 @@ void for_each_counter(Visit&& visit) {
   visit("kept_bytes", &Counters::kept_bytes, &Metrics::kept_bytes);
   visit("live_reducer_count", &Counters::live_reducer_count, &Metrics::live_reducer_count);
   visit("joined_count", &Counters::joined_count, &Metrics::joined_count);
+}
+
+inline void add(Metrics& total, const Metrics& more) {
+  for_each_counter([&](const char* /*name*/, auto /*counter*/, auto metric) { total.*metric += more.*metric; });
 }
 
 inline Metrics snapshot(const Counters& counters) {

@@ -42,7 +42,7 @@ struct CudaLane::Flight {
   std::shared_ptr<std::byte> outputs;
   std::atomic<size_t> ready_bytes = 0;  // of the inputs
 
-  std::vector<size_t> missing_bytes;  // of the outputs, by slice; the communicator's thread only
+  std::vector<std::atomic<size_t>> missing_bytes;  // of the outputs, by slice; the threads of the strands
 
   // The lane's thread only.
   uint32_t first_copy_count = 0;  // the copy counter reaches it when the operands are written
@@ -345,8 +345,9 @@ void CudaLane::start_round(const FlightPtr& flight) {
   if (flight->receives) {
     const size_t bytes = flight->results.bytes();
     request.outputs.append(flight->outputs.get(), bytes);
+    flight->missing_bytes = std::vector<std::atomic<size_t>>((bytes + config_.slice_bytes - 1) / config_.slice_bytes);
     for (size_t offset = 0; offset < bytes; offset += config_.slice_bytes) {
-      flight->missing_bytes.push_back(std::min(config_.slice_bytes, bytes - offset));
+      flight->missing_bytes[offset / config_.slice_bytes] = std::min(config_.slice_bytes, bytes - offset);
     }
   }
   request.inputs_owner = flight->inputs;
@@ -355,8 +356,7 @@ void CudaLane::start_round(const FlightPtr& flight) {
     while (bytes > 0) {
       const size_t slice = offset / slice_bytes;
       const size_t part = std::min(bytes, (slice + 1) * slice_bytes - offset);
-      flight->missing_bytes[slice] -= part;
-      if (flight->missing_bytes[slice] == 0) inbox->add({flight, slice, std::nullopt});
+      if (flight->missing_bytes[slice].fetch_sub(part) == part) inbox->add({flight, slice, std::nullopt});
       offset += part;
       bytes -= part;
     }

@@ -248,8 +248,9 @@ Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
     forgettable.ops.push_back({op.op, still.completed_count});
     still_.erase(op.op);
   }
-  if (still_.size() > kMaxOps)
-    return {Code::kProtocol, "it reports progress in more than " + std::to_string(kMaxOps) + " ops"};
+  const size_t most_ops = size_t{kMaxOps} * view_.strand_count;
+  if (still_.size() > most_ops)
+    return {Code::kProtocol, "it reports progress in more than " + std::to_string(most_ops) + " ops"};
   if (forgettable.ops.empty()) return {};
   for (auto& [connection, other] : guests_) {
     if (!other.is_worker() || !other.is_member()) continue;
@@ -481,6 +482,7 @@ void Coordinator::tell_reducers() {
   std::memcpy(&view_.job_id, random.data(), sizeof view_.job_id);
   view_.job = job_;
   view_.worker_hosts.resize(job_.worker_count);
+  view_.strand_count = strand_count();
   for (auto& [connection, guest] : guests_) {
     if (guest.is_worker()) {
       view_.worker_hosts[static_cast<size_t>(guest.registration.rank)] = guest.registration.host_name;
@@ -495,6 +497,16 @@ void Coordinator::tell_reducers() {
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
   if (view_.reducers.empty()) tell_view();
+}
+
+// As many as every process can run, if the job does not say how many.
+uint32_t Coordinator::strand_count() const {
+  if (job_.strands > 0) return job_.strands;
+  uint32_t least = kMaxStrands;
+  for (const auto& [connection, guest] : guests_) {
+    if (guest.is_registered()) least = std::min(least, guest.registration.strand_count);
+  }
+  return least;
 }
 
 std::string Coordinator::missing() const {

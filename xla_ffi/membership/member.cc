@@ -95,7 +95,7 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
       if (callbacks_.on_leaving) callbacks_.on_leaving();
       return {};
     case FrameType::kAsk:
-      send(OutFrame::control(FrameType::kState, encode(callbacks_.on_ask ? callbacks_.on_ask() : ProcessState())));
+      if (callbacks_.on_ask) callbacks_.on_ask();
       return {};
     case FrameType::kLost: {
       const Result<Lost> lost = decode_lost(control_);

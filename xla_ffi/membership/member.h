@@ -34,7 +34,7 @@ class Member final : private ConnectionOwner {
     std::function<void(const Progress&)> on_forget;
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
-    std::function<ProcessState()> on_ask = {};      // how this process is doing
+    std::function<void()> on_ask = {};              // how is this process doing? Answer with kState, soon
     std::function<void(const Lost&)> on_lost = {};  // the job goes on without this reducer; the last
     std::function<void(const Status&)> on_failure;  // at most once, and last
   };

@@ -1,18 +1,31 @@
 #include "xla_ffi/reducer/server.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "xla_ffi/wire/frame.h"
-#include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMaxPatience{5000};  // before a late worker is named
 constexpr milliseconds kFaultFlush{2000};
+constexpr milliseconds kLateInterval{2500};
+
+// By rank, the longest wait of any strand; the longest first.
+std::vector<ProcessState::LateWorker> merge(const std::vector<std::vector<ProcessState::LateWorker>>& of_strands) {
+  std::map<uint32_t, uint32_t> waited_ms;
+  for (const auto& workers : of_strands) {
+    for (const auto& worker : workers) waited_ms[worker.rank] = std::max(waited_ms[worker.rank], worker.waited_ms);
+  }
+  std::vector<ProcessState::LateWorker> merged;
+  for (const auto& [rank, ms] : waited_ms) merged.push_back({rank, ms});
+  std::ranges::stable_sort(merged, std::greater(), &ProcessState::LateWorker::waited_ms);
+  if (merged.size() > kMaxLateWorkers) merged.resize(kMaxLateWorkers);
+  return merged;
+}
 
 }  // namespace
 
@@ -26,36 +39,15 @@ Status ReducerServer::start() {
   if (!coordinator.ok()) return coordinator.status();
   Result<TcpAddress> address = resolve(config_.host, config_.port);
   if (!address.ok()) return address.status();
-  Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
-  if (!loop.ok()) return loop.status();
-  loop_ = std::move(*loop);
+  if (Status status = loops_.add(); !status.ok()) return status;
+  loop_ = &loops_.at(0);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token);
   context_->counters = counters_;
   Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(*loop_, *address, "this reducer");
   if (!listener.ok()) return listener.status();
   listener_ = std::move(*listener);
-
-  Registration registration;
-  registration.role = Role::kReducer;
-  registration.rank = config_.colocated_rank;
-  registration.number = config_.number;
-  registration.version = config_.version;
-  registration.host_name = config_.host_name;
-  registration.port = listener_->port();
-  registration.address = config_.host.empty() ? "" : address->host();
-  member_ = std::make_unique<Member>(*context_, *coordinator, std::move(registration), log_, config_.timeout);
-  loop_->post([this] {
-    member_->start(config_.start_timeout, {
-                                              .on_view = [this](const View& view) { start_job(view); },
-                                              .on_halt = {},
-                                              .on_forget = {},
-                                              .on_leaving = {},
-                                              .on_goodbye = [this] { close_down({}); },
-                                              .on_ask = [this] { return state(); },
-                                              .on_lost = [this](const Lost& lost) { note_lost(lost); },
-                                              .on_failure = [this](const Status& why) { close_down(why); },
-                                          });
-  });
+  member_ = std::make_unique<Member>(*context_, *coordinator, registration(*address), log_, config_.timeout);
+  loop_->post([this] { member_->start(config_.start_timeout, member_callbacks()); });
   thread_ = std::thread([this] {
     loop_->run();
     hang_up();
@@ -63,183 +55,146 @@ Status ReducerServer::start() {
   return {};
 }
 
+Registration ReducerServer::registration(const TcpAddress& address) const {
+  Registration registration;
+  registration.role = Role::kReducer;
+  registration.rank = config_.colocated_rank;
+  registration.number = config_.number;
+  registration.strand_count = config_.most_strands;
+  registration.version = config_.version;
+  registration.host_name = config_.host_name;
+  registration.port = listener_->port();
+  registration.address = config_.host.empty() ? "" : address.host();
+  return registration;
+}
+
+Member::Callbacks ReducerServer::member_callbacks() {
+  return {
+      .on_view = [this](const View& view) { start_job(view); },
+      .on_halt = {},
+      .on_forget = {},
+      .on_leaving = {},
+      .on_goodbye = [this] { close_down({}); },
+      .on_ask = [this] { answer_state(); },
+      .on_lost = [this](const Lost& lost) { note_lost(lost); },
+      .on_failure = [this](const Status& why) { close_down(why); },
+  };
+}
+
+// --- Strands.
+
 void ReducerServer::start_job(const View& view) {
-  if (reducer_) return;
-  view_ = view;
+  if (!strands_.empty()) return;
   place_.set({view.job_id, view.own_index});
-  reducer_ = std::make_unique<ReducerStateMachine>(
-      ReducerStateMachine::Job{view_.worker_hosts, view_.job, view_.number > 0}, context_->lent_memory);
-  context_->checksums = view.job.checksum;
-  by_rank_.assign(view.worker_hosts.size(), nullptr);
-  const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
-    auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
-    peers_[connection.get()].connection = connection;
-  });
-  if (!status.ok()) return finish(status);
-  if (view_.number == 0) loop_->after(config_.start_timeout, [this] { check_all_joined(); });
-  watch_rounds();
+  while (strands_.size() < view.strand_count) {
+    if (const Status status = add_strand(view); !status.ok()) return finish(status);
+  }
+  if (const Status status = open_doors(); !status.ok()) return finish(status);
+  watch_late();
   member_->send(OutFrame::control(FrameType::kReady, {}));
   log_.add(Severity::kInfo, "reducer " + std::to_string(view.own_index) + " is ready for " +
                                 std::to_string(view.worker_hosts.size()) + " workers on port " +
                                 std::to_string(listener_->port()));
 }
 
-ProcessState ReducerServer::state() const {
-  ProcessState state = process_state(view_.number, metrics());
-  if (reducer_) state.late_workers = reducer_->late_workers(loop_->now_ms());
-  return state;
-}
-
-std::string ReducerServer::own_name() const {
-  return "reducer " + std::to_string(view_.own_index) + " (host " + config_.host_name + ")";
-}
-
-void ReducerServer::check_all_joined() {
-  if (counters_->joined_count == by_rank_.size() || view_.number > 0 || closing_) return;
-  std::string missing;
-  for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
-    if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
+Status ReducerServer::add_strand(const View& view) {
+  const size_t index = strands_.size();
+  if (index > 0) {
+    if (Status status = loops_.add(); !status.ok()) return status;
   }
-  reducer_->fail({Code::kStartTimeout, "these workers did not join " + own_name() + " in time: " + missing}, outgoing_);
-  deliver();
-}
-
-Status ReducerServer::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
-  Peer& peer = peers_[&connection];
-  if (header.type == FrameType::kPush) {
-    if (!peer.rank.has_value()) return {Code::kProtocol, "it pushed before it joined"};
-    Result<std::span<std::byte>> memory = reducer_->start_push(*peer.rank, header, loop_->now_ms(), outgoing_);
-    deliver();
-    if (!memory.ok()) return memory.status();
-    into = as_pieces(*memory);
-    return {};
-  }
-  peer.control.resize(header.payload_bytes);
-  into = as_pieces(peer.control);
+  auto context = std::make_unique<TcpContext>(loops_.at(index), config_.token, view.job.checksum);
+  ReducerStrand::Config config{own_name(view), config_.start_timeout, config_.timeout};
+  auto strand =
+      std::make_unique<ReducerStrand>(std::move(config), std::move(context), view, log_, strand_callbacks(index));
+  loops_.run_on(index, [strand = strand.get()] { strand->start(); });
+  const std::lock_guard lock(strands_mutex_);
+  strands_.push_back(std::move(strand));
   return {};
 }
 
-Status ReducerServer::on_frame(Connection& connection, const FrameHeader& header) {
-  Peer& peer = peers_[&connection];
-  if (header.type == FrameType::kJoin) return join(peer);
-  if (!peer.rank.has_value()) return {Code::kProtocol, "it spoke before it joined"};
-  Status status;
-  switch (header.type) {
-    case FrameType::kPush:
-      status = reducer_->finish_push(*peer.rank, header, loop_->now_ms(), outgoing_);
-      count_rounds();
-      break;
-    case FrameType::kDescribe:
-      status = describe_op(peer, header);
-      break;
-    case FrameType::kFault:
-      reducer_->fail(decode_fault(peer.control), outgoing_);
-      break;
-    case FrameType::kGoodbye:
-      reducer_->leave(*peer.rank, {}, outgoing_);
-      break;
-    default:
-      status = {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
-  }
-  deliver();
-  return status;
+// What a strand says is heard on the server's thread.
+ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index) {
+  const auto hear = [this, index](EventLoop::Task task) { index == 0 ? task() : loop_->post(std::move(task)); };
+  return {
+      .on_fault =
+          [this, hear](const Status& why) {
+            hear([this, why] {
+              on_strands([why](ReducerStrand& strand) { strand.fail(why); });
+              close_down(why);
+            });
+          },
+      .on_quiet = [this, hear] { hear([this] { note_quiet(); }); },
+  };
 }
 
-Result<bool> ReducerServer::on_lent(Connection& connection, const FrameHeader& header,
-                                    const std::shared_ptr<const std::byte>& payload) {
-  const Peer& peer = peers_[&connection];
-  if (header.type != FrameType::kPush || !peer.rank.has_value()) return false;
-  Result<bool> taken = reducer_->take_lent(*peer.rank, header, payload, loop_->now_ms(), outgoing_);
-  count_rounds();
-  deliver();
-  return taken;
+// A connection goes to the strand that its peer asks for.
+Status ReducerServer::open_doors() {
+  const auto hand_over = [this](size_t index, Fd socket, const TcpAddress& peer,
+                                const std::shared_ptr<void>& admission) {
+    const auto handed = std::make_shared<Fd>(std::move(socket));
+    loops_.run_on(index, [strand = strands_[index].get(), handed, peer, admission] {
+      strand->accept(std::move(*handed), peer, admission);
+    });
+  };
+  door_ = std::make_unique<StrandDoor>(*loop_, strands_.size(), hand_over);
+  return listener_->start([this](Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission) {
+    door_->enter(std::move(socket), peer, admission);
+  });
 }
 
-void ReducerServer::count_rounds() {
-  counters_->round_count = earlier_round_count_ + reducer_->completed_round_count();
+void ReducerServer::on_strands(const std::function<void(ReducerStrand&)>& task) {
+  for (size_t index = 0; index < strands_.size(); ++index) {
+    loops_.run_on(index, [task, strand = strands_[index].get()] { task(*strand); });
+  }
 }
 
-Status ReducerServer::describe_op(const Peer& peer, const FrameHeader& header) {
-  Result<OpDescription> description = decode_op_description(peer.control);
-  if (!description.ok()) return description.status();
-  return reducer_->describe_op(*peer.rank, header, std::move(*description), outgoing_);
+std::string ReducerServer::own_name(const View& view) const {
+  return "reducer " + std::to_string(view.own_index) + " (host " + config_.host_name + ")";
 }
 
-Status ReducerServer::check(const Join& join) const {
-  const std::string hint = "; is it of this job, and its rank its own?";
-  if (join.job_id != view_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
-  if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
-    return {Code::kInvalidArgument,
-            "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
+Metrics ReducerServer::metrics() const {
+  Metrics total = snapshot(*counters_);
+  const std::lock_guard lock(strands_mutex_);
+  for (const auto& strand : strands_) {
+    Metrics metrics = strand->metrics();
+    if (strand != strands_.front()) metrics.joined_count = 0;  // the same workers
+    add(total, metrics);
   }
-  const auto first = std::ranges::find_if(by_rank_, [](const TcpConnection* c) { return c != nullptr; });
-  if (first != by_rank_.end() && join.plan != plan_) {
-    return {Code::kVersionMismatch, "its plan, which reducer sums what, is not that of " +
-                                        reducer_->worker_name(static_cast<uint32_t>(first - by_rank_.begin()))};
-  }
-  return {};
+  return total;
 }
 
-Status ReducerServer::join(Peer& peer) {
-  Result<Join> join = decode_join(peer.control);
-  if (!join.ok()) return join.status();
-  if (join->job_id == view_.job_id && join->view < view_.number)
-    return {Code::kProtocol, "its view of the job is an earlier one"};
-  if (join->job_id == view_.job_id && join->view > view_.number) enter_view(join->view);
-  if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
-  if (const Status refusal = check(*join); !refusal.ok()) {
-    // The worker is told why, and so is the log: the worker may have been started with the settings of another job.
-    refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
-                  loop_->now_ms());
-    const Status word(refusal.code(), "refused by " + own_name() + ": " + refusal.message());
-    peer.connection->send(OutFrame::control(FrameType::kFault, encode(word)));
-    peer.connection->close_after_flush();
-    return {};
-  }
-  peer.rank = join->rank;
-  by_rank_[join->rank] = peer.connection.get();
-  plan_ = join->plan;
-  ++counters_->joined_count;
-  if (!reducer_->fault().ok()) {
-    peer.connection->send(OutFrame::control(FrameType::kFault, encode(reducer_->fault())));
-    peer.connection->close_after_flush();
-  }
-  return {};
+// --- Late workers.
+
+void ReducerServer::find_late(std::function<void(LateWorkers)> then) {
+  if (strands_.empty()) return then({});
+  loops_.ask<LateWorkers>([this](size_t index) { return strands_[index]->late_workers(); },
+                          [then = std::move(then)](const std::vector<LateWorkers>& found) { then(merge(found)); });
 }
 
-// A worker has joined with a later view: rounds that the old one left incomplete will be pushed anew.
-void ReducerServer::enter_view(uint32_t number) {
-  view_.number = number;
-  earlier_round_count_ += reducer_->completed_round_count();
-  for (TcpConnection*& connection : by_rank_) {
-    if (connection == nullptr) continue;
-    connection->close();
-    peers_.erase(std::exchange(connection, nullptr));
-  }
-  counters_->joined_count = 0;
-  context_->unread.clear();  // every worker left the old view before the coordinator announced this one
-  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
-                                                   context_->lent_memory);
+void ReducerServer::watch_late() {
+  loop_->after(std::max(std::min(kLateInterval, config_.timeout / 8), milliseconds(1)), [this] {
+    find_late([this](LateWorkers late) {
+      const std::lock_guard lock(mutex_);
+      late_workers_ = std::move(late);
+    });
+    watch_late();
+  });
 }
 
-// Sends the frames of the state machine. After a fault they are the last ones: all connections are flushed and closed,
-// and a worker that joins later is told the fault then.
-void ReducerServer::deliver() {
-  for (Outgoing& frame : outgoing_) {
-    TcpConnection* connection = by_rank_[frame.rank];
-    if (connection == nullptr) continue;
-    if (frame.header.type != FrameType::kResult) {
-      peers_[connection].control_bytes += static_cast<int64_t>(kHeaderBytes + frame.payload.size());
-    }
-    connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
-  }
-  outgoing_.clear();
-  if (closing_ || reducer_->fault().ok()) return;
-  for (const auto& [key, peer] : peers_) {
-    if (peer.rank.has_value()) peer.connection->close_after_flush();
-  }
-  close_down(reducer_->fault());
+void ReducerServer::answer_state() {
+  find_late([this](LateWorkers late) {
+    ProcessState state = process_state(strands_.empty() ? 0 : strands_[0]->view_number(), metrics());
+    state.late_workers = std::move(late);
+    member_->send(OutFrame::control(FrameType::kState, encode(state)));
+  });
 }
+
+std::vector<ProcessState::LateWorker> ReducerServer::late_workers() {
+  const std::lock_guard lock(mutex_);
+  return late_workers_;
+}
+
+// --- The end.
 
 // The job is over. The workers know, or will hear it from the coordinator, and close their connections. Closing one
 // earlier would look like the death of this reducer.
@@ -247,7 +202,12 @@ void ReducerServer::close_down(const Status& how) {
   if (std::exchange(closing_, true)) return;
   end_ = how;
   if (!how.ok()) loop_->after(kFaultFlush, [this] { finish(end_); });
-  end_if_done();
+  if (strands_.empty()) return finish(end_);
+  on_strands([how](ReducerStrand& strand) { strand.close_down(how); });
+}
+
+void ReducerServer::note_quiet() {
+  if (++quiet_strand_count_ == strands_.size()) finish(end_);
 }
 
 // The workers have left for the next view already, and nobody is to hear more of this one.
@@ -257,56 +217,6 @@ void ReducerServer::note_lost(const Lost& lost) {
     lost_number_ = lost.reducer;
   }
   finish({Code::kReducerLost, lost.why});
-}
-
-void ReducerServer::on_close(Connection& connection, const Status& why) {
-  const auto found = peers_.find(&connection);
-  if (found == peers_.end()) return;
-  const Peer peer = std::move(found->second);
-  peers_.erase(found);
-  if (!peer.rank.has_value()) {
-    const std::string text = "refused a connection from " + connection.peer() + ": " + why.message();
-    if (!why.ok()) refusals_.add(log_, Severity::kInfo, text, loop_->now_ms());
-  } else if (by_rank_[*peer.rank] == peer.connection.get()) {
-    by_rank_[*peer.rank] = nullptr;
-    // The coordinator finds out whether a worker lives; but only this reducer knows that it broke the protocol.
-    if (!why.ok() && why.code() != Code::kInternal) reducer_->leave(*peer.rank, why, outgoing_);
-    deliver();
-  }
-  if (closing_) end_if_done();
-}
-
-void ReducerServer::end_if_done() {
-  // Workers that have not joined yet are to hear why the job failed.
-  if (!end_.ok() && counters_->joined_count < by_rank_.size()) return;
-  const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
-  if (std::ranges::none_of(peers_, has_joined)) finish(end_);
-}
-
-void ReducerServer::watch_rounds() {
-  const milliseconds patience = std::min(kMaxPatience, config_.timeout / 4);
-  loop_->after(std::max(patience / 2, milliseconds(1)), [this, patience] {
-    reducer_->report_late(loop_->now_ms(), patience.count(), outgoing_, find_moving());
-    deliver();
-    {
-      const std::lock_guard lock(mutex_);
-      late_workers_ = reducer_->late_workers(loop_->now_ms());
-    }
-    watch_rounds();
-  });
-}
-
-// The workers, by rank, that have sent or taken bytes of a bucket since the last look: more bytes have passed than ever
-// before, beyond those of control frames.
-std::vector<bool> ReducerServer::find_moving() {
-  std::vector<bool> moving(by_rank_.size());
-  for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
-    if (by_rank_[rank] == nullptr) continue;
-    Peer& peer = peers_[by_rank_[rank]];
-    const int64_t data_bytes = static_cast<int64_t>(by_rank_[rank]->passed_bytes()) - peer.control_bytes;
-    moving[rank] = data_bytes > std::exchange(peer.data_bytes, std::max(peer.data_bytes, data_bytes));
-  }
-  return moving;
 }
 
 void ReducerServer::finish(const Status& how) {
@@ -322,7 +232,8 @@ void ReducerServer::finish(const Status& how) {
 void ReducerServer::hang_up() {
   member_->stop();
   listener_->stop();
-  for (const auto& [key, peer] : peers_) peer.connection->close();
+  on_strands([](ReducerStrand& strand) { strand.hang_up(); });
+  loops_.stop();
 }
 
 std::optional<Status> ReducerServer::wait(milliseconds patience) {
@@ -336,13 +247,8 @@ std::optional<uint32_t> ReducerServer::lost_number() {
   return lost_number_;
 }
 
-std::vector<ProcessState::LateWorker> ReducerServer::late_workers() {
-  const std::lock_guard lock(mutex_);
-  return late_workers_;
-}
-
 void ReducerServer::stop() {
-  if (loop_) loop_->post([this] { finish({}); });
+  if (loop_ != nullptr) loop_->post([this] { finish({}); });
 }
 
 }  // namespace jaxhetero

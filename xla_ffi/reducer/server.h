@@ -1,13 +1,15 @@
-// A reducer process, or the reducer inside a worker: joins the job, takes the workers' connections, and moves frames
-// between them and a ReducerStateMachine.
+// A reducer process, or the reducer inside a worker: joins the job, hands the workers' connections to its strands,
+// which sum, and ends as the coordinator or a failure says.
 //
-// One event loop on one thread of its own does all of this. The functions of ReducerServer may be called from any
-// thread.
+// Each strand has an event loop on a thread of its own; the server itself lives on the first one's. The functions of
+// ReducerServer may be called from any thread.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
-#include <map>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,13 +20,14 @@
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
+#include "xla_ffi/base/loop_group.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/member.h"
-#include "xla_ffi/reducer/state_machine.h"
+#include "xla_ffi/reducer/strand.h"
+#include "xla_ffi/transport/strand_door.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
 #include "xla_ffi/wire/codec.h"
-#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
@@ -40,6 +43,7 @@ struct ReducerServerConfig {
   std::string version;
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};
+  uint32_t most_strands = 1;  // that this process can run, if the job does not say how many
 };
 
 // These settings by name: the names are those of jaxhetero.config.ReducerConfig, and colocated_rank.
@@ -53,12 +57,15 @@ void for_each_reducer_setting(Visit&& visit) {
   visit("colocated_rank", &ReducerServerConfig::colocated_rank);
   visit("start_timeout_ms", &ReducerServerConfig::start_timeout);
   visit("timeout_ms", &ReducerServerConfig::timeout);
+  visit("most_strands", &ReducerServerConfig::most_strands);
 }
 
-class ReducerServer final : private ConnectionOwner {
+class ReducerServer {
  public:
   explicit ReducerServer(ReducerServerConfig config) : config_(std::move(config)) {}
-  ~ReducerServer() override;
+  ~ReducerServer();
+  ReducerServer(const ReducerServer&) = delete;
+  ReducerServer& operator=(const ReducerServer&) = delete;
 
   // Binds the socket and starts the thread. Waits for no other process.
   Status start();
@@ -72,72 +79,56 @@ class ReducerServer final : private ConnectionOwner {
   void stop();
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
-  [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
+  [[nodiscard]] Metrics metrics() const;
   // Which reducer of which job it is; nothing before it has heard that. Any thread.
   [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
 
  private:
-  struct Peer {
-    std::shared_ptr<TcpConnection> connection;
-    std::optional<uint32_t> rank;  // once it has joined
-    Bytes control;                 // the payload of its latest frame that is no chunk
-    int64_t control_bytes = 0;     // sent to it in frames that are no totals
-    int64_t data_bytes = 0;        // the most that has passed beyond those
-  };
+  using LateWorkers = std::vector<ProcessState::LateWorker>;
 
-  void on_open(Connection&) override {}
-  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
-  Status on_frame(Connection& connection, const FrameHeader& header) override;
-  Result<bool> on_lent(Connection& connection, const FrameHeader& header,
-                       const std::shared_ptr<const std::byte>& payload) override;
-  void on_close(Connection& connection, const Status& why) override;
-
+  [[nodiscard]] Registration registration(const TcpAddress& address) const;
+  [[nodiscard]] Member::Callbacks member_callbacks();
   void start_job(const View& view);
-  [[nodiscard]] ProcessState state() const;
-  [[nodiscard]] std::string own_name() const;
-  [[nodiscard]] Status check(const Join& join) const;
-  Status join(Peer& peer);
-  Status describe_op(const Peer& peer, const FrameHeader& header);
-  void count_rounds();
-  void enter_view(uint32_t number);
-  void check_all_joined();
-  void watch_rounds();
-  [[nodiscard]] std::vector<bool> find_moving();
-  void deliver();
+  Status add_strand(const View& view);
+  [[nodiscard]] ReducerStrand::Callbacks strand_callbacks(size_t index);
+  Status open_doors();
+  void watch_late();
+  void find_late(std::function<void(LateWorkers)> then);
+  void answer_state();
+  [[nodiscard]] std::string own_name(const View& view) const;
+  void on_strands(const std::function<void(ReducerStrand&)>& task);
   void close_down(const Status& how);
+  void note_quiet();
   void note_lost(const Lost& lost);
-  void end_if_done();
   void finish(const Status& how);
   void hang_up();
 
   const ReducerServerConfig config_;
   EventLog log_;
-  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // but for the strands' own
   Place place_;
-  std::unique_ptr<EventLoop> loop_;
-  std::unique_ptr<TcpContext> context_;
+
+  LoopGroup loops_;            // of the strands, in their order
+  EventLoop* loop_ = nullptr;  // the first of them, which is the server's as well
+  mutable std::mutex strands_mutex_;
+  std::vector<std::unique_ptr<ReducerStrand>> strands_;  // changed under the mutex, on the loop's thread
+  std::unique_ptr<TcpContext> context_;                  // of the member
   std::unique_ptr<TcpListener> listener_;
+  std::unique_ptr<StrandDoor> door_;
   std::unique_ptr<Member> member_;
-  std::thread thread_;
+  std::thread thread_;  // of the first loop
 
   // The loop's thread only.
-  View view_;
-  std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
-  std::map<const Connection*, Peer> peers_;
-  std::vector<TcpConnection*> by_rank_;  // null until the worker has joined
-  uint64_t plan_ = 0;                    // ShardPlan::digest() of the workers that have joined
-  std::vector<Outgoing> outgoing_;
-  RefusalLog refusals_;
   bool closing_ = false;
-  Status end_;                        // how it ends, once it closes down
-  uint64_t earlier_round_count_ = 0;  // of earlier views
+  Status end_;  // how it ends, once it closes down
+  size_t quiet_strand_count_ = 0;
 
   std::mutex mutex_;
   std::condition_variable ended_;
   // Guarded by mutex_.
   std::optional<Status> result_;
   std::optional<uint32_t> lost_number_;
-  std::vector<ProcessState::LateWorker> late_workers_;
+  LateWorkers late_workers_;
 };
 
 }  // namespace jaxhetero

@@ -252,7 +252,7 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   }
   if (chunk.last) {
     last_completed_ = op_name(op_id, op) + " round " + std::to_string(op.round);
-    ++completed_round_count_;
+    if (op.spec.part == 0) ++completed_round_count_;
     ++op.round;
     op.running = false;
   }

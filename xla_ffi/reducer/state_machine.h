@@ -87,6 +87,7 @@ class ReducerStateMachine {
 
   // Ok until the job failed.
   [[nodiscard]] const Status& fault() const { return fault_; }
+  // Of several parts of a bucket's rounds, only those of part 0 count.
   [[nodiscard]] uint64_t completed_round_count() const { return completed_round_count_; }
   [[nodiscard]] uint32_t worker_count() const { return static_cast<uint32_t>(job_.worker_hosts.size()); }
   [[nodiscard]] std::string worker_name(uint32_t rank) const;  // "rank 3 (host b)"

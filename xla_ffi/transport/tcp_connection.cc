@@ -188,7 +188,7 @@ Status TcpConnection::start_handshake(Handshake::Side side) {
   phase_ = Phase::kHandshake;
   const std::optional<Nonce> nonce = fresh_nonce();
   if (!nonce.has_value()) return {Code::kInternal, "the kernel gave no random numbers"};
-  handshake_.emplace(side, context_.token, *nonce, peer_);
+  handshake_.emplace(side, context_.token, *nonce, peer_, context_.strand);
   send_handshake(handshake_->opening());
   return {};
 }

@@ -29,6 +29,8 @@ struct TcpContext {
   bool checksums;
   // The address of the local interface that outgoing connections bind to. Without one, the routing table decides.
   std::optional<TcpAddress> source = std::nullopt;
+  // Of the processes that connections are made to: which of their strands takes them.
+  uint16_t strand = 0;
   std::shared_ptr<Counters> counters = std::make_shared<Counters>();
   // Payloads allocated here can be lent to peers on this host.
   std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>();

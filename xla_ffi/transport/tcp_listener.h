@@ -2,6 +2,7 @@
 // they know the job token is bounded.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,7 +19,7 @@ namespace jaxhetero {
 // Used on the loop's thread, except for bind(). Never blocks.
 class TcpListener {
  public:
-  // The peer counts as unproved for as long as `admission` is held.
+  // The peer counts as unproved for as long as `admission` is held, on any thread.
   using OnAccept = std::function<void(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission)>;
 
   // Binds and listens, on any thread. `purpose` is for error messages: "the coordinator".
@@ -40,7 +41,7 @@ class TcpListener {
   Fd socket_;
   uint16_t port_;
   OnAccept on_accept_;
-  std::shared_ptr<size_t> unproved_count_ = std::make_shared<size_t>(0);
+  std::shared_ptr<std::atomic<size_t>> unproved_count_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
 }  // namespace jaxhetero

@@ -14,9 +14,9 @@
 
 namespace jaxhetero {
 
-inline constexpr uint32_t kProtocolVersion = 10;
+inline constexpr uint16_t kProtocolVersion = 11;
 inline constexpr size_t kHeaderBytes = 40;
-inline constexpr size_t kMaxControlBytes = size_t{2} << 20;
+inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
 
 enum class FrameType : uint8_t {

@@ -10,13 +10,25 @@ namespace jaxhetero {
 namespace {
 
 constexpr std::string_view kMagic = "jxhetero";
-constexpr size_t kHelloBytes = kMagic.size() + sizeof(uint32_t) + sizeof(Nonce);
+constexpr size_t kVersionAt = kMagic.size();
+constexpr size_t kStrandAt = kVersionAt + sizeof(uint16_t);
+constexpr size_t kHelloBytes = Handshake::kHelloBytes;
 constexpr size_t kServerHelloBytes = kHelloBytes + sizeof(Digest);
+static_assert(kStrandAt + sizeof(uint16_t) + sizeof(Nonce) == kHelloBytes);
 
-Bytes hello(const Nonce& nonce) {
+void append(Bytes& bytes, uint16_t number) {
+  for (const int shift : {0, 8}) bytes.push_back(static_cast<std::byte>(number >> shift));
+}
+
+uint16_t read_number(std::span<const std::byte> bytes, size_t at) {
+  return static_cast<uint16_t>(std::to_integer<uint16_t>(bytes[at]) | std::to_integer<uint16_t>(bytes[at + 1]) << 8);
+}
+
+Bytes hello(const Nonce& nonce, uint16_t strand = 0) {
   Bytes bytes;
   for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
-  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<std::byte>(kProtocolVersion >> shift));
+  append(bytes, kProtocolVersion);
+  append(bytes, strand);
   bytes.insert(bytes.end(), nonce.begin(), nonce.end());
   return bytes;
 }
@@ -27,8 +39,7 @@ Result<Nonce> read_hello(std::span<const std::byte> bytes, const std::string& pe
   if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
     return Status(Code::kProtocol, peer + " does not speak the protocol of jaxhetero");
   }
-  uint32_t version = 0;
-  for (size_t i = 0; i < sizeof version; ++i) version |= std::to_integer<uint32_t>(bytes[kMagic.size() + i]) << (8 * i);
+  const uint16_t version = read_number(bytes, kVersionAt);
   if (version != kProtocolVersion) {
     return Status(Code::kVersionMismatch, peer + " speaks protocol version " + std::to_string(version) +
                                               ", this process version " + std::to_string(kProtocolVersion) +
@@ -47,10 +58,12 @@ Digest read_digest(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer)
-    : side_(side), token_(token), own_nonce_(nonce), peer_(std::move(peer)) {}
+uint16_t Handshake::strand_of(std::span<const std::byte, kHelloBytes> hello) { return read_number(hello, kStrandAt); }
 
-Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(own_nonce_) : Bytes(); }
+Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand)
+    : side_(side), token_(token), own_nonce_(nonce), strand_(strand), peer_(std::move(peer)) {}
+
+Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(own_nonce_, strand_) : Bytes(); }
 
 size_t Handshake::message_bytes() const {
   if (stage_ == Stage::kDone) return 0;

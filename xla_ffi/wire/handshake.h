@@ -1,8 +1,8 @@
 // The handshake: two processes prove to each other that they know the job token, before any frame. Pure: bytes in,
 // bytes out; the connection owns the socket.
 //
-//   client -> server   magic number, protocol version, client's nonce
-//   server -> client   magic number, protocol version, server's nonce, server's proof
+//   client -> server   magic number, protocol version, the server's strand, client's nonce
+//   server -> client   magic number, protocol version, 0, server's nonce, server's proof
 //   client -> server   client's proof
 #pragma once
 
@@ -22,8 +22,13 @@ class Handshake {
  public:
   enum class Side : uint8_t { kClient, kServer };
 
-  // `token` outlives the handshake. `nonce` is fresh. `peer` names the other side in error messages.
-  Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer);
+  static constexpr size_t kHelloBytes = 12 + sizeof(Nonce);
+  // The strand that a client's hello, which nothing has proved yet, asks for.
+  static uint16_t strand_of(std::span<const std::byte, kHelloBytes> hello);
+
+  // `token` outlives the handshake. `nonce` is fresh. `peer` names the other side in error messages. `strand` is that
+  // of the server which a client wants.
+  Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand = 0);
 
   // The bytes to send first; none for a server.
   [[nodiscard]] Bytes opening() const;
@@ -50,6 +55,7 @@ class Handshake {
   Stage stage_ = Stage::kHello;
   std::span<const std::byte> token_;
   Nonce own_nonce_;
+  uint16_t strand_;
   Nonce peer_nonce_{};
   std::string peer_;
   std::array<std::byte, 128> message_{};  // of the peer

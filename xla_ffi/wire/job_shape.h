@@ -11,6 +11,7 @@ namespace jaxhetero {
 
 inline constexpr uint32_t kMaxWorkers = 4096;
 inline constexpr uint32_t kMaxReducers = 4096;
+inline constexpr uint32_t kMaxStrands = 32;
 
 // The coordinator refuses a worker whose settings differ from rank 0's.
 struct JobShape {
@@ -22,6 +23,7 @@ struct JobShape {
   bool checksum = false;         // of every frame
   bool failover = false;         // continue when a reducer is lost
   bool measure_rates = false;    // of the network interfaces, at the start: see rate_probe.h
+  uint32_t strands = 0;          // of every process; 0: by the cores of all processes, and by the rates
 
   bool operator==(const JobShape&) const = default;
 };
@@ -38,6 +40,7 @@ void for_each_setting(Visit&& visit) {
   visit("checksum", &JobShape::checksum);
   visit("failover", &JobShape::failover);
   visit("measure_rates", &JobShape::measure_rates);
+  visit("strands", &JobShape::strands);
 }
 
 // The settings that differ, as text: "chunk_bytes is 4096, not 0".

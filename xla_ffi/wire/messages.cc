@@ -15,7 +15,7 @@ void fields(Codec& codec, Message& from)
 {
   codec(from.role, from.rank, from.number);
   fields(codec, from.job);
-  codec(from.version, from.host_name, from.port, from.address);
+  codec(from.strand_count, from.version, from.host_name, from.port, from.address);
 }
 
 template <typename Codec, typename Message>
@@ -38,10 +38,10 @@ void fields(Codec& codec, Message& view)
 {
   codec(view.job_id, view.number);
   fields(codec, view.job);
-  codec(view.own_index);
+  codec(view.strand_count, view.own_index);
   codec.list(view.worker_hosts, kMaxWorkers);
   codec.list(view.reducers, kMaxReducers);
-  codec.list(view.resume, kMaxOps);
+  codec.list(view.resume, kMaxOps * kMaxStrands);
 }
 
 template <typename Codec, typename Message>
@@ -85,7 +85,7 @@ void fields(Codec& codec, Message& progress)
   requires IsA<Message, Progress>
 {
   codec(progress.view);
-  codec.list(progress.ops, kMaxOps);
+  codec.list(progress.ops, kMaxOps * kMaxStrands);
 }
 
 template <typename Codec, typename Message>
@@ -176,6 +176,7 @@ Result<Registration> decode_registration(std::span<const std::byte> bytes) {
   if (!registration.ok()) return registration;
   const bool is_reducer = registration->role == Role::kReducer;
   if (!is_reducer && registration->role != Role::kWorker) return malformed("registration");
+  if (registration->strand_count < 1 || registration->strand_count > kMaxStrands) return malformed("registration");
   const bool may_ask = is_reducer && registration->rank < 0;
   if (registration->number < -1 || (registration->number >= 0 && !may_ask)) return malformed("registration");
   return registration;
@@ -186,6 +187,7 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
   if (!view.ok()) return view;
   const JobShape& job = view->job;
   const bool is_sane = !view->worker_hosts.empty() && view->worker_hosts.size() == job.worker_count &&
+                       view->strand_count >= 1 && view->strand_count <= kMaxStrands &&
                        job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
   if (!is_sane) return malformed("view");
   return view;

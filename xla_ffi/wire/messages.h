@@ -24,9 +24,10 @@ enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
 struct Registration {
   Role role = Role::kWorker;
-  int32_t rank = -1;    // of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
-  int32_t number = -1;  // that a dedicated reducer asks for; -1: any
-  JobShape job;         // workers only
+  int32_t rank = -1;          // of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
+  int32_t number = -1;        // that a dedicated reducer asks for; -1: any
+  JobShape job;               // workers only
+  uint32_t strand_count = 1;  // that this process can run, at most
   std::string version;
   std::string host_name;
   uint16_t port = 0;    // that a reducer listens on
@@ -54,6 +55,7 @@ struct View {
   uint64_t job_id = 0;
   uint32_t number = 0;
   JobShape job;
+  uint32_t strand_count = 1;              // of every process
   uint32_t own_index = 0;                 // the receiver's rank, or reducer number
   std::vector<std::string> worker_hosts;  // by rank
   std::vector<Reducer> reducers;

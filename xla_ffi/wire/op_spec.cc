@@ -28,7 +28,8 @@ Status check(const OpSpec& spec) {
   if (spec.kind < Kind::kSum || spec.kind > Kind::kGather) return malformed("op: unknown kind");
   if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
-  if (spec.total_count > std::numeric_limits<uint64_t>::max() / 16) return malformed("op: impossible total count");
+  if (std::max(spec.total_count, spec.bucket_count) > std::numeric_limits<uint64_t>::max() / 16)
+    return malformed("op: impossible total count");
   return {};
 }
 
@@ -60,11 +61,12 @@ std::string_view kind_name(Kind kind) {
 }
 
 std::string describe(const OpSpec& spec) {
+  const uint64_t count = std::max(spec.bucket_count, spec.total_count);
   std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +
-                     std::to_string(spec.total_count) + "]";
+                     std::to_string(count) + "]";
   if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
   if (spec.kind == Kind::kBroadcast) text += " from rank " + std::to_string(spec.root);
-  if (spec.call_bytes > spec.total_count * item_bytes(spec.dtype)) {
+  if (spec.call_bytes > count * item_bytes(spec.dtype)) {
     text += " in a call of " + std::to_string(spec.call_bytes) + " bytes";
   }
   return text;

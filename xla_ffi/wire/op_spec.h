@@ -26,11 +26,13 @@ std::string_view kind_name(Kind kind);
 struct OpSpec {
   Kind kind = Kind::kSum;
   DType dtype = DType::kF32;
-  uint32_t root = 0;         // of a broadcast, else 0
-  uint32_t leaf_count = 0;   // leaves in the bucket
-  uint64_t total_count = 0;  // elements in the bucket
-  uint32_t signature = 0;    // hash of the leaves' shapes
-  uint64_t call_bytes = 0;   // on the wire, of all buckets of the collective call that this bucket is part of; else 0
+  uint32_t root = 0;          // of a broadcast, else 0
+  uint32_t leaf_count = 0;    // leaves in the whole bucket
+  uint64_t total_count = 0;   // elements in the bucket; where strands carry parts of it, in this part
+  uint32_t signature = 0;     // hash of the leaves' shapes
+  uint64_t call_bytes = 0;    // on the wire, of all buckets of the collective call that this bucket is part of; else 0
+  uint64_t bucket_count = 0;  // elements in the whole bucket, where strands carry parts of it; else 0
+  uint32_t part = 0;          // the number of this part; each bucket has a part 0
 
   bool operator==(const OpSpec&) const = default;
 };
@@ -81,7 +83,8 @@ template <typename Codec, typename Spec>
 void fields(Codec& codec, Spec& spec)
   requires IsA<Spec, OpSpec>
 {
-  codec(spec.kind, spec.dtype, spec.root, spec.leaf_count, spec.total_count, spec.signature, spec.call_bytes);
+  codec(spec.kind, spec.dtype, spec.root, spec.leaf_count, spec.total_count, spec.signature, spec.call_bytes,
+        spec.bucket_count, spec.part);
 }
 
 }  // namespace jaxhetero

@@ -1,15 +1,20 @@
-// A worker's part of a job: it joins the job and each of its views, runs the program's rounds over the links to the
-// reducers, and leaves or fails.
+// A worker's part of a job: it joins the job and each of its views, has its strands run the program's rounds, and
+// leaves or fails.
 //
-// One event loop on one thread of its own does all of this; the program's threads only put requests into an inbox. The
-// end of a round is told on other threads again (callback_threads.h). A round's inputs and outputs belong to the
-// program, and are touched until its `done` is called.
+// Each strand has an event loop on a thread of its own, and links of its own to the reducers. The communicator itself
+// lives on the first strand's thread; the program's threads only put requests into an inbox. The end of a round is told
+// on other threads again (callback_threads.h). A round's inputs and outputs belong to the program, and are touched
+// until its `done` is called.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,6 +23,7 @@
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
+#include "xla_ffi/base/loop_group.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/coordinator.h"
 #include "xla_ffi/membership/member.h"
@@ -28,12 +34,10 @@
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/callback_threads.h"
 #include "xla_ffi/worker/inbox.h"
-#include "xla_ffi/worker/op.h"
 #include "xla_ffi/worker/planner.h"
-#include "xla_ffi/worker/reducer_link.h"
 #include "xla_ffi/worker/round.h"
-#include "xla_ffi/worker/schedule.h"
-#include "xla_ffi/worker/stall_watch.h"
+#include "xla_ffi/worker/round_ledger.h"
+#include "xla_ffi/worker/strand.h"
 #include "xla_ffi/worker/timeline.h"
 
 namespace jaxhetero {
@@ -49,6 +53,7 @@ struct CommunicatorConfig {
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};  // how long a round may go without progress
   bool shared_memory = true;             // with reducers on this host
+  uint32_t most_strands = 1;             // that this process can run, if the job does not say how many
 };
 
 // These settings by name, beside those of `job`: the names are those of jaxhetero.config.Config.
@@ -61,13 +66,16 @@ void for_each_worker_setting(Visit&& visit) {
   visit("start_timeout_ms", &CommunicatorConfig::start_timeout);
   visit("timeout_ms", &CommunicatorConfig::timeout);
   visit("shared_memory", &CommunicatorConfig::shared_memory);
+  visit("most_strands", &CommunicatorConfig::most_strands);
 }
 
-class Communicator final : private ConnectionOwner {
+class Communicator {
  public:
   explicit Communicator(CommunicatorConfig config);
   // Fails the rounds that are not complete, and joins the thread.
-  ~Communicator() override;
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   // Looks up addresses, binds the coordinator on rank 0 and starts the thread. Waits for no other process.
   Status start();
@@ -87,7 +95,7 @@ class Communicator final : private ConnectionOwner {
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
   // Why no round can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const { return inbox_.why_closed(); }
-  [[nodiscard]] Metrics metrics() const { return snapshot(*counters_); }
+  [[nodiscard]] Metrics metrics() const;
   // The completed rounds. Any thread.
   [[nodiscard]] Timeline& timeline() { return timeline_; }
   // Which job this is; nothing before the first view. Any thread.
@@ -98,46 +106,34 @@ class Communicator final : private ConnectionOwner {
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
 
   // Start.
-  Status make_context();
+  Status add_strand();
+  [[nodiscard]] std::unique_ptr<TcpContext> make_context(EventLoop& loop) const;
   [[nodiscard]] Registration registration() const;
   [[nodiscard]] Member::Callbacks member_callbacks();
+  [[nodiscard]] WorkerStrand::Callbacks strand_callbacks(bool is_first);
   void enrol();
   void probe_rates();
+  void open_to_program();
+
+  // Strands.
+  void on_strands(const std::function<void(WorkerStrand&)>& task);
+  using OpCounts = std::vector<Progress::OpProgress>;
+  void report_progress(FrameType type, uint32_t view, const std::vector<OpCounts>& of_strands);
 
   // Views.
   void join(const View& view);
-  void resume();
-  void replay(uint64_t op_id, uint64_t number);
+  void note_joined(uint32_t view);
   void halt(const Halt& halt);
-  void report_still(EventLoop::Clock::time_point now);
+  void watch();
+  void answer_state();
 
-  // Rounds, from the program's request to its end.
+  // Rounds, on their way from the program to the strands.
   void take_inbox();
   void enqueue(RoundRequest request);
-  [[nodiscard]] bool may_start(const Op& op) const;
-  void start_waiting();
-  void start_next(Op& op);
-  void run(Op& op, Round& round);
-  void describe_op(Op& op, uint32_t reducer);
-  void feed_starved();
-  void finish_round(Op& op);
-  void record(const Round& round);
+  void start(RoundRequest request);
   void complete(RoundRequest request, const Status& status);
 
-  // Frames of reducers.
-  void on_open(Connection& connection) override;
-  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
-  Status on_frame(Connection& connection, const FrameHeader& header) override;
-  void on_close(Connection& connection, const Status& why) override;
-  [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
-  Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
-  Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
-  void finish_result(const FrameHeader& header, uint32_t reducer);
-  void note_late(const FrameHeader& header, const Bytes& late_workers);
-
-  // Stalls, losses and the end.
-  void watch();
-  void report_lost(const ReducerLink& link, const std::string& why);
+  // Losses and the end.
   void fail_as_told(const Status& why);
   void note_idle();
   void leave();
@@ -145,41 +141,45 @@ class Communicator final : private ConnectionOwner {
   void fail(const Status& why);
   void refuse_inbox();
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
-  [[nodiscard]] bool is_idle() const { return !halted_ && schedule_->is_empty(); }
-  [[nodiscard]] ProcessState state() const;
+  [[nodiscard]] bool is_idle() const { return !halted_ && early_.empty() && ledger_.is_empty(); }
   [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
 
   const CommunicatorConfig config_;
 
   // Any thread.
   EventLog log_;
-  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
   Place place_;
   Timeline timeline_;
   Inbox inbox_;  // closed once rounds cannot run any more
   std::promise<Status> ready_promise_;
   const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
+  std::unique_ptr<CallbackThreads> callback_threads_ = std::make_unique<CallbackThreads>();
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // but for the strands' own
+  RoundLedger ledger_;
+  std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round is open
 
-  std::unique_ptr<CallbackThreads> callback_threads_;
-  std::unique_ptr<EventLoop> loop_;
-  std::unique_ptr<TcpContext> context_;
+  LoopGroup loops_;            // of the strands, in their order
+  EventLoop* loop_ = nullptr;  // the first of them, which is the communicator's as well
+  mutable std::mutex strands_mutex_;
+  std::vector<std::unique_ptr<WorkerStrand>> strands_;  // changed under the mutex, on the loop's thread
+
+  std::optional<TcpAddress> source_;
+  std::unique_ptr<TcpContext> context_;  // of coordinator and member
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Member> member_;
-  std::thread thread_;
+  std::thread thread_;  // of the first loop
 
   // The loop's thread only.
   Phase phase_ = Phase::kStarting;
   View view_;
-  bool halted_ = true;  // not connected to all reducers of the view
+  bool halted_ = true;  // some strand is not connected to all reducers of the view
+  size_t joined_strand_count_ = 0;
   EventLoop::Clock::time_point halted_at_;
   Planner planner_{config_.job};
-  std::vector<ReducerLink> links_;  // by place in the view
-  std::unique_ptr<Schedule> schedule_;
-  std::unique_ptr<StallWatch> stall_watch_;
+  std::vector<RoundRequest> early_;  // before the plan is known
+  bool has_said_goodbye_ = false;    // in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
-  std::vector<iovec> pieces_;             // of a total that is widened
-  std::vector<RoundRecord::Part> parts_;  // of a round that is recorded
 };
 
 }  // namespace jaxhetero

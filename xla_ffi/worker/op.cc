@@ -70,9 +70,9 @@ void Op::forget(uint64_t completed_count) {
   narrowed_->clear();
 }
 
-bool Op::stop_round() {
-  const std::unique_ptr<Round> round = std::move(running_);
-  if (round->is_replay) return false;
+std::unique_ptr<Round> Op::stop_round() {
+  std::unique_ptr<Round> round = std::move(running_);
+  if (round->is_replay) return round;
   if (round->keeps_in == kept_.get()) {  // totals may have overwritten the operands: only the copy is whole
     for (const Segment& segment : round->segments) {
       round->keep(round->pushed({segment.next_push, segment.end() - segment.next_push}));
@@ -82,7 +82,7 @@ bool Op::stop_round() {
   }
   waiting_.push_front(std::move(round->request));
   --started_count_;
-  return true;
+  return nullptr;
 }
 
 std::vector<RoundRequest> Op::give_up() {

@@ -1,7 +1,7 @@
 // One op of the program on a worker: its rounds, one after the other, and the contribution that is kept of the latest
 // one in case a reducer is lost.
 //
-// Schedule owns the ops. The event loop's thread only.
+// Schedule owns the ops. The strand's thread only.
 #pragma once
 
 #include <cstddef>
@@ -46,8 +46,8 @@ class Op {
   // the running round in its place.
   void keep_running_round();
   std::unique_ptr<Round> finish_round();
-  // The reducers change. Queues the running round's request again as the next one and returns true; but a replay ends.
-  bool stop_round();
+  // The reducers change. Queues the running round's request again as the next one; but a replay ends, and is returned.
+  std::unique_ptr<Round> stop_round();
   // Ends the running round and empties the queue; returns all their requests.
   std::vector<RoundRequest> give_up();
 

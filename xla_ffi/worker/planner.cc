@@ -1,11 +1,19 @@
 #include "xla_ffi/worker/planner.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace jaxhetero {
+namespace {
+
+// What one strand carries each way on a slow core. Measured; see docs/performance.md.
+constexpr uint64_t kStrandBytesPerS = 1'000'000'000;
+
+}  // namespace
 
 void Planner::enter(const View& view) {
   view_number_ = view.number;
+  most_strands_ = view.strand_count;
   reducers_ = view.reducers;
   places_.clear();
   for (const View::Reducer& reducer : reducers_) places_.push_back({reducer.colocated_rank >= 0});
@@ -17,9 +25,10 @@ void Planner::make_plans() {
   std::vector<ReducerPlace> rated = places_;
   for (size_t i = 0; i < rated.size(); ++i) rated[i].rate = rate_of(reducers_[i]);
   ShardPlan::Pace pace{.chunk_bytes = job_.chunk_bytes};
-  even_plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, places_), pace);
-  if (window_bytes_ > 0) pace.window_bytes = window_bytes_;
-  plan_ = std::make_unique<ShardPlan>(balanced_shares(job_.worker_count, rated), pace);
+  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, places_), pace);
+  strand_count_ = strands_for_rates();
+  if (window_bytes_ > 0) pace.window_bytes = window_bytes_ / strand_count_;
+  plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace);
 }
 
 uint32_t Planner::rate_of(const View::Reducer& reducer) const {
@@ -27,11 +36,12 @@ uint32_t Planner::rate_of(const View::Reducer& reducer) const {
   return rate != rates_.end() ? rate->second : RateProbe::kFullRate;
 }
 
-// The probe's own plan is for the reducers of the view in which it started. In a later view, workers that have the
-// rates may replay a round of the measurement for others that do not, so internal rounds are cut evenly.
-const ShardPlan& Planner::plan_of(const RoundRequest& request) const {
-  if (request.plan && is_undisturbed()) return *request.plan;
-  return request.is_internal ? *even_plan_ : *plan_;
+// As many as it takes to keep the fastest interface busy: each costs a little in chunks and wake-ups. All where the
+// user has said how many there are, or nothing is known.
+uint32_t Planner::strands_for_rates() const {
+  if (job_.strands > 0 || window_bytes_ == 0) return most_strands_;
+  const uint64_t wanted = (probe_->bytes_per_s() + kStrandBytesPerS - 1) / kStrandBytesPerS;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most_strands_));
 }
 
 std::optional<RoundRequest> Planner::next_probe() {
@@ -46,6 +56,16 @@ void Planner::start_probe() {
   probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes});
   probe_view_ = view_number_;
   for (const View::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
+}
+
+void Planner::finish_probe(const Timeline::Entry& round) {
+  std::vector<RateProbe::ShardTime> times;
+  for (const RoundRecord::Part& part : round.parts) {
+    const auto place = static_cast<size_t>(std::ranges::find(probed_, part.reducer) - probed_.begin());
+    const auto took = std::chrono::duration_cast<std::chrono::microseconds>(part.end - round.record.first_push);
+    if (place < probed_.size()) times.push_back({place, took.count()});
+  }
+  probe_->finish(is_undisturbed(), times);
 }
 
 void Planner::take_rates() {

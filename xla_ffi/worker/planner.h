@@ -1,7 +1,7 @@
-// The plan of a worker's rounds. A plan is made for every view, from the rates of the reducers' interfaces, which are
+// The plans of a worker's rounds. A plan is made for every view, from the rates of the reducers' interfaces, which are
 // measured once, at the start of the job. All workers make the same plans of the same view.
 //
-// The communicator owns it and runs the rounds of the measurement. The event loop's thread only.
+// The communicator owns it and runs the rounds of the measurement. One thread.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,25 @@
 #include "xla_ffi/worker/rate_probe.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/shard_plan.h"
+#include "xla_ffi/worker/timeline.h"
 
 namespace jaxhetero {
+
+// What strands need to know of the plans.
+struct Plans {
+  std::shared_ptr<const ShardPlan> even;     // as if all interfaces had one rate; for internal rounds
+  std::shared_ptr<const ShardPlan> program;  // from the measured rates; for the program's rounds
+  // The probe's own plan is for the reducers of the view in which it started. In a later view, workers that have the
+  // rates may replay a round of the measurement for others that do not, so internal rounds are cut evenly.
+  bool is_undisturbed = true;
+
+  [[nodiscard]] const ShardPlan& plan_of(const RoundRequest& request) const {
+    if (request.plan && is_undisturbed) return *request.plan;
+    return request.is_internal ? *even : *program;
+  }
+  // By which reducers see whether all workers have the same plan. The measurement does not change it.
+  [[nodiscard]] uint64_t digest() const { return even->digest(); }
+};
 
 class Planner {
  public:
@@ -27,15 +44,15 @@ class Planner {
 
   // A view starts, with these reducers. Called before all else.
   void enter(const View& view);
-  // Valid until the next view or the end of the measurement.
-  [[nodiscard]] const ShardPlan& plan_of(const RoundRequest& request) const;
-  // By which reducers see whether all workers have the same plan. The measurement does not change it.
-  [[nodiscard]] uint64_t digest() const { return even_plan_->digest(); }
+  // Of the view, and of what has been measured so far.
+  [[nodiscard]] Plans plans() const { return {even_plan_, plan_, !probe_ || is_undisturbed()}; }
+  // How many strands carry a large round of the program.
+  [[nodiscard]] uint32_t strand_count() const { return strand_count_; }
 
   // The measurement's next round; nothing once it is over, or if the job wants none. The planner outlives the round.
   std::optional<RoundRequest> next_probe();
   // That round is complete.
-  void finish_probe() { probe_->finish(is_undisturbed()); }
+  void finish_probe(const Timeline::Entry& round);
   [[nodiscard]] bool has_started_probe() const { return probe_.has_value(); }
   // The outcome of a measurement that is over, for the log:
   // "measured 23 MB/s; 50 % of that at reducer 3 (host c); windows of 20000 bytes where shards are large"
@@ -45,22 +62,25 @@ class Planner {
   void start_probe();
   void take_rates();
   void make_plans();
+  [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
   // Whether this is still the view that the measurement started in.
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 
   const JobShape& job_;
   uint32_t view_number_ = 0;
-  std::vector<View::Reducer> reducers_;         // of the view
-  std::vector<ReducerPlace> places_;            // the same, as if all interfaces had one rate
-  std::unique_ptr<const ShardPlan> even_plan_;  // from places_; for internal rounds
-  std::unique_ptr<const ShardPlan> plan_;       // from the measured rates; for the program's rounds
+  std::vector<View::Reducer> reducers_;  // of the view
+  std::vector<ReducerPlace> places_;     // the same, as if all interfaces had one rate
+  std::shared_ptr<const ShardPlan> even_plan_;
+  std::shared_ptr<const ShardPlan> plan_;
+  uint32_t most_strands_ = 1;  // that every process of the job has
+  uint32_t strand_count_ = 1;
 
   std::optional<RateProbe> probe_;
   uint32_t probe_view_ = 0;
   std::vector<uint32_t> probed_;        // the numbers of the probed reducers
   std::map<uint32_t, uint32_t> rates_;  // by reducer number, as RateProbe gives them
-  size_t window_bytes_ = 0;             // 0 while nothing is known
+  size_t window_bytes_ = 0;             // to one reducer, over all strands; 0 while nothing is known
 };
 
 }  // namespace jaxhetero

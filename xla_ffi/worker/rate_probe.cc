@@ -23,13 +23,8 @@ constexpr int kProbes = 4;
 // Measured; see docs/notebook/windows.md.
 constexpr uint64_t kWindowUs = 7'000;
 
-// A probe of any size reads and fills the same memory.
+// A probe of any size reads the same memory.
 constexpr size_t kLeafBytes = 64 << 10;
-
-struct Payload {
-  std::vector<std::byte> input = std::vector<std::byte>(kLeafBytes);
-  std::vector<std::byte> output = std::vector<std::byte>(kLeafBytes);
-};
 
 // How far from the fastest dedicated reducer's a rate may be and still count as equal. A worker sends and receives at
 // the same time, which takes more of a processor, so workers seem slower than they are.
@@ -74,23 +69,16 @@ std::optional<RoundRequest> RateProbe::next() {
 }
 
 RoundRequest RateProbe::push_request() {
-  const auto payload = std::make_shared<Payload>();
+  const auto leaf = std::make_shared<std::vector<std::byte>>(kLeafBytes);
   RoundRequest request;
   request.op = push_op(probe_bytes_, colocated_);
   request.description = "the measurement of rates";
   request.spec = {Kind::kSum, DType::kF32, 0, 1, probe_bytes_ / sizeof(float), 0};
   for (uint64_t at = 0; at < probe_bytes_; at += kLeafBytes) {
-    const size_t bytes = std::min<uint64_t>(kLeafBytes, probe_bytes_ - at);
-    request.inputs.append(payload->input.data(), bytes);
-    request.outputs.append(payload->output.data(), bytes);
+    request.inputs.append(leaf->data(), std::min<uint64_t>(kLeafBytes, probe_bytes_ - at));
   }
-  request.inputs_owner = payload;
+  request.inputs_owner = leaf;
   request.plan = plan_;
-  request.sliced.received = [this](size_t offset, size_t bytes) { note_received(offset, bytes); };
-  shards_ = plan_->cut(request.op, request.spec.total_count, sizeof(float));
-  left_bytes_.clear();
-  for (const Shard& shard : shards_) left_bytes_.push_back(shard.count * sizeof(float));
-  pushed_at_ = Clock::now();
   return request;
 }
 
@@ -106,20 +94,12 @@ RoundRequest RateProbe::agree_request() {
   return request;
 }
 
-void RateProbe::note_received(size_t offset, size_t bytes) {
-  // Totals come in order within a shard, and a report spans no two of them.
-  const auto after = std::ranges::upper_bound(shards_, offset / sizeof(float), {}, &Shard::offset);
-  if (after == shards_.begin()) return;
-  const auto index = static_cast<size_t>(after - shards_.begin()) - 1;
-  left_bytes_[index] -= std::min(bytes, left_bytes_[index]);
-  if (left_bytes_[index] > 0) return;
-  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - pushed_at_);
-  int64_t& shortest = own_[1 + shards_[index].reducer];
-  shortest = std::clamp<int64_t>(took.count(), 1, shortest > 0 ? shortest : std::numeric_limits<int64_t>::max());
-}
-
-void RateProbe::finish(bool undisturbed) {
+void RateProbe::finish(bool undisturbed, std::span<const ShardTime> times) {
   if (!undisturbed) own_[0] = 0;
+  for (const ShardTime& time : stage_ == Stage::kPushing ? times : std::span<const ShardTime>()) {
+    int64_t& shortest = own_[1 + time.reducer];
+    shortest = std::clamp<int64_t>(time.us, 1, shortest > 0 ? shortest : std::numeric_limits<int64_t>::max());
+  }
   if (stage_ == Stage::kPushing) {
     stage_ = Stage::kAgreeing;
   } else if (totals_[0] != worker_count_) {

@@ -6,14 +6,14 @@
 // long enough, and that size is repeated. Of each shard the shortest time counts: other work of a host only lengthens
 // it.
 //
-// The planner owns the probe and the communicator runs its rounds. The event loop's thread only; nothing blocks.
+// The planner owns the probe and the communicator runs its rounds. One thread; nothing blocks.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "xla_ffi/worker/round.h"
@@ -29,8 +29,13 @@ class RateProbe {
 
   // The next round to run; nothing once the probe is over. The probe outlives the round.
   std::optional<RoundRequest> next();
+  // How long the shard of one reducer took in a round.
+  struct ShardTime {
+    size_t reducer = 0;  // by its place in the constructor's list
+    int64_t us = 0;
+  };
   // That round is complete. `undisturbed`: in the view that the probe started in.
-  void finish(bool undisturbed);
+  void finish(bool undisturbed, std::span<const ShardTime> times);
 
   // By reducer: the rate of its interface, in sixteenths of the fastest dedicated reducer's; empty if any worker was
   // disturbed. A dedicated reducer's within an eighth of the fastest counts as equal to it, a worker's within a third.
@@ -41,12 +46,10 @@ class RateProbe {
   [[nodiscard]] size_t window_bytes() const { return window_bytes_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   enum class Stage : uint8_t { kMeeting, kPushing, kAgreeing, kOver };
 
   RoundRequest push_request();
   RoundRequest agree_request();
-  void note_received(size_t offset, size_t bytes);
   void start_sort(bool colocated);
   void start_size(uint64_t bytes);
   void evaluate();
@@ -64,9 +67,6 @@ class RateProbe {
   uint64_t probe_bytes_ = 0;
   int probe_count_ = 0;  // of this size
   std::shared_ptr<const ShardPlan> plan_;
-  std::vector<Shard> shards_;       // of the running probe, in order
-  std::vector<size_t> left_bytes_;  // by shard: not yet received
-  Clock::time_point pushed_at_;
 
   std::vector<int64_t> own_;     // 1, or 0 if disturbed here; then by reducer how long its shard took here, in us
   std::vector<int64_t> totals_;  // the sums of all workers' own_

@@ -1,7 +1,6 @@
 #include "xla_ffi/worker/reducer_link.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "xla_ffi/sum/reduce.h"
@@ -19,9 +18,8 @@ size_t frame_bytes(const Round& round, const Segment& segment) {
 // Whether the segment has a next chunk and its inputs are ready.
 bool can_push(const Round& round, const Segment& segment) {
   if (segment.all_pushed) return false;
-  const auto& ready_bytes = round.request.sliced.ready_bytes;
-  return ready_bytes == nullptr ||
-         round.pushed(segment.next_chunk()).end() <= ready_bytes->load(std::memory_order_acquire);
+  const ByteRange part = round.pushed(segment.next_chunk());
+  return round.request.sliced.is_ready(part.offset, part.bytes);
 }
 
 // How far the segment is ahead of the round's slowest one, where all should end at the same time. push_chunks() lets no

@@ -24,16 +24,55 @@
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
 #include "xla_ffi/worker/shard_plan.h"
+#include "xla_ffi/worker/timeline.h"
 
 namespace jaxhetero {
 
+// Where the bytes of a strand's part lie in the whole bucket's inputs or outputs: pieces of equal size, at equal
+// distances. Without pieces the part is the whole.
+struct PartPlace {
+  size_t piece_bytes = 0;
+  size_t first = 0;     // the offset of the first piece
+  size_t distance = 0;  // from one piece's offset to the next one's
+
+  [[nodiscard]] size_t whole_offset(size_t offset) const {
+    if (piece_bytes == 0) return offset;
+    return first + offset / piece_bytes * distance + offset % piece_bytes;
+  }
+  // How many bytes from this offset on lie side by side.
+  [[nodiscard]] size_t run_bytes(size_t offset, size_t bytes) const {
+    return piece_bytes == 0 ? bytes : std::min(bytes, piece_bytes - offset % piece_bytes);
+  }
+};
+
 // For buckets of another device, whose bytes come and go slice by slice. Null functions stand for memory that the
-// program itself reads and writes.
+// program itself reads and writes. Offsets are those of the whole bucket.
 struct SlicedTransfer {
   std::shared_ptr<const std::atomic<size_t>> ready_bytes;     // of the inputs, from the front; feed() says that it grew
-  std::function<void(size_t offset, size_t bytes)> received;  // of the outputs; called on the event loop's thread
-  Ranges reported;                                            // the bytes given to `received`, each once for all views
+  std::function<void(size_t offset, size_t bytes)> received;  // of the outputs; called on the threads of the strands
+  PartPlace inputs_place;
+  PartPlace outputs_place;
+  Ranges reported;  // the bytes of the part given to `received`, each once for all views
+
+  // Whether the inputs are ready up to the end of this part.
+  [[nodiscard]] bool is_ready(size_t offset, size_t bytes) const {
+    if (ready_bytes == nullptr || bytes == 0) return true;
+    return inputs_place.whole_offset(offset + bytes - 1) < ready_bytes->load(std::memory_order_acquire);
+  }
+  void report(size_t offset, size_t bytes) {
+    if (received == nullptr || bytes == 0) return;
+    reported.add(offset, offset + bytes, [this](size_t fresh, size_t count) {
+      while (count > 0) {
+        const size_t run = outputs_place.run_bytes(fresh, count);
+        received(outputs_place.whole_offset(fresh), run);
+        fresh += run;
+        count -= run;
+      }
+    });
+  }
 };
+
+class WholeRound;  // see round_ledger.h
 
 // One collective of a bucket, as the FFI handler asks for it. The memory of inputs and outputs stays valid until `done`
 // has been called. They hold the whole bucket; but the inputs of a gather, and the outputs of a scatter, this rank's
@@ -44,13 +83,16 @@ struct RoundRequest {
   std::string description;
   OpSpec spec;
   Leaves inputs;
-  Leaves outputs;
+  Leaves outputs;                            // none: the results are thrown away
   bool narrows = false;                      // the inputs are float32; the wire has the 16-bit floats of `spec`
   bool widens = false;                       // the outputs are float32; the wire has the 16-bit floats of `spec`
   std::shared_ptr<const void> inputs_owner;  // while it is held, the inputs stay readable after `done`
   SlicedTransfer sliced;
   std::function<void(const Status&)> done;  // called once, on a thread of its own
+  // In place of the timeline: called with the record of the complete round, on a strand's thread.
+  std::function<void(const Timeline::Entry&)> recorded;
   // Set by the worker itself.
+  std::shared_ptr<WholeRound> whole;  // of which this is the request or, on a strand, a part
   Stake stake{};
   std::shared_ptr<const ShardPlan> plan;  // in place of the job's; the shards then need not go in step
   bool is_internal = false;               // a round of the measurement of rates

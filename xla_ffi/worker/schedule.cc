@@ -4,9 +4,6 @@
 
 namespace jaxhetero {
 
-using std::chrono::duration_cast;
-using std::chrono::microseconds;
-
 Result<Op*> Schedule::add(RoundRequest& request) {
   Op& op = ops_.try_emplace(request.op, lent_memory_).first->second;
   if (!op.agrees(request.spec)) {
@@ -26,26 +23,27 @@ Round& Schedule::replay_round(Op& op, uint64_t number) { return note_started(op.
 
 Round& Schedule::note_started(Round& round) {
   round.times.started_at = round.times.progress_at = Clock::now();
-  if (running_count_++ == 0) busy_since_ = round.times.started_at;
+  ++running_count_;
   return round;
 }
 
 std::unique_ptr<Round> Schedule::finish_round(Op& op) {
-  std::unique_ptr<Round> round = op.finish_round();
-  if (--running_count_ == 0) note_busy();
-  if (!round->is_replay && !round->request.is_internal) {
-    last_completed_ = round->name();
-    ++counters_->round_count;
-  }
-  return round;
+  --running_count_;
+  return op.finish_round();
 }
 
-void Schedule::stop_rounds() {
-  if (running_count_ > 0) note_busy();
+std::vector<std::unique_ptr<Round>> Schedule::stop_rounds() {
+  std::vector<std::unique_ptr<Round>> replays;
   running_count_ = 0;
   for (auto& [op_id, op] : ops_) {
-    if (op.running() != nullptr && op.stop_round()) ++waiting_count_;
+    if (op.running() == nullptr) continue;
+    if (std::unique_ptr<Round> replay = op.stop_round()) {
+      replays.push_back(std::move(replay));
+    } else {
+      ++waiting_count_;
+    }
   }
+  return replays;
 }
 
 std::vector<RoundRequest> Schedule::give_up() {
@@ -101,19 +99,6 @@ const Round* Schedule::most_patient_round() const {
     if (found == nullptr || round->times.progress_at < found->times.progress_at) found = round;
   }
   return found;
-}
-
-std::string Schedule::circumstances() const {
-  std::string text;
-  for (const auto& [op_id, op] : ops_) {
-    if (op.running() != nullptr) text += "; running: " + op.running()->name();
-    if (text.size() > 1000) break;
-  }
-  return text + "; last completed: " + last_completed_;
-}
-
-void Schedule::note_busy() {
-  counters_->busy_us += static_cast<uint64_t>(duration_cast<microseconds>(Clock::now() - busy_since_).count());
 }
 
 }  // namespace jaxhetero

@@ -1,6 +1,7 @@
-// The ops of a worker's program: which of their rounds wait, run and have completed, and what is kept of them.
+// The ops of a worker's program on one strand: which of their rounds wait, run and have completed, and what is kept of
+// them.
 //
-// The communicator asks it what to run next; it counts, but sends nothing. The event loop's thread only.
+// The strand asks it what to run next; it sends nothing. The strand's thread only.
 #pragma once
 
 #include <chrono>
@@ -12,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/lent_memory.h"
@@ -27,8 +27,7 @@ class Schedule {
   using Clock = EventLoop::Clock;
 
   // Kept contributions lie in `lent_memory`.
-  Schedule(std::shared_ptr<LentMemory> lent_memory, std::shared_ptr<Counters> counters)
-      : lent_memory_(std::move(lent_memory)), counters_(std::move(counters)) {}
+  explicit Schedule(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
 
   // Queues the request behind the op's others and returns the op. Fails, and leaves the request as it is, where the
   // spec is not that of the op's earlier rounds.
@@ -39,8 +38,8 @@ class Schedule {
   // Of an op without a running round: runs a round again that is complete here and not on every other worker.
   Round& replay_round(Op& op, uint64_t number);
   std::unique_ptr<Round> finish_round(Op& op);
-  // The reducers change: every round that runs will run anew as its op's next one. A replay ends.
-  void stop_rounds();
+  // The reducers change: every round that runs will run anew as its op's next one. Replays end, and are returned.
+  std::vector<std::unique_ptr<Round>> stop_rounds();
   // Ends all rounds and returns the requests that are not complete.
   std::vector<RoundRequest> give_up();
 
@@ -64,22 +63,13 @@ class Schedule {
   // The running round that has had no total for longest; null if none runs.
   [[nodiscard]] const Round* most_patient_round() const;
 
-  // "psum 3 (float32[10]) round 17", or "none".
-  [[nodiscard]] const std::string& last_completed() const { return last_completed_; }
-  // What a loss interrupts: "; running: ...; last completed: ...".
-  [[nodiscard]] std::string circumstances() const;
-
  private:
   Round& note_started(Round& round);
-  void note_busy();
 
   const std::shared_ptr<LentMemory> lent_memory_;
-  const std::shared_ptr<Counters> counters_;
   std::unordered_map<uint64_t, Op> ops_;
   size_t running_count_ = 0;
   size_t waiting_count_ = 0;
-  Clock::time_point busy_since_;  // while a round runs
-  std::string last_completed_ = "none";
 };
 
 }  // namespace jaxhetero

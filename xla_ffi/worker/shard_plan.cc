@@ -32,12 +32,6 @@ constexpr uint64_t kMostChunksPerWindow = 32;
 constexpr uint64_t kFillingBytes = 16 << 10;
 constexpr uint64_t kPacketBytes = 1448;
 
-uint64_t mix(uint64_t value) {  // the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
-
 // A packet costs its headers, however full it is. Smaller chunks would have to grow by more than that is worth.
 uint64_t fill_packets(uint64_t chunk_bytes) {
   if (chunk_bytes < kFillingBytes || chunk_bytes >= kMostAutoChunkBytes) return chunk_bytes;
@@ -46,6 +40,12 @@ uint64_t fill_packets(uint64_t chunk_bytes) {
 }
 
 }  // namespace
+
+uint64_t mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
 
 // In a time t the dedicated reducers can reduce t * sum(r) / n of the bucket and the co-located ones
 // sum(tw - 1) / (n - 2): together all of it. For two workers the latter costs nothing, and is the whole condition.

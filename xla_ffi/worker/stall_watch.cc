@@ -28,7 +28,7 @@ Status StallWatch::check_rounds(Clock::time_point now) {
     text += late_workers.empty() ? "no word from " + silent_reducers(round)
                                  : "still waiting for " + late_workers + ": no progress";
     text += " for " + std::to_string(patience.count()) + " ms in " + round.name();
-    return {Code::kRoundTimeout, text + "; last completed: " + schedule_.last_completed()};
+    return {Code::kRoundTimeout, text};
   }
   return {};
 }

@@ -1,10 +1,10 @@
 // Finds the running rounds that make no progress, and names the workers or reducers that they wait for.
 //
-// The communicator asks check_rounds() a few times a second. A round stalls in one of two ways. Where reducers wait for
+// The strand asks check_rounds() a few times a second. A round stalls in one of two ways. Where reducers wait for
 // workers, they say so (kLate), and the round fails once those workers have moved no data for its patience. Where some
 // reducers are silent while others have answered, the job goes on without the silent ones, if it has failover.
 //
-// The event loop's thread only.
+// The strand's thread only.
 #pragma once
 
 #include <chrono>

@@ -1,0 +1,62 @@
+#include "xla_ffi/base/loop_group.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cc/printing.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/status.h"
+
+namespace jaxhetero {
+namespace {
+
+class LoopGroupTest : public testing::Test {
+ protected:
+  LoopGroupTest() {
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(group_.add().ok());
+  }
+  // Runs the first loop on this thread, from `begin` until the group's owner has it stop.
+  void run(EventLoop::Task begin) {
+    group_.at(0).post(std::move(begin));
+    group_.at(0).run();
+    group_.stop();
+  }
+
+  LoopGroup group_;
+};
+
+TEST_F(LoopGroupTest, AsksEveryLoopOnItsThread) {
+  const std::thread::id own = std::this_thread::get_id();
+  std::vector<std::thread::id> found;
+  run([&] {
+    group_.ask<std::thread::id>([](size_t) { return std::this_thread::get_id(); },
+                                [&](const std::vector<std::thread::id>& ids) {
+                                  EXPECT_EQ(std::this_thread::get_id(), own);
+                                  found = ids;
+                                  group_.at(0).stop();
+                                });
+  });
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0], own);
+  EXPECT_NE(found[1], own);
+  EXPECT_NE(found[1], found[2]);
+}
+
+TEST_F(LoopGroupTest, LetsLoopsDoWhatTheyWereToldBeforeTheyEnd) {
+  std::vector<std::string> done(3);
+  run([&] {
+    for (size_t index = 0; index < 3; ++index) {
+      group_.run_on(index, [&done, index] { done[index] = "done"; });
+      EXPECT_TRUE(index > 0 || done[0] == "done") << "the first one's thread is this one";
+    }
+    group_.at(0).stop();
+  });
+  EXPECT_EQ(done, std::vector<std::string>(3, "done"));
+}
+
+}  // namespace
+}  // namespace jaxhetero

@@ -1,0 +1,195 @@
+#include "xla_ffi/worker/part_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/job_shape.h"
+#include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/worker/round.h"
+
+namespace jaxhetero {
+namespace {
+
+constexpr JobShape kJob{.worker_count = 4, .reducer_count = 2};
+
+OpSpec spec_of(uint64_t count, Kind kind = Kind::kSum, DType dtype = DType::kF32) {
+  return {kind, dtype, 0, 1, count, 0, 0};
+}
+
+uint64_t bytes_of_part(const RoundPart& part) {
+  return part.request.spec.total_count * item_bytes(part.request.spec.dtype);
+}
+
+std::vector<RoundPart> cut(uint32_t strand_count, const OpSpec& spec, uint64_t op = 7) {
+  RoundRequest request;
+  request.op = op;
+  request.spec = spec;
+  return PartPlan(kJob, strand_count).cut(std::move(request));
+}
+
+TEST(PartPlan, CutsALargeBucketIntoEqualPartsOnCacheLines) {
+  for (const uint32_t strands : {1u, 2u, 3u, 7u, 32u}) {
+    for (const uint64_t count : {uint64_t{10'000'000}, uint64_t{12'345'679}, uint64_t{1} << 59}) {
+      const std::vector<RoundPart> parts = cut(strands, spec_of(count));
+      ASSERT_EQ(parts.size(), strands);
+      uint64_t total = 0;
+      for (uint32_t strand = 0; strand < strands; ++strand) {
+        const OpSpec& spec = parts[strand].request.spec;
+        EXPECT_EQ(parts[strand].strand, strand);
+        EXPECT_NEAR(static_cast<double>(spec.total_count), static_cast<double>(count) / strands, 32);
+        EXPECT_EQ(total * sizeof(float) % 64, 0u) << "the part begins within a cache line";
+        EXPECT_EQ(spec.part, strand);
+        total += spec.total_count;
+      }
+      EXPECT_EQ(total, count);
+    }
+  }
+}
+
+TEST(PartPlan, GivesASmallBucketToOneStrandAndSpreadsThem) {
+  std::map<uint32_t, int> by_strand;
+  for (uint64_t op = 0; op < 4000; ++op) {
+    const std::vector<RoundPart> parts = cut(4, spec_of(op % 3 * 10'000), op);
+    ASSERT_EQ(parts.size(), 1u);
+    EXPECT_EQ(parts[0].request.spec, spec_of(op % 3 * 10'000)) << "the round is as it was";
+    ++by_strand[parts[0].strand];
+  }
+  ASSERT_EQ(by_strand.size(), 4u);
+  for (const auto& [strand, count] : by_strand) EXPECT_NEAR(count, 1000, 150) << strand;
+}
+
+// Otherwise no reducer would find out that the workers disagree: one sends a part here, and another one nothing.
+TEST(PartPlan, GivesAnOpOneNumberOnAStrandWhateverTheBucketsSize) {
+  for (uint64_t op = 0; op < 100; ++op) {
+    const RoundPart small = cut(4, spec_of(10), op).at(0);
+    const RoundPart large = cut(4, spec_of(10'000'000), op).at(small.strand);
+    EXPECT_EQ(small.request.op, large.request.op);
+    EXPECT_NE(small.request.spec, large.request.spec);
+  }
+}
+
+TEST(PartPlan, GivesThePartsOfAnOpNumbersOfTheirOwn) {
+  std::vector<uint64_t> ops;
+  for (uint64_t op = 0; op < 1000; ++op) {
+    for (const RoundPart& part : cut(8, spec_of(10'000'000), op)) ops.push_back(part.request.op);
+  }
+  std::ranges::sort(ops);
+  EXPECT_EQ(std::ranges::adjacent_find(ops), ops.end());
+}
+
+// The bytes of a model's gradients, in buckets of 16 MiB and a rest.
+TEST(PartPlan, GivesEveryStrandEqualBytes) {
+  for (const uint64_t model_bytes : {uint64_t{102'228'128}, uint64_t{1'344'000'000}, uint64_t{1'000'000'000}}) {
+    for (const uint64_t bucket_bytes : {uint64_t{16} << 20, model_bytes}) {
+      for (const uint32_t strands : {2u, 4u, 8u}) {
+        std::vector<uint64_t> bytes(strands);
+        for (uint64_t at = 0; at < model_bytes; at += bucket_bytes) {
+          const uint64_t count = std::min(bucket_bytes, model_bytes - at) / sizeof(float);
+          for (const RoundPart& part : cut(strands, spec_of(count), at)) bytes[part.strand] += bytes_of_part(part);
+        }
+        const auto [least, most] = std::ranges::minmax(bytes);
+        EXPECT_LE(static_cast<double>(most - least), 0.01 * static_cast<double>(least));
+      }
+    }
+  }
+}
+
+class PartMemory : public testing::TestWithParam<bool> {};
+
+// Every element of a bucket is in one part, wherever its leaves lie.
+TEST_P(PartMemory, CoversTheLeavesOnce) {
+  const size_t item = GetParam() ? sizeof(float) : 2;  // in memory; 2 on the wire
+  const std::vector<size_t> leaf_counts = {1, 0, 300'001, 77, 500'000};
+  std::vector<Bytes> leaves;
+  RoundRequest request;
+  request.spec = spec_of(std::accumulate(leaf_counts.begin(), leaf_counts.end(), size_t{0}), Kind::kSum, DType::kBF16);
+  request.narrows = request.widens = GetParam();
+  for (const size_t count : leaf_counts) {
+    leaves.emplace_back(count * item);
+    request.inputs.append(leaves.back().data(), leaves.back().size());
+  }
+  request.outputs = request.inputs;
+  for (const RoundPart& part : PartPlan(kJob, 3).cut(request)) {
+    for (const Leaves& taken : {part.request.inputs, part.request.outputs}) {
+      EXPECT_EQ(taken.bytes(), part.request.spec.total_count * item);
+      std::vector<iovec> pieces;
+      taken.slice(0, taken.bytes(), pieces);
+      for (const iovec& piece : pieces) {
+        auto* const data = static_cast<std::byte*>(piece.iov_base);
+        for (size_t i = 0; i < piece.iov_len; ++i) data[i] = std::byte(std::to_integer<int>(data[i]) + 1);
+      }
+    }
+  }
+  for (const Bytes& leaf : leaves)
+    EXPECT_TRUE(std::ranges::all_of(leaf, [](std::byte b) { return b == std::byte{2}; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Converting, PartMemory, testing::Bool());
+
+// A rank's row of a part is the part of its row.
+TEST(PartPlan, CutsRowsIntoColumns) {
+  constexpr uint64_t kWidth = 600'001;
+  std::vector<uint16_t> bucket(4 * kWidth);
+  for (size_t i = 0; i < bucket.size(); ++i) bucket[i] = static_cast<uint16_t>(i / kWidth);
+  std::vector<uint16_t> row(kWidth);
+  RoundRequest request;
+  request.spec = spec_of(4 * kWidth, Kind::kScatter, DType::kU16);
+  request.inputs.append(bucket.data(), bucket.size() * 2);
+  request.outputs.append(row.data(), row.size() * 2);
+  uint64_t first = 0;
+  for (const RoundPart& part : PartPlan(kJob, 2).cut(request)) {
+    const RoundRequest& taken = part.request;
+    const uint64_t width = taken.spec.total_count / 4;
+    EXPECT_EQ(check(taken.spec, 4).code(), Code::kOk);
+    EXPECT_EQ(taken.outputs.bytes(), width * 2);
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+      std::vector<iovec> pieces;
+      taken.inputs.slice(rank * width * 2, width * 2, pieces);
+      ASSERT_EQ(pieces.size(), 1u);
+      EXPECT_EQ(pieces[0].iov_base, bucket.data() + rank * kWidth + first);
+      EXPECT_EQ(taken.sliced.inputs_place.whole_offset(rank * width * 2), (rank * kWidth + first) * 2);
+    }
+    EXPECT_EQ(taken.sliced.outputs_place.whole_offset(10), first * 2 + 10);
+    first += width;
+  }
+  EXPECT_EQ(first, kWidth);
+}
+
+TEST(SlicedTransfer, ReportsWhereTheBytesLieInTheWhole) {
+  std::vector<std::pair<size_t, size_t>> reported;
+  SlicedTransfer sliced;
+  sliced.received = [&](size_t offset, size_t bytes) { reported.emplace_back(offset, bytes); };
+  sliced.outputs_place = {.piece_bytes = 100, .first = 40, .distance = 1000};
+  sliced.report(90, 130);
+  sliced.report(50, 60);  // the last ten of them again
+  const std::vector<std::pair<size_t, size_t>> expected = {{130, 10}, {1040, 100}, {2040, 20}, {90, 40}};
+  EXPECT_EQ(reported, expected);
+}
+
+TEST(SlicedTransfer, WaitsForTheLastByteOfAPart) {
+  const auto ready = std::make_shared<std::atomic<size_t>>(1089);
+  SlicedTransfer sliced;
+  sliced.ready_bytes = ready;
+  sliced.inputs_place = {.piece_bytes = 100, .first = 40, .distance = 1000};
+  EXPECT_TRUE(sliced.is_ready(0, 100));
+  EXPECT_FALSE(sliced.is_ready(90, 60));
+  *ready = 1090;
+  EXPECT_TRUE(sliced.is_ready(90, 60));
+  EXPECT_TRUE(sliced.is_ready(290, 0)) << "nothing is always ready";
+}
+
+}  // namespace
+}  // namespace jaxhetero

@@ -1,0 +1,62 @@
+"""Strands: several cores of a process move and sum bytes. What they are for, and what does not depend on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxhetero import _cores
+from tests.cluster import Cluster
+
+PROGRAM = "shared_memory.py"
+
+
+def digests(strands: int) -> list[str]:
+    with Cluster(2, 2, {"JAXHETERO_STRANDS": str(strands)}) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers(PROGRAM)
+        results = [outcome.result["digests"] for outcome in cluster.wait_workers()]
+        assert all(outcome.code == 0 for outcome in cluster.wait_reducers())
+    assert results[0] == results[1]
+    return results[0]
+
+
+def test_the_bits_do_not_depend_on_the_strands() -> None:
+    assert digests(1) == digests(2) == digests(4)
+
+
+def cgroup(tmp_path: Path, own: str, **quotas: str) -> tuple[Path, Path]:
+    """Stand-ins for /proc and /sys/fs/cgroup, where groups have such quotas ("a_b" is the group a/b)."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(own)
+    for name, quota in quotas.items():
+        group = root / name.strip("_").replace("_", "/")
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cpu.max").write_text(quota)
+    return proc, root
+
+
+@pytest.mark.parametrize(
+    ("own", "quotas", "cores"),
+    [
+        ("0::/a/b\n", {"a_b": "250000 100000\n", "a": "max 100000\n"}, 2.5),
+        ("0::/a/b\n", {"a_b": "max 100000\n", "a": "150000 50000\n"}, 3),
+        ("0::/\n", {"_": "400000 100000\n"}, 4),
+        ("0::/a\n", {"a": "max 100000\n"}, None),
+        ("0::/gone\n", {}, None),
+        ("4:cpu:/a\n", {}, None),
+    ],
+    ids=["own", "outer", "container", "unlimited", "hidden", "version-1"],
+)
+def test_the_least_quota_counts(tmp_path: Path, own: str, quotas: dict[str, str], cores: float | None) -> None:
+    assert _cores._quota(*cgroup(tmp_path, own, **quotas)) == cores
+
+
+@pytest.mark.parametrize(("cores", "worker", "reducer"), [(1, 1, 1), (4, 1, 4), (16, 4, 8), (96, 8, 8)])
+def test_a_process_offers_what_it_can_spare(
+    monkeypatch: pytest.MonkeyPatch, cores: int, worker: int, reducer: int
+) -> None:
+    monkeypatch.setattr(_cores, "usable_cores", lambda: cores)
+    assert (_cores.worker_strands(), _cores.reducer_strands()) == (worker, reducer)

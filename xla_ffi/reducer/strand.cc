@@ -1,0 +1,254 @@
+#include "xla_ffi/reducer/strand.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kMaxPatience{5000};  // before a late worker is named
+
+}  // namespace
+
+ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context, const View& view, EventLog& log,
+                             Callbacks callbacks)
+    : config_(std::move(config)),
+      context_(std::move(context)),
+      log_(log),
+      callbacks_(std::move(callbacks)),
+      view_(view),
+      reducer_(std::make_unique<ReducerStateMachine>(
+          ReducerStateMachine::Job{view.worker_hosts, view.job, view.number > 0}, context_->lent_memory)),
+      by_rank_(view.worker_hosts.size(), nullptr) {}
+
+void ReducerStrand::start() {
+  if (view_.number == 0) context_->loop.after(config_.start_timeout, [this] { check_all_joined(); });
+  watch_rounds();
+}
+
+void ReducerStrand::accept(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
+  auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
+  peers_[connection.get()].connection = connection;
+}
+
+// --- Frames of workers.
+
+void ReducerStrand::check_all_joined() {
+  if (joined_count_ == by_rank_.size() || view_.number > 0 || closing_) return;
+  std::string missing;
+  for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
+    if (by_rank_[rank] == nullptr) missing += (missing.empty() ? "" : ", ") + reducer_->worker_name(rank);
+  }
+  reducer_->fail({Code::kStartTimeout, "these workers did not join " + config_.own_name + " in time: " + missing},
+                 outgoing_);
+  deliver();
+}
+
+Status ReducerStrand::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
+  Peer& peer = peers_[&connection];
+  if (header.type == FrameType::kPush) {
+    if (!peer.rank.has_value()) return {Code::kProtocol, "it pushed before it joined"};
+    Result<std::span<std::byte>> memory = reducer_->start_push(*peer.rank, header, context_->loop.now_ms(), outgoing_);
+    deliver();
+    if (!memory.ok()) return memory.status();
+    into = as_pieces(*memory);
+    return {};
+  }
+  peer.control.resize(header.payload_bytes);
+  into = as_pieces(peer.control);
+  return {};
+}
+
+Status ReducerStrand::on_frame(Connection& connection, const FrameHeader& header) {
+  Peer& peer = peers_[&connection];
+  if (header.type == FrameType::kJoin) return join(peer);
+  if (!peer.rank.has_value()) return {Code::kProtocol, "it spoke before it joined"};
+  Status status;
+  switch (header.type) {
+    case FrameType::kPush:
+      status = reducer_->finish_push(*peer.rank, header, context_->loop.now_ms(), outgoing_);
+      count_rounds();
+      break;
+    case FrameType::kDescribe:
+      status = describe_op(peer, header);
+      break;
+    case FrameType::kFault:
+      reducer_->fail(decode_fault(peer.control), outgoing_);
+      break;
+    case FrameType::kGoodbye:
+      reducer_->leave(*peer.rank, {}, outgoing_);
+      break;
+    default:
+      status = {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
+  }
+  deliver();
+  return status;
+}
+
+Result<bool> ReducerStrand::on_lent(Connection& connection, const FrameHeader& header,
+                                    const std::shared_ptr<const std::byte>& payload) {
+  const Peer& peer = peers_[&connection];
+  if (header.type != FrameType::kPush || !peer.rank.has_value()) return false;
+  Result<bool> taken = reducer_->take_lent(*peer.rank, header, payload, context_->loop.now_ms(), outgoing_);
+  count_rounds();
+  deliver();
+  return taken;
+}
+
+void ReducerStrand::count_rounds() {
+  context_->counters->round_count = earlier_round_count_ + reducer_->completed_round_count();
+}
+
+Status ReducerStrand::describe_op(const Peer& peer, const FrameHeader& header) {
+  Result<OpDescription> description = decode_op_description(peer.control);
+  if (!description.ok()) return description.status();
+  return reducer_->describe_op(*peer.rank, header, std::move(*description), outgoing_);
+}
+
+Status ReducerStrand::check(const Join& join) const {
+  const std::string hint = "; is it of this job, and its rank its own?";
+  if (join.job_id != view_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
+  if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
+    return {Code::kInvalidArgument,
+            "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
+  }
+  const auto first = std::ranges::find_if(by_rank_, [](const TcpConnection* c) { return c != nullptr; });
+  if (first != by_rank_.end() && join.plan != plan_) {
+    return {Code::kVersionMismatch, "its plan, which reducer sums what, is not that of " +
+                                        reducer_->worker_name(static_cast<uint32_t>(first - by_rank_.begin()))};
+  }
+  return {};
+}
+
+Status ReducerStrand::join(Peer& peer) {
+  Result<Join> join = decode_join(peer.control);
+  if (!join.ok()) return join.status();
+  if (join->job_id == view_.job_id && join->view < view_.number)
+    return {Code::kProtocol, "its view of the job is an earlier one"};
+  if (join->job_id == view_.job_id && join->view > view_.number) enter_view(join->view);
+  if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
+  if (const Status refusal = check(*join); !refusal.ok()) {
+    // The worker is told why, and so is the log: the worker may have been started with the settings of another job.
+    refusals_.add(log_, Severity::kWarning, "refused " + peer.connection->peer() + ": " + refusal.message(),
+                  context_->loop.now_ms());
+    const Status word(refusal.code(), "refused by " + config_.own_name + ": " + refusal.message());
+    peer.connection->send(OutFrame::control(FrameType::kFault, encode(word)));
+    peer.connection->close_after_flush();
+    return {};
+  }
+  peer.rank = join->rank;
+  by_rank_[join->rank] = peer.connection.get();
+  plan_ = join->plan;
+  context_->counters->joined_count = ++joined_count_;
+  if (!reducer_->fault().ok()) {
+    peer.connection->send(OutFrame::control(FrameType::kFault, encode(reducer_->fault())));
+    peer.connection->close_after_flush();
+  }
+  return {};
+}
+
+// A worker has joined with a later view: rounds that the old one left incomplete will be pushed anew.
+void ReducerStrand::enter_view(uint32_t number) {
+  view_.number = number;
+  earlier_round_count_ += reducer_->completed_round_count();
+  for (TcpConnection*& connection : by_rank_) {
+    if (connection == nullptr) continue;
+    connection->close();
+    peers_.erase(std::exchange(connection, nullptr));
+  }
+  context_->counters->joined_count = joined_count_ = 0;
+  context_->unread.clear();  // every worker left the old view before the coordinator announced this one
+  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
+                                                   context_->lent_memory);
+}
+
+// Sends the frames of the state machine. After a fault they are the last ones: all connections are flushed and closed,
+// and a worker that joins later is told the fault then.
+void ReducerStrand::deliver() {
+  for (Outgoing& frame : outgoing_) {
+    TcpConnection* connection = by_rank_[frame.rank];
+    if (connection == nullptr) continue;
+    if (frame.header.type != FrameType::kResult) {
+      peers_[connection].control_bytes += static_cast<int64_t>(kHeaderBytes + frame.payload.size());
+    }
+    connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
+  }
+  outgoing_.clear();
+  if (closing_ || reducer_->fault().ok() || std::exchange(has_told_fault_, true)) return;
+  for (const auto& [key, peer] : peers_) {
+    if (peer.rank.has_value()) peer.connection->close_after_flush();
+  }
+  callbacks_.on_fault(reducer_->fault());
+}
+
+// --- The end.
+
+void ReducerStrand::fail(const Status& why) {
+  reducer_->fail(why, outgoing_);
+  deliver();
+}
+
+void ReducerStrand::close_down(const Status& how) {
+  if (std::exchange(closing_, true)) return;
+  end_ = how;
+  note_quiet();
+}
+
+void ReducerStrand::on_close(Connection& connection, const Status& why) {
+  const auto found = peers_.find(&connection);
+  if (found == peers_.end()) return;
+  const Peer peer = std::move(found->second);
+  peers_.erase(found);
+  if (!peer.rank.has_value()) {
+    const std::string text = "refused a connection from " + connection.peer() + ": " + why.message();
+    if (!why.ok()) refusals_.add(log_, Severity::kInfo, text, context_->loop.now_ms());
+  } else if (by_rank_[*peer.rank] == peer.connection.get()) {
+    by_rank_[*peer.rank] = nullptr;
+    // The coordinator finds out whether a worker lives; but only this reducer knows that it broke the protocol.
+    if (!why.ok() && why.code() != Code::kInternal) reducer_->leave(*peer.rank, why, outgoing_);
+    deliver();
+  }
+  note_quiet();
+}
+
+void ReducerStrand::note_quiet() {
+  if (!closing_ || is_quiet_) return;
+  // Workers that have not joined yet are to hear why the job failed.
+  if (!end_.ok() && joined_count_ < by_rank_.size()) return;
+  const auto has_joined = [](const auto& entry) { return entry.second.rank.has_value(); };
+  if (std::ranges::any_of(peers_, has_joined)) return;
+  is_quiet_ = true;
+  callbacks_.on_quiet();
+}
+
+void ReducerStrand::hang_up() {
+  for (const auto& [key, peer] : peers_) peer.connection->close();
+}
+
+// --- Late workers.
+
+void ReducerStrand::watch_rounds() {
+  const milliseconds patience = std::min(kMaxPatience, config_.timeout / 4);
+  context_->loop.after(std::max(patience / 2, milliseconds(1)), [this, patience] {
+    reducer_->report_late(context_->loop.now_ms(), patience.count(), outgoing_, find_moving());
+    deliver();
+    watch_rounds();
+  });
+}
+
+// The workers, by rank, that have sent or taken bytes of a bucket since the last look: more bytes have passed than ever
+// before, beyond those of control frames.
+std::vector<bool> ReducerStrand::find_moving() {
+  std::vector<bool> moving(by_rank_.size());
+  for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
+    if (by_rank_[rank] == nullptr) continue;
+    Peer& peer = peers_[by_rank_[rank]];
+    const int64_t data_bytes = static_cast<int64_t>(by_rank_[rank]->passed_bytes()) - peer.control_bytes;
+    moving[rank] = data_bytes > std::exchange(peer.data_bytes, std::max(peer.data_bytes, data_bytes));
+  }
+  return moving;
+}
+
+}  // namespace jaxhetero

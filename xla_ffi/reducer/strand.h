@@ -1,0 +1,114 @@
+// One strand of a reducer: an event loop on a thread of its own, which takes the connections of one strand of every
+// worker, and moves frames between them and a ReducerStateMachine. Strands share nothing on the way of a byte.
+//
+// The server owns the strands, and tells all of them of failures and of the end.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/base/counters.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/reducer/state_machine.h"
+#include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
+
+namespace jaxhetero {
+
+// On the thread of its loop, but for the constructor. Nothing blocks.
+class ReducerStrand final : private ConnectionOwner {
+ public:
+  struct Config {
+    std::string own_name;  // of the reducer: "reducer 1 (host b)"
+    std::chrono::milliseconds start_timeout{0};
+    std::chrono::milliseconds timeout{0};
+  };
+  // Called on the strand's thread.
+  struct Callbacks {
+    std::function<void(const Status&)> on_fault;  // the job has failed, and this strand's workers have been told
+    std::function<void()> on_quiet;               // after close_down(): no worker is connected any more; once
+  };
+
+  // `log` outlives the strand. The reducer has heard of the job in `view`.
+  ReducerStrand(Config config, std::unique_ptr<TcpContext> context, const View& view, EventLog& log,
+                Callbacks callbacks);
+
+  // Starts the timers.
+  void start();
+  // Takes a socket that was just accepted: see TcpConnection::accept().
+  void accept(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission);
+
+  // Tells the workers that the job has failed.
+  void fail(const Status& why);
+  // Waits for the workers to close their connections.
+  void close_down(const Status& how);
+  // Closes all connections.
+  void hang_up();
+
+  // Any thread.
+  [[nodiscard]] Metrics metrics() const { return snapshot(*context_->counters); }
+
+  [[nodiscard]] uint32_t view_number() const { return view_.number; }
+  // The workers that rounds wait for, those first for which one has waited longest.
+  [[nodiscard]] std::vector<ProcessState::LateWorker> late_workers() const {
+    return reducer_->late_workers(context_->loop.now_ms());
+  }
+
+ private:
+  struct Peer {
+    std::shared_ptr<TcpConnection> connection;
+    std::optional<uint32_t> rank;  // once it has joined
+    Bytes control;                 // the payload of its latest frame that is no chunk
+    int64_t control_bytes = 0;     // sent to it in frames that are no totals
+    int64_t data_bytes = 0;        // the most that has passed beyond those
+  };
+
+  void on_open(Connection&) override {}
+  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
+  Status on_frame(Connection& connection, const FrameHeader& header) override;
+  Result<bool> on_lent(Connection& connection, const FrameHeader& header,
+                       const std::shared_ptr<const std::byte>& payload) override;
+  void on_close(Connection& connection, const Status& why) override;
+
+  [[nodiscard]] Status check(const Join& join) const;
+  Status join(Peer& peer);
+  Status describe_op(const Peer& peer, const FrameHeader& header);
+  void count_rounds();
+  void enter_view(uint32_t number);
+  void check_all_joined();
+  void watch_rounds();
+  [[nodiscard]] std::vector<bool> find_moving();
+  void deliver();
+  void note_quiet();
+
+  const Config config_;
+  const std::unique_ptr<TcpContext> context_;
+  EventLog& log_;
+  const Callbacks callbacks_;
+
+  View view_;
+  std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
+  std::map<const Connection*, Peer> peers_;
+  std::vector<TcpConnection*> by_rank_;  // null until the worker has joined
+  size_t joined_count_ = 0;
+  uint64_t plan_ = 0;  // ShardPlan::digest() of the workers that have joined
+  std::vector<Outgoing> outgoing_;
+  RefusalLog refusals_;
+  bool has_told_fault_ = false;
+  bool closing_ = false;
+  bool is_quiet_ = false;
+  Status end_;                        // how it ends, once it closes down
+  uint64_t earlier_round_count_ = 0;  // of earlier views
+};
+
+}  // namespace jaxhetero

@@ -1,0 +1,321 @@
+#include "xla_ffi/worker/strand.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/worker/shard_plan.h"
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kWatchInterval{250};
+constexpr milliseconds kFeedInterval{20};
+
+}  // namespace
+
+WorkerStrand::WorkerStrand(Config config, std::unique_ptr<TcpContext> context, EventLog& log, RoundLedger& ledger,
+                           Callbacks callbacks)
+    : config_(std::move(config)),
+      context_(std::move(context)),
+      log_(log),
+      ledger_(ledger),
+      callbacks_(std::move(callbacks)),
+      schedule_(context_->lent_memory),
+      stall_watch_({config_.own_name, config_.timeout, config_.start_timeout}, schedule_, links_, log_, accuse()) {}
+
+void WorkerStrand::start() {
+  watch();
+  feed_starved();
+}
+
+// --- Views.
+
+void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& addresses, const Plans& plans) {
+  if (has_ended_) return;
+  view_ = view;
+  plans_ = plans;
+  for (size_t i = 0; i < view.reducers.size(); ++i) links_.emplace_back(view.reducers[i], addresses[i], config_.job);
+  const milliseconds patience = view.number == 0 ? config_.start_timeout : config_.timeout;
+  for (ReducerLink& link : links_) link.connect(*context_, *this, patience);
+}
+
+void WorkerStrand::on_open(Connection& connection) {
+  ReducerLink& link = links_[reducer_of(connection)];
+  link.set_open();
+  if (config_.shared_memory) link.offer_memory();
+  const Join join{view_.job_id, config_.rank, view_.number, plans_.digest()};
+  connection.send(OutFrame::control(FrameType::kJoin, encode(join)));
+  if (std::ranges::all_of(links_, &ReducerLink::is_open)) resume();
+}
+
+// All reducers of the view are connected. First the rounds run again that are complete here and not on every worker.
+void WorkerStrand::resume() {
+  halted_ = false;
+  for (auto& [op_id, op] : schedule_.ops()) op.enter_view();
+  for (const View::Resume& again : view_.resume) replay(again.op, again.round);
+  start_waiting();
+  callbacks_.on_joined(view_.number);
+}
+
+void WorkerStrand::replay(uint64_t op_id, uint64_t number) {
+  Op* op = schedule_.find(op_id);
+  if (op == nullptr || op->started_count() <= number) return;  // not complete here either
+  if (!op->keeps(number)) {
+    return callbacks_.on_failure({Code::kInternal, config_.own_name + " is asked for " + op->kept_description() +
+                                                       " round " + std::to_string(number) +
+                                                       ", which it does not keep"});
+  }
+  Round& round = schedule_.replay_round(*op, number);
+  round.request.whole = ledger_.open_replay();
+  run(*op, round);
+}
+
+std::vector<Progress::OpProgress> WorkerStrand::halt() {
+  if (!halted_) halted_at_ = EventLoop::Clock::now();
+  halted_ = true;
+  for (ReducerLink& link : links_) link.close();
+  links_.clear();
+  for (const auto& replay : schedule_.stop_rounds()) ledger_.give_up_part(*replay->request.whole, {});
+  return schedule_.progress();
+}
+
+std::vector<Progress::OpProgress> WorkerStrand::take_still() {
+  context_->counters->kept_bytes = schedule_.kept_bytes();
+  return schedule_.take_still(EventLoop::Clock::now() - config_.timeout);
+}
+
+ProcessState WorkerStrand::state() const {
+  ProcessState state;
+  if (const Round* round = schedule_.most_patient_round(); round != nullptr) {
+    const auto waited = EventLoop::Clock::now() - round->times.progress_at;
+    state.round = round->name();
+    state.waited_ms = static_cast<uint32_t>(duration_cast<milliseconds>(waited).count());
+  }
+  return state;
+}
+
+// --- Rounds, from the program's request to its end.
+
+void WorkerStrand::open_to_program(const Plans& plans) {
+  is_open_to_program_ = true;
+  plans_ = plans;
+  start_waiting();
+}
+
+void WorkerStrand::start_round(RoundRequest part) {
+  const Result<Op*> op = schedule_.add(part);
+  if (!op.ok()) return ledger_.give_up_part(*part.whole, op.status());
+  if (may_start(*op.value())) run(*op.value(), schedule_.start_next_round(*op.value()));
+}
+
+void WorkerStrand::feed() {
+  for (ReducerLink& link : links_) link.push_chunks();
+}
+
+// The program's rounds need the plan, which the start makes.
+bool WorkerStrand::may_start(const Op& op) const {
+  return !halted_ && op.running() == nullptr && op.next() != nullptr && (is_open_to_program_ || op.next()->is_internal);
+}
+
+void WorkerStrand::start_waiting() {
+  for (auto& [op_id, op] : schedule_.ops()) {
+    if (may_start(op)) run(op, schedule_.start_next_round(op));
+  }
+}
+
+void WorkerStrand::run(Op& op, Round& round) {
+  ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
+  const OpSpec& spec = round.request.spec;
+  const ShardPlan& plan = plans_.plan_of(round.request);
+  const size_t item = item_bytes(spec.dtype);
+  round.least_window_bytes = plan.least_window_bytes(spec.total_count, item);
+  const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
+  for (const Shard& shard : plan.cut(round.request.op, spec.total_count, item, has_rows(spec.kind))) {
+    round.segments.emplace_back(shard, items_per_chunk);
+  }
+  round.open_segment_count = round.segments.size();
+  for (Segment& segment : round.segments) {
+    describe_op(op, segment.shard.reducer);
+    links_[segment.shard.reducer].start_segment(round, segment);
+  }
+}
+
+void WorkerStrand::describe_op(Op& op, uint32_t reducer) {
+  if (!op.is_new_to(reducer)) return;
+  const Round& round = *op.running();
+  FrameHeader header;
+  header.op = round.request.op;
+  header.round = round.number;
+  const OpDescription description{round.request.spec, round.request.description};
+  links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
+}
+
+void WorkerStrand::feed_starved() {
+  if (has_ended_) return;
+  for (ReducerLink& link : links_) link.feed_starved(EventLoop::Clock::now());
+  context_->loop.after(kFeedInterval, [this] { feed_starved(); });
+}
+
+void WorkerStrand::finish_round(Op& op) {
+  report(*schedule_.finish_round(op));
+  if (may_start(op)) run(op, schedule_.start_next_round(op));
+}
+
+void WorkerStrand::report(const Round& round) {
+  const size_t item = item_bytes(round.request.spec.dtype);
+  parts_.clear();
+  for (const Segment& segment : round.segments) {
+    parts_.push_back({links_[segment.shard.reducer].number(), segment.shard.count * item, segment.done_at});
+  }
+  ledger_.finish_part(*round.request.whole, round.times.first_result_at, round.times.progress_at, parts_);
+}
+
+// --- Frames of reducers.
+
+uint32_t WorkerStrand::reducer_of(const Connection& connection) const {
+  const auto link = std::ranges::find_if(links_, [&](const ReducerLink& l) { return l.has(connection); });
+  return static_cast<uint32_t>(link - links_.begin());
+}
+Status WorkerStrand::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
+  const uint32_t reducer = reducer_of(connection);
+  switch (header.type) {
+    case FrameType::kResult:
+      return place_result(header, reducer, into);
+    case FrameType::kLate:
+    case FrameType::kFault:
+      into = links_[reducer].take_control(header.payload_bytes);
+      return {};
+    default:
+      return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
+  }
+}
+
+Status WorkerStrand::on_frame(Connection& connection, const FrameHeader& header) {
+  const uint32_t reducer = reducer_of(connection);
+  switch (header.type) {
+    case FrameType::kResult:
+      finish_result(header, reducer);
+      return {};
+    case FrameType::kLate:
+      note_late(header, links_[reducer].control());
+      return {};
+    default:
+      callbacks_.on_told(decode_fault(links_[reducer].control()));
+      return {};
+  }
+}
+
+// The open segment whose next chunk this result is; a reducer that sends anything else is refused.
+Result<Segment*> WorkerStrand::segment_of(const FrameHeader& header, uint32_t reducer) {
+  Round* round = schedule_.running_round(header.op, header.round);
+  if (round == nullptr) return Status(Code::kProtocol, "it sent a result of a round that does not run");
+  Segment* segment = round->segment_at(reducer);
+  if (segment == nullptr || segment->done) {
+    return Status(Code::kProtocol, "it sent a result of a shard that it does not have or has finished");
+  }
+  return segment;
+}
+
+Status WorkerStrand::place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into) {
+  Result<Segment*> found = segment_of(header, reducer);
+  if (!found.ok()) return found.status();
+  Op& op = *schedule_.find(header.op);
+  Round& round = *op.running();
+  if (Status status = links_[reducer].check_result(round, *found.value(), header); !status.ok()) return status;
+  if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
+    op.keep_running_round();
+  }
+  if (round.is_replay || round.request.outputs.bytes() == 0) {  // the result is here already, or nobody wants it
+    into = links_[reducer].take_control(header.payload_bytes);
+  } else {
+    round.place(round.answered({header.offset, header.count}), into);
+  }
+  return {};
+}
+
+void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
+  Op& op = *schedule_.find(header.op);
+  Round& round = *op.running();
+  Segment& segment = *segment_of(header, reducer).value();
+  const ByteRange part = round.settle({header.offset, header.count}, pieces_);
+  round.request.sliced.report(part.offset, part.bytes);
+  round.times.progress_at = EventLoop::Clock::now();
+  if (round.times.first_result_at == Round::Time()) round.times.first_result_at = round.times.progress_at;
+  links_[reducer].finish_result(round, segment, header, round.times.progress_at);
+  if (round.note_slowest()) {
+    for (ReducerLink& link : links_) link.push_chunks();
+  }
+  if (!segment.done) return;
+  segment.done_at = round.times.progress_at;
+  if (--round.open_segment_count == 0) finish_round(op);
+}
+
+void WorkerStrand::note_late(const FrameHeader& header, const Bytes& late_workers) {
+  Round* round = schedule_.running_round(header.op, header.round);
+  if (round != nullptr) stall_watch_.note_late(*round, decode_text(late_workers), header.count);
+}
+
+// --- Stalls, losses and the end.
+
+void WorkerStrand::watch() {
+  if (has_ended_) return;
+  if (const Status stall = find_stall(); !stall.ok()) callbacks_.on_failure(stall);
+  context_->loop.after(kWatchInterval, [this] { watch(); });
+}
+
+Status WorkerStrand::find_stall() {
+  const EventLoop::Clock::time_point now = EventLoop::Clock::now();
+  if (halted_ && is_open_to_program_) return stall_watch_.check_halt(now, halted_at_);
+  Status stall = stall_watch_.check_rounds(now);
+  if (stall.ok()) return stall;
+  return {stall.code(), stall.message() + "; last completed: " + ledger_.last_completed()};
+}
+
+StallWatch::Accuse WorkerStrand::accuse() {
+  if (!config_.job.failover) return nullptr;
+  return [this](const ReducerLink& link, const std::string& why) { report_lost(link, why); };
+}
+
+void WorkerStrand::report_lost(const ReducerLink& link, const std::string& why) {
+  callbacks_.on_lost({view_.number, link.number(), config_.own_name + ": " + why});
+}
+
+void WorkerStrand::on_close(Connection& connection, const Status& why) {
+  if (has_ended_) return;
+  const uint32_t reducer = reducer_of(connection);
+  if (reducer >= links_.size()) return;
+  const ReducerLink& link = links_[reducer];
+  if (!config_.job.failover && is_leaving_ && !halted_ && schedule_.is_empty()) return;
+  const bool refused = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
+  // The coordinator knows whether this reducer was lost, or ended because of a failure that is still on its way to us.
+  // With failover it halts every worker and makes a new view.
+  if (!refused && (config_.job.failover || is_open_to_program_)) return report_lost(link, why.message());
+  std::string text = link.name() + " was lost: " + why.message();
+  if (!is_open_to_program_) text += ", in the stage connect";
+  callbacks_.on_failure({refused ? why.code() : Code::kReducerLost, text + ledger_.circumstances()});
+}
+
+void WorkerStrand::say_goodbye() {
+  is_leaving_ = true;
+  for (ReducerLink& link : links_) link.send(OutFrame::control(FrameType::kGoodbye, {}));
+}
+
+void WorkerStrand::end_in_order() {
+  has_ended_ = true;
+  for (ReducerLink& link : links_) link.close();
+}
+
+// First the network lets go of XLA's buffers, then the program gets them back.
+void WorkerStrand::fail(const Status& why, const Status& word) {
+  has_ended_ = true;
+  context_->lent_memory->end();
+  for (ReducerLink& link : links_) link.close_with(word);
+  for (const RoundRequest& request : schedule_.give_up()) ledger_.give_up_part(*request.whole, why);
+}
+
+}  // namespace jaxhetero

@@ -1,0 +1,137 @@
+// One strand of a worker: an event loop on a thread of its own, with links of its own to every reducer, which runs a
+// part of the program's rounds. Strands share nothing on the way of a byte.
+//
+// The communicator owns the strands, gives them their parts of every round, and tells all of them of views, of the end
+// and of failures.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/base/counters.h"
+#include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/transport/tcp_connection.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/job_shape.h"
+#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/op.h"
+#include "xla_ffi/worker/planner.h"
+#include "xla_ffi/worker/reducer_link.h"
+#include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/round_ledger.h"
+#include "xla_ffi/worker/schedule.h"
+#include "xla_ffi/worker/stall_watch.h"
+
+namespace jaxhetero {
+
+// On the thread of its loop, but for the constructor. Nothing blocks.
+class WorkerStrand final : private ConnectionOwner {
+ public:
+  struct Config {
+    uint32_t rank = 0;
+    std::string own_name;  // of the worker: "rank 3 (host b)"
+    JobShape job;
+    std::chrono::milliseconds start_timeout{0};
+    std::chrono::milliseconds timeout{0};
+    bool shared_memory = true;
+  };
+  // Called on the strand's thread.
+  struct Callbacks {
+    std::function<void(uint32_t view)> on_joined;   // connected to all reducers of the view
+    std::function<void(const Lost&)> on_lost;       // of a reducer
+    std::function<void(const Status&)> on_failure;  // of the worker
+    std::function<void(const Status&)> on_told;     // by a reducer, that the job has failed
+  };
+
+  // `log` and `ledger` outlive the strand.
+  WorkerStrand(Config config, std::unique_ptr<TcpContext> context, EventLog& log, RoundLedger& ledger,
+               Callbacks callbacks);
+
+  // Starts the timers.
+  void start();
+  // Any thread.
+  [[nodiscard]] Metrics metrics() const { return snapshot(*context_->counters); }
+
+  // A view starts: connects to its reducers, which have these addresses, and then runs the rounds that its plans allow.
+  void join(const View& view, const std::vector<TcpAddress>& addresses, const Plans& plans);
+  // The view ends. Its connections close, so that no late frame of it can come in; its running rounds will run anew.
+  // Returns how many rounds of each op are complete.
+  std::vector<Progress::OpProgress> halt();
+  // From now on the program's rounds can run, by these plans.
+  void open_to_program(const Plans& plans);
+
+  // A part of a round; or the whole of it.
+  void start_round(RoundRequest part);
+  // More bytes of some round's inputs are ready.
+  void feed();
+  // All workers have completed so many rounds.
+  void forget(const Progress& completed) { schedule_.forget(completed); }
+  // How many rounds of those ops are complete that came to rest since the last call.
+  [[nodiscard]] std::vector<Progress::OpProgress> take_still();
+  // The round that has had no total for longest, and for how long; nothing if none runs.
+  [[nodiscard]] ProcessState state() const;
+
+  // No round may go longer without progress than this from now on.
+  void limit_patience(std::chrono::milliseconds most) { stall_watch_.limit_patience(most); }
+  // Tells the reducers that no more rounds come.
+  void say_goodbye();
+  // Closes the connections.
+  void end_in_order();
+  // Tells the reducers `word`, closes the connections and gives up all rounds for `why`.
+  void fail(const Status& why, const Status& word);
+
+ private:
+  void resume();
+  void replay(uint64_t op_id, uint64_t number);
+  [[nodiscard]] bool may_start(const Op& op) const;
+  void start_waiting();
+  void run(Op& op, Round& round);
+  void describe_op(Op& op, uint32_t reducer);
+  void feed_starved();
+  void finish_round(Op& op);
+  void report(const Round& round);
+
+  void on_open(Connection& connection) override;
+  Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
+  Status on_frame(Connection& connection, const FrameHeader& header) override;
+  void on_close(Connection& connection, const Status& why) override;
+  [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
+  Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
+  Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
+  void finish_result(const FrameHeader& header, uint32_t reducer);
+  void note_late(const FrameHeader& header, const Bytes& late_workers);
+
+  void watch();
+  Status find_stall();
+  void report_lost(const ReducerLink& link, const std::string& why);
+  [[nodiscard]] StallWatch::Accuse accuse();
+
+  const Config config_;
+  const std::unique_ptr<TcpContext> context_;
+  EventLog& log_;
+  RoundLedger& ledger_;
+  const Callbacks callbacks_;
+
+  bool has_ended_ = false;
+  bool is_open_to_program_ = false;
+  bool is_leaving_ = false;
+  View view_;
+  Plans plans_;
+  bool halted_ = true;  // not connected to all reducers of the view
+  EventLoop::Clock::time_point halted_at_;
+  std::vector<ReducerLink> links_;  // by place in the view
+  Schedule schedule_;
+  StallWatch stall_watch_;
+  std::vector<iovec> pieces_;             // of a total that is widened
+  std::vector<RoundRecord::Part> parts_;  // of a round that is over
+};
+
+}  // namespace jaxhetero
