@@ -64,6 +64,9 @@ class Options:
     """Rate of every host's network interface, each way. none: no limit."""
     reducer_rates: str | None = None
     """Rates of the dedicated reducers' interfaces, in turn, as in 200mbit,100mbit. Default: --rate."""
+    nics: int = 1
+    """Interfaces of every host, each of that rate. jaxhetero uses all of them, unless a setting of the engine says
+    which, as in jaxhetero:interface=eth0. The others, and the column /limit, know the first one only."""
     sizes: str = "4,4KiB,64KiB,4MiB,16MiB"
     """Bytes that every worker contributes."""
     collective: Literal[COLLECTIVES] = "psum"  # type: ignore[valid-type]
@@ -100,6 +103,7 @@ class Options:
             ("reducers", 0),
             ("rounds", 1),
             ("concurrent", 1),
+            ("nics", 1),
             ("warmup", 0),
             ("batch", 1),
         ):
@@ -149,7 +153,7 @@ def run(options: Options) -> list[Row]:
     job = options.job()
     if job.reducer_count == 0 and any(spec.kind == "echo" for spec in specs):
         raise BenchError("engine echo needs --reducers: its workers do not reduce")
-    with Lab(job.hosts(), loopback=options.loopback) as lab, ExitStack() as stack:
+    with Lab(job.hosts(), loopback=options.loopback, nic_count=options.nics) as lab, ExitStack() as stack:
         print(f"# {lab.description}", flush=True)
         conditions = measure_conditions(job, lab, options.collective)
         print(f"# {conditions.describe()}", flush=True)

@@ -59,8 +59,10 @@ class Config:
     """The address under which other processes reach a reducer of this process. Default: the address of the interface
     that leads to the coordinator."""
     interface: str = ""
-    """The network interface to use, such as ``eth1``. Connections come from its address, which is also the default of
-    ``host``. Default: the interface that the routes of this machine choose."""
+    """The network interface to use, such as ``eth1``, or several, as in ``eth1,eth2``. Connections come from their
+    addresses, of which the first is the default of ``host``. Of several, each carries a part of every large bucket; the
+    first interface of one host then talks to the first of another, the second to the second, and so on. Default: the
+    interface that the routes of this machine choose."""
     start_timeout_ms: int = 120_000
     """How long ``initialize`` waits for all workers and reducers."""
     timeout_ms: int = 30_000
@@ -140,6 +142,8 @@ class Config:
         _check_port(self, "metrics_port")
         if not 0 <= self.strands <= 32:
             raise ConfigError(f"strands is {self.strands}; it must be in 1..32, or 0")
+        if 0 < self.strands < (rails := self.interface.count(",") + 1):
+            raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it must be at least {rails}, or 0")
         for name in ("window_chunks", "restart_count"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
@@ -168,7 +172,7 @@ class ReducerConfig:
     """The address to listen on, at which workers reach this reducer. Default: the address of the interface that leads
     to the coordinator."""
     interface: str = ""
-    """The network interface whose address is the default of ``host``."""
+    """The network interface whose address is the default of ``host``; or several, as in ``eth1,eth2``."""
     port: int = 0
     """The port to listen on. 0: any free one."""
     number: int = -1
@@ -199,8 +203,28 @@ class ReducerConfig:
 
 
 def _take_interface(config: Config | ReducerConfig) -> None:
-    if config.interface and not config.host:
-        object.__setattr__(config, "host", interface_address(config.interface))
+    addresses = rail_addresses(config)
+    if addresses and not config.host:
+        object.__setattr__(config, "host", addresses[0])
+
+
+def rail_addresses(config: Config | ReducerConfig) -> list[str]:
+    """The addresses of the interfaces of ``config.interface``, in their order.
+
+    Raises:
+      ConfigError: there is no such interface, or it has no address.
+
+    Example:
+      >>> from jaxhetero.config import Config, rail_addresses
+      >>> rail_addresses(Config(interface="lo"))
+      ['127.0.0.1']
+    """
+    names = [name.strip() for name in config.interface.split(",")] if config.interface else []
+    if len(set(names)) < len(names):
+        raise ConfigError(f"interface is {config.interface!r}, which names one interface twice")
+    if len(names) > 16:
+        raise ConfigError(f"interface names {len(names)} interfaces; at most 16 can be used")
+    return [interface_address(name) for name in names]
 
 
 def interface_address(name: str) -> str:

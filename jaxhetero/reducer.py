@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jaxhetero._cores import reducer_strands
 from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
-from jaxhetero.config import ReducerConfig
+from jaxhetero.config import ReducerConfig, rail_addresses
 from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
 from jaxhetero.watching.exporter import Exporter, watch_reducer
 
@@ -187,7 +187,8 @@ def _make_server(config: ReducerConfig) -> ReducerServer:
         from jaxhetero import _native
     except ImportError as error:
         raise InternalError(f"the native module of jaxhetero cannot be loaded; install it again: {error}") from None
-    return _native.ReducerServer(asdict(config) | {"colocated_rank": -1, "most_strands": reducer_strands()})
+    own = {"colocated_rank": -1, "most_strands": reducer_strands(), "more_hosts": rail_addresses(config)[1:]}
+    return _native.ReducerServer(asdict(config) | own)
 
 
 def _check(status: Status) -> None:

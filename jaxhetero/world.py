@@ -19,7 +19,7 @@ from jaxhetero._cores import worker_strands
 from jaxhetero._engines import describe_engine, read_worker
 from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
-from jaxhetero.config import Config, host_name, read_environment
+from jaxhetero.config import Config, host_name, rail_addresses, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
 from jaxhetero.watching import trace
 from jaxhetero.watching.exporter import Exporter, watch_reducer, watch_worker
@@ -485,12 +485,15 @@ def _start(config: Config) -> World:
         timeout_ms=config.timeout_ms,
     )
     settings = asdict(config) | {"most_strands": worker_strands()}
-    communicator = _native.Communicator(settings | {"source": config.host if config.interface else ""})
+    rails = rail_addresses(config)
+    # An address that was given in place of the interface's own comes first.
+    sources = [config.host, *rails[1:]] if rails else []
+    communicator = _native.Communicator(settings | {"sources": sources})
     reducer = None
     if config.rank < config.colocated_count:
-        reducer = _native.ReducerServer(settings | {"port": 0, "number": -1, "colocated_rank": config.rank})
-    sources = [source for source in (communicator, reducer) if source is not None]
-    pumps = tuple(EventPump(source) for source in sources)
+        place = {"port": 0, "number": -1, "colocated_rank": config.rank, "more_hosts": rails[1:]}
+        reducer = _native.ReducerServer(settings | place)
+    pumps = tuple(EventPump(source) for source in (communicator, reducer) if source is not None)
     world = World(config, communicator, reducer, pumps, _watch(config, communicator, reducer))
     for pump in world._pumps:
         pump.start()

@@ -46,6 +46,8 @@ def test_one_worker_needs_no_setting() -> None:
         ({"window_chunks": -1}, ["window_chunks", "-1"]),
         ({"restart_count": -1}, ["restart_count", "-1"]),
         ({"strands": -1}, ["strands is -1", "1..32", "or 0"]),
+        ({"interface": "lo,lo"}, ["'lo,lo'", "twice"]),
+        ({"interface": "lo,nic9"}, ["'nic9'", "lo (127.0.0.1)"]),
         ({"strands": 33}, ["strands is 33", "1..32"]),
         ({"chunk_bytes": 1023}, ["chunk_bytes", "1023"]),
         ({"chunk_bytes": 1024 + 32}, ["chunk_bytes", "1056", "64"]),

@@ -87,6 +87,8 @@ def _jaxhetero(site: Site) -> list[ProcessSpec]:
             "JAXHETERO_CHUNK_BYTES": str(site.spec.chunk_bytes),
             "JAXHETERO_WINDOW_CHUNKS": str(site.spec.window_chunks),
         }
+    if len(site.lab.nics) > 1:
+        env["JAXHETERO_INTERFACE"] = ",".join(site.lab.nics)
     env = write_environment(dict(site.spec.settings), env)
     command = [sys.executable, "-m", "jaxhetero", "reducer"]
     reducers = [

@@ -39,10 +39,10 @@ class Loopback:
     def connect(self, host: str) -> None:
         self._refuse("restore", host)
 
-    def set_rate(self, host: str, rate: Rate | None) -> None:
+    def set_rate(self, host: str, rate: Rate | None, nic: int | None = None) -> None:
         self._refuse("slow", host)
 
-    def counters(self) -> dict[str, Counters]:
+    def counters(self) -> dict[str, list[Counters]]:
         self._refuse("count the bytes of", " ".join(self._addresses))
 
     def _refuse(self, what: str, host: str) -> NoReturn:

@@ -1,8 +1,9 @@
 """The hosts of a lab in network namespaces.
 
-Each host has a veth pair. One more namespace holds a bridge and the other ends of the pairs. The machine's own network
-has no part of a lab, so any number of labs can use the same addresses at the same time. A token bucket on both ends of
-a pair limits both directions.
+Each host has a veth pair for each of its interfaces, which are eth0, eth1, and so on. One more namespace holds a bridge
+for all eth0, one for all eth1, and so on, and the other ends of the pairs. The machine's own network has no part of a
+lab, so any number of labs can use the same addresses at the same time. A token bucket on both ends of a pair limits
+both directions.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from bench.netlab.counters import Counters
 from bench.netlab.errors import LabError
 from bench.netlab.rate import Rate
 
+# Of the first interfaces; the others have the networks behind it.
 _SUBNET = ipaddress.IPv4Network("10.77.0.0/16")
 _BRIDGE = "switch"
-_NIC = "eth0"
+_NIC = "eth"
 # Room for a packet of 64 KiB before segmentation, its headers, and acknowledgements of the other direction. With 64 KiB
 # tbf splits such packets itself, and traffic in both directions loses 2 % of 100 Mbit/s. A larger burst would only let
 # small payloads exceed the rate.
@@ -61,8 +63,9 @@ def missing() -> str | None:
 class Namespaces:
     isolated = True
 
-    def __init__(self, lab: str, rates: Mapping[str, Rate | None]) -> None:
+    def __init__(self, lab: str, rates: Mapping[str, Rate | None], nic_count: int = 1) -> None:
         self._lab = lab
+        self._nic_count = nic_count
         self._addresses = dict(zip(rates, map(str, itertools.islice(_SUBNET.hosts(), 1, None)), strict=False))
         self._ports = itertools.count(_FIRST_PORT)
         shown = " ".join(f"{host}={rate or 'unlimited'}" for host, rate in rates.items())
@@ -76,29 +79,37 @@ class Namespaces:
     def _make_switch(self) -> None:
         _call("ip", "netns", "add", self._lab)
         _call("ip", "netns", "exec", self._lab, "sh", "-c", _NO_FIREWALL)
-        bridge = [
-            f"link add name {_BRIDGE} type bridge mcast_snooping 0",
-            f"link set dev {_BRIDGE} addrgenmode none up",
-        ]
-        _batch("ip", self._lab, bridge)
+        for nic in range(self._nic_count):
+            bridge = [
+                f"link add name {_BRIDGE}{nic} type bridge mcast_snooping 0",
+                f"link set dev {_BRIDGE}{nic} addrgenmode none up",
+            ]
+            _batch("ip", self._lab, bridge)
 
     def _make_host(self, host: str) -> None:
         namespace = namespace_of(self._lab, host)
         _call("ip", "netns", "add", namespace)
-        # No IPv6 address, so that an idle interface stays silent.
-        port = [
-            f"link add name {host} type veth peer name {_NIC} netns {namespace}",
-            f"link set dev {host} addrgenmode none master {_BRIDGE} up",
-        ]
-        nic = [
-            "link set lo up",
-            f"link set dev {_NIC} addrgenmode none",
-            f"addr add {self.address(host)}/{_SUBNET.prefixlen} dev {_NIC}",
-            f"link set dev {_NIC} up",
-        ]
-        _batch("ip", self._lab, port)
-        _batch("ip", namespace, nic)
+        _batch("ip", namespace, ["link set lo up"])
+        for number, port in enumerate(self._port_names(host)):
+            nic = f"{_NIC}{number}"
+            address = ipaddress.IPv4Address(self.address(host)) + number * _SUBNET.num_addresses
+            # No IPv6 address, so that an idle interface stays silent.
+            switch_side = [
+                f"link add name {port} type veth peer name {nic} netns {namespace}",
+                f"link set dev {port} addrgenmode none master {_BRIDGE}{number} up",
+            ]
+            host_side = [
+                f"link set dev {nic} addrgenmode none",
+                f"addr add {address}/{_SUBNET.prefixlen} dev {nic}",
+                f"link set dev {nic} up",
+            ]
+            _batch("ip", self._lab, switch_side)
+            _batch("ip", namespace, host_side)
         self._write_hosts_file(namespace)
+
+    def _port_names(self, host: str) -> list[str]:
+        """The switches' ends of a host's interfaces."""
+        return [host, *(f"{host}.{number}" for number in range(1, self._nic_count))]
 
     def _write_hosts_file(self, namespace: str) -> None:
         """Write the hosts' names and addresses. `ip netns exec` mounts this file over /etc/hosts."""
@@ -124,20 +135,25 @@ class Namespaces:
         self._set_port(host, _FORWARDING)
 
     def _set_port(self, host: str, state: int) -> None:
-        _call("bridge", "-n", self._lab, "link", "set", "dev", host, "state", str(state))
+        for port in self._port_names(host):
+            _call("bridge", "-n", self._lab, "link", "set", "dev", port, "state", str(state))
 
-    def set_rate(self, host: str, rate: Rate | None) -> None:
-        for namespace, device in ((self._lab, host), (namespace_of(self._lab, host), _NIC)):
-            # Deleting a qdisc that does not exist is an error, so there is one to delete.
-            lines = [f"qdisc replace dev {device} root {_bucket(rate)}"]
-            if rate is None:
-                lines.append(f"qdisc delete dev {device} root")
-            _batch("tc", namespace, lines)
+    def set_rate(self, host: str, rate: Rate | None, nic: int | None = None) -> None:
+        for number, port in enumerate(self._port_names(host)):
+            if nic not in (None, number):
+                continue
+            for namespace, device in ((self._lab, port), (namespace_of(self._lab, host), f"{_NIC}{number}")):
+                # Deleting a qdisc that does not exist is an error, so there is one to delete.
+                lines = [f"qdisc replace dev {device} root {_bucket(rate)}"]
+                if rate is None:
+                    lines.append(f"qdisc delete dev {device} root")
+                _batch("tc", namespace, lines)
 
-    def counters(self) -> dict[str, Counters]:
-        """The counters of all hosts at one moment, read at the bridge: its ports receive what the hosts send."""
+    def counters(self) -> dict[str, list[Counters]]:
+        """The counters of all hosts at one moment, by interface; at a bridge, a port receives what a host sends."""
         links = json.loads(_call("ip", "-n", self._lab, "-s", "-j", "link", "show", "type", "veth"))
-        return {link["ifname"]: _read_counters(link["stats64"]) for link in links}
+        ports = {link["ifname"]: _read_counters(link["stats64"]) for link in links}
+        return {host: [ports[port] for port in self._port_names(host)] for host in self._addresses}
 
 
 def _bucket(rate: Rate | None) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import os
 import signal
 import subprocess
@@ -100,8 +102,9 @@ class Host:
         """Pull the cable: all packets to and from the host are lost, and no process gets an error."""
         self._network.cut(self.name)
 
-    def slow(self, rate: str) -> None:
-        self._network.set_rate(self.name, Rate.parse(rate))
+    def slow(self, rate: str, nic: int | None = None) -> None:
+        """Give another rate to all interfaces of the host, or to ``eth0``, ``eth1``, ... as ``nic`` says."""
+        self._network.set_rate(self.name, Rate.parse(rate), nic)
 
     def restore(self) -> None:
         """Undo ``cut`` and ``slow``."""
@@ -109,6 +112,11 @@ class Host:
         self._network.set_rate(self.name, self.rate)
 
     def counters(self) -> Counters:
+        """Of all interfaces together."""
+        return functools.reduce(operator.add, self.nic_counters())
+
+    def nic_counters(self) -> list[Counters]:
+        """Of eth0, eth1, and so on."""
         return self._network.counters()[self.name]
 
     def free_port(self) -> int:

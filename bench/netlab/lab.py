@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import os
 import re
 import subprocess
@@ -28,15 +30,17 @@ _RESERVED = {"lo", "switch", "localhost"}
 class Lab:
     """Hosts by name, each with a rate; ``None`` is no limit. A context manager: the hosts exist inside ``with``.
 
-    With ``loopback=True``, or if namespaces cannot be made, the hosts are on loopback.
+    Every host has ``nic_count`` interfaces of its rate: eth0, eth1, and so on. With ``loopback=True``, or if namespaces
+    cannot be made, the hosts are on loopback.
     """
 
-    def __init__(self, rates: Mapping[str, str | None], *, loopback: bool = False) -> None:
+    def __init__(self, rates: Mapping[str, str | None], *, loopback: bool = False, nic_count: int = 1) -> None:
         for name in rates:
             if not re.fullmatch(_HOST_NAME, name) or name in _RESERVED:
                 raise LabError(f"host name is {name!r}; it must be short, lower case, and not {' or '.join(_RESERVED)}")
         self.name = _cleanup.name_of(os.getpid(), next(_serials))
         self._rates = {name: None if rate is None else Rate.parse(rate) for name, rate in rates.items()}
+        self._nic_count = nic_count
         self._why_loopback = "as asked" if loopback else _why_loopback()
         self._hosts: dict[str, Host] = {}
         self._network: Network | None = None
@@ -63,7 +67,7 @@ class Lab:
             network: Network = Loopback(list(self._rates), self._why_loopback)
             print(f"netlab: {network.description}", file=sys.stderr)
             return network
-        return Namespaces(self.name, self._rates)
+        return Namespaces(self.name, self._rates, self._nic_count)
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
@@ -100,12 +104,17 @@ class Lab:
         return self._entered.isolated
 
     @property
+    def nics(self) -> list[str]:
+        """The names of the interfaces that every host has; none on loopback."""
+        return [f"eth{number}" for number in range(self._nic_count)] if self.isolated else []
+
+    @property
     def description(self) -> str:
         return self._entered.description
 
     def counters(self) -> dict[str, Counters]:
-        """The counters of every host by name, read at one moment."""
-        return self._entered.counters()
+        """The counters of every host by name, over all its interfaces, read at one moment."""
+        return {host: functools.reduce(operator.add, nics) for host, nics in self._entered.counters().items()}
 
     @property
     def _entered(self) -> Network:

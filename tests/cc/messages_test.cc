@@ -180,7 +180,7 @@ TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
 }
 
 Registration a_registration() {
-  return {Role::kReducer, -1, 1, {4, 2, 65536, 8}, 3, "1.2.3", "host-a", 4242, "10.0.0.1"};
+  return {Role::kReducer, -1, 1, {4, 2, 65536, 8}, 3, 2, "1.2.3", "host-a", 4242, "10.0.0.1", {"10.1.0.1"}};
 }
 
 View some_view() {
@@ -190,7 +190,7 @@ View some_view() {
   view.strand_count = 4;
   view.own_index = 1;
   view.worker_hosts = {"a", "", "host-c"};
-  view.reducers = {{0, "10.0.0.1", 4000, "a", -1}, {7, "::1", 65535, "b", 2}};
+  view.reducers = {{0, "10.0.0.1", 4000, "a", -1, {}}, {7, "::1", 65535, "b", 2, {"fd00::1"}}};
   view.number = 3;
   view.resume = {{0x1122334455667788, 9}, {2, 0}};
   return view;
@@ -372,7 +372,7 @@ TEST(View, OfTheLargestJobFitInAFrame) {
   view.job.worker_count = kMaxWorkers;
   view.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
   view.resume.assign(size_t{kMaxOps} * kMaxStrands, {1, 2});
-  view.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0});
+  view.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0, {}});
   const Bytes bytes = encode(view);
   EXPECT_LE(bytes.size(), kMaxControlBytes);
   EXPECT_TRUE(decode_view(bytes).ok());

@@ -37,7 +37,7 @@ std::vector<RoundPart> cut(uint32_t strand_count, const OpSpec& spec, uint64_t o
   RoundRequest request;
   request.op = op;
   request.spec = spec;
-  return PartPlan(kJob, strand_count).cut(std::move(request));
+  return PartPlan(kJob, std::vector<uint32_t>(strand_count, 1)).cut(std::move(request));
 }
 
 TEST(PartPlan, CutsALargeBucketIntoEqualPartsOnCacheLines) {
@@ -57,6 +57,15 @@ TEST(PartPlan, CutsALargeBucketIntoEqualPartsOnCacheLines) {
       EXPECT_EQ(total, count);
     }
   }
+}
+
+// Of several interfaces, a faster one carries more.
+TEST(PartPlan, GivesEachStrandItsShare) {
+  RoundRequest request;
+  request.spec = spec_of(16'000'000);
+  const std::vector<RoundPart> parts = PartPlan(kJob, {16, 8}).cut(request);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_NEAR(static_cast<double>(bytes_of_part(parts[0])), 2.0 * static_cast<double>(bytes_of_part(parts[1])), 128);
 }
 
 TEST(PartPlan, GivesASmallBucketToOneStrandAndSpreadsThem) {
@@ -122,7 +131,7 @@ TEST_P(PartMemory, CoversTheLeavesOnce) {
     request.inputs.append(leaves.back().data(), leaves.back().size());
   }
   request.outputs = request.inputs;
-  for (const RoundPart& part : PartPlan(kJob, 3).cut(request)) {
+  for (const RoundPart& part : PartPlan(kJob, {1, 1, 1}).cut(request)) {
     for (const Leaves& taken : {part.request.inputs, part.request.outputs}) {
       EXPECT_EQ(taken.bytes(), part.request.spec.total_count * item);
       std::vector<iovec> pieces;
@@ -150,7 +159,7 @@ TEST(PartPlan, CutsRowsIntoColumns) {
   request.inputs.append(bucket.data(), bucket.size() * 2);
   request.outputs.append(row.data(), row.size() * 2);
   uint64_t first = 0;
-  for (const RoundPart& part : PartPlan(kJob, 2).cut(request)) {
+  for (const RoundPart& part : PartPlan(kJob, {1, 1}).cut(request)) {
     const RoundRequest& taken = part.request;
     const uint64_t width = taken.spec.total_count / 4;
     EXPECT_EQ(check(taken.spec, 4).code(), Code::kOk);

@@ -16,12 +16,14 @@ constexpr uint32_t kWorkers = 4;
 class RateProbeTest : public testing::Test {
  protected:
   // Dedicated reducers with such times for a MiB each, and so many inside workers with that one.
-  void start(const std::vector<int64_t>& dedicated_us, size_t colocated_count = 0, int64_t colocated_us = 0) {
+  void start(const std::vector<int64_t>& dedicated_us, size_t colocated_count = 0, int64_t colocated_us = 0,
+             const std::vector<int64_t>& rails_us = {0}) {
     std::vector<ReducerPlace> places(dedicated_us.size());
     places.resize(places.size() + colocated_count, {.colocated = true});
     us_per_mib_ = dedicated_us;
     us_per_mib_.resize(places.size(), colocated_us);
-    probe_.emplace(kWorkers, places, ShardPlan::Pace());
+    probe_.emplace(kWorkers, places, ShardPlan::Pace(), rails_us.size());
+    us_per_mib_.insert(us_per_mib_.end(), rails_us.begin(), rails_us.end());
   }
 
   // Runs the next round; false when there is none.
@@ -42,7 +44,7 @@ class RateProbeTest : public testing::Test {
       request->outputs.slice(0, request->outputs.bytes(), into);
       std::memcpy(into[0].iov_base, totals.data(), into[0].iov_len);
     }
-    probe_->finish(undisturbed, times);
+    probe_->finish(undisturbed, {times, {}});
     return true;
   }
   void run() {
@@ -92,6 +94,13 @@ TEST_F(RateProbeTest, WorksWithoutDedicatedReducers) {
   EXPECT_GT(probe_->bytes_per_s(), 0u);
 }
 
+TEST_F(RateProbeTest, ComparesTheRailsOfHosts) {
+  start({40'000, 40'000}, 0, 0, {40'000, 42'000, 80'000});
+  run();
+  EXPECT_EQ(probe_->rates(), Rates({16, 16}));
+  EXPECT_EQ(probe_->rail_rates(), Rates({16, 16, 8}));
+}
+
 TEST_F(RateProbeTest, PushesMoreUntilItTakesLongEnough) {
   start({400});
   run();
@@ -134,14 +143,15 @@ TEST_F(RateProbeTest, SaysThatItWasDisturbed) {
 // Pushes, has the shards of two reducers take so long here, and returns what this worker tells the others.
 std::vector<int64_t> own_times(RateProbe& probe, int64_t first_us, int64_t second_us) {
   EXPECT_TRUE(probe.next()->plan != nullptr);
-  const std::vector<RateProbe::ShardTime> times = {{0, first_us}, {1, second_us}};
-  probe.finish(true, times);
+  probe.finish(true, {{{0, first_us}, {1, second_us}}, {second_us}});
   const std::optional<RoundRequest> agree = probe.next();
   std::vector<int64_t> own(agree->inputs.bytes() / sizeof(int64_t));
   std::vector<iovec> operands;
   agree->inputs.slice(0, agree->inputs.bytes(), operands);
   std::memcpy(own.data(), operands[0].iov_base, operands[0].iov_len);
-  return {own.begin() + 1, own.end()};
+  EXPECT_EQ(own.size(), 4u);
+  EXPECT_EQ(own[3], own[2]) << "the rail's";
+  return {own.begin() + 1, own.begin() + 3};
 }
 
 // A host that was busy once does not look slow.

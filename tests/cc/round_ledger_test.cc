@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cc/printing.h"
@@ -33,7 +34,7 @@ class RoundLedgerTest : public testing::Test {
   }
   [[nodiscard]] RoundRecord::Time at(int ms) const { return begin_ + milliseconds(ms); }
   void finish(WholeRound& round, int first_ms, int end_ms, const std::vector<RoundRecord::Part>& parts = {}) {
-    ledger_->finish_part(round, at(first_ms), at(end_ms), parts);
+    ledger_->finish_part(round, 5, at(first_ms), at(end_ms), parts);
   }
   [[nodiscard]] bool is_done() { return end_.wait_for(milliseconds(0)) == std::future_status::ready; }
 
@@ -110,7 +111,11 @@ TEST_F(RoundLedgerTest, IsBusyOnceHoweverManyRoundsRun) {
 TEST_F(RoundLedgerTest, GivesTheRecordToWhoWantsIt) {
   RoundRequest request;
   std::vector<uint64_t> numbers;
-  request.recorded = [&](const Timeline::Entry& entry) { numbers.push_back(entry.record.number); };
+  request.recorded = [&](const RoundOutcome& outcome) {
+    numbers.push_back(outcome.entry.record.number);
+    ASSERT_EQ(outcome.strand_ends.size(), 1u);
+    EXPECT_EQ(outcome.strand_ends[0], std::pair(5u, at(2)));
+  };
   const auto round = ledger_->open(request, 1);
   ledger_->start_part(*round, 8, at(0));
   finish(*round, 1, 2);

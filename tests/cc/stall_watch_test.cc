@@ -33,8 +33,8 @@ class StallWatchTest : public testing::Test {
  protected:
   explicit StallWatchTest(bool accuses = true) {
     for (const uint32_t number : {0u, 1u}) {
-      const View::Reducer reducer{number, "127.0.0.1", 4000, std::string(1, char('a' + number)), -1};
-      links_.emplace_back(reducer, TcpAddress(), job_);
+      const View::Reducer reducer{number, "127.0.0.1", 4000, std::string(1, char('a' + number)), -1, {}};
+      links_.emplace_back(reducer, *resolve(reducer.address, reducer.port), job_);
     }
     StallWatch::Accuse accuse;
     if (accuses)

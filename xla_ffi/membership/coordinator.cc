@@ -154,7 +154,7 @@ Status Coordinator::on_ready(Guest& guest) {
 // lie where they belong: see ShardPlan::cut().
 void Coordinator::add_to_view(const Guest& guest) {
   const Registration& who = guest.registration;
-  view_.reducers.push_back({guest.number(), who.address, who.port, who.host_name, who.rank});
+  view_.reducers.push_back({guest.number(), who.address, who.port, who.host_name, who.rank, who.more_addresses});
   std::ranges::sort(view_.reducers, {}, &View::Reducer::number);
 }
 
@@ -482,6 +482,7 @@ void Coordinator::tell_reducers() {
   std::memcpy(&view_.job_id, random.data(), sizeof view_.job_id);
   view_.job = job_;
   view_.worker_hosts.resize(job_.worker_count);
+  view_.rail_count = rail_count();
   view_.strand_count = strand_count();
   for (auto& [connection, guest] : guests_) {
     if (guest.is_worker()) {
@@ -499,14 +500,23 @@ void Coordinator::tell_reducers() {
   if (view_.reducers.empty()) tell_view();
 }
 
-// As many as every process can run, if the job does not say how many.
+uint32_t Coordinator::rail_count() const {
+  uint32_t most = 1;
+  for (const auto& [connection, guest] : guests_) {
+    if (guest.is_registered()) most = std::max(most, guest.registration.rail_count);
+  }
+  return most;
+}
+
+// As many as every process can run, if the job does not say how many; but the same number, and at least one, for each
+// interface.
 uint32_t Coordinator::strand_count() const {
   if (job_.strands > 0) return job_.strands;
   uint32_t least = kMaxStrands;
   for (const auto& [connection, guest] : guests_) {
     if (guest.is_registered()) least = std::min(least, guest.registration.strand_count);
   }
-  return least;
+  return std::max(least / view_.rail_count, 1u) * view_.rail_count;
 }
 
 std::string Coordinator::missing() const {

@@ -130,6 +130,7 @@ class Coordinator final : private ConnectionOwner {
   void tell_workers();
   void report_missing();
   void give_up();
+  [[nodiscard]] uint32_t rail_count() const;
   [[nodiscard]] uint32_t strand_count() const;
   [[nodiscard]] std::string missing() const;
   [[nodiscard]] size_t count(Role role) const;

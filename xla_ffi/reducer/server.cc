@@ -37,16 +37,12 @@ ReducerServer::~ReducerServer() {
 Status ReducerServer::start() {
   Result<TcpAddress> coordinator = resolve(config_.coordinator);
   if (!coordinator.ok()) return coordinator.status();
-  Result<TcpAddress> address = resolve(config_.host, config_.port);
-  if (!address.ok()) return address.status();
   if (Status status = loops_.add(); !status.ok()) return status;
   loop_ = &loops_.at(0);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token);
   context_->counters = counters_;
-  Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(*loop_, *address, "this reducer");
-  if (!listener.ok()) return listener.status();
-  listener_ = std::move(*listener);
-  member_ = std::make_unique<Member>(*context_, *coordinator, registration(*address), log_, config_.timeout);
+  if (Status status = listen(); !status.ok()) return status;
+  member_ = std::make_unique<Member>(*context_, *coordinator, registration(), log_, config_.timeout);
   loop_->post([this] { member_->start(config_.start_timeout, member_callbacks()); });
   thread_ = std::thread([this] {
     loop_->run();
@@ -55,7 +51,21 @@ Status ReducerServer::start() {
   return {};
 }
 
-Registration ReducerServer::registration(const TcpAddress& address) const {
+Status ReducerServer::listen() {
+  std::vector<std::string> hosts = {config_.host};
+  hosts.insert(hosts.end(), config_.more_hosts.begin(), config_.more_hosts.end());
+  for (const std::string& host : hosts) {
+    Result<TcpAddress> address = resolve(host, listeners_.empty() ? config_.port : listeners_[0]->port());
+    if (!address.ok()) return address.status();
+    Result<std::unique_ptr<TcpListener>> listener = TcpListener::bind(*loop_, *address, "this reducer");
+    if (!listener.ok()) return listener.status();
+    listeners_.push_back(std::move(*listener));
+    addresses_.push_back(address->host());
+  }
+  return {};
+}
+
+Registration ReducerServer::registration() const {
   Registration registration;
   registration.role = Role::kReducer;
   registration.rank = config_.colocated_rank;
@@ -63,8 +73,10 @@ Registration ReducerServer::registration(const TcpAddress& address) const {
   registration.strand_count = config_.most_strands;
   registration.version = config_.version;
   registration.host_name = config_.host_name;
-  registration.port = listener_->port();
-  registration.address = config_.host.empty() ? "" : address.host();
+  registration.port = listeners_[0]->port();
+  registration.address = config_.host.empty() ? "" : addresses_[0];
+  registration.more_addresses.assign(addresses_.begin() + 1, addresses_.end());
+  registration.rail_count = static_cast<uint32_t>(listeners_.size());
   return registration;
 }
 
@@ -94,7 +106,7 @@ void ReducerServer::start_job(const View& view) {
   member_->send(OutFrame::control(FrameType::kReady, {}));
   log_.add(Severity::kInfo, "reducer " + std::to_string(view.own_index) + " is ready for " +
                                 std::to_string(view.worker_hosts.size()) + " workers on port " +
-                                std::to_string(listener_->port()));
+                                std::to_string(listeners_[0]->port()));
 }
 
 Status ReducerServer::add_strand(const View& view) {
@@ -137,9 +149,13 @@ Status ReducerServer::open_doors() {
     });
   };
   door_ = std::make_unique<StrandDoor>(*loop_, strands_.size(), hand_over);
-  return listener_->start([this](Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission) {
-    door_->enter(std::move(socket), peer, admission);
-  });
+  for (const auto& listener : listeners_) {
+    Status status = listener->start([this](Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission) {
+      door_->enter(std::move(socket), peer, admission);
+    });
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 void ReducerServer::on_strands(const std::function<void(ReducerStrand&)>& task) {
@@ -231,7 +247,7 @@ void ReducerServer::finish(const Status& how) {
 // The loop has ended. The sockets close now, not with this object, so that no peer waits for it.
 void ReducerServer::hang_up() {
   member_->stop();
-  listener_->stop();
+  for (const auto& listener : listeners_) listener->stop();
   on_strands([](ReducerStrand& strand) { strand.hang_up(); });
   loops_.stop();
 }

@@ -35,10 +35,11 @@ namespace jaxhetero {
 struct ReducerServerConfig {
   std::string coordinator;  // "host:port"
   Bytes token;
-  std::string host;     // listens on this address; empty: on all, and workers use the one that the coordinator sees
-  uint16_t port = 0;    // 0: any free one
-  int32_t number = -1;  // that it asks the coordinator for; -1: any
-  int32_t colocated_rank = -1;  // of the worker in the same process; -1 for a dedicated reducer
+  std::string host;  // listens on this address; empty: on all, and workers use the one that the coordinator sees
+  std::vector<std::string> more_hosts;  // and on these, of its other interfaces, at the same port
+  uint16_t port = 0;                    // 0: any free one
+  int32_t number = -1;                  // that it asks the coordinator for; -1: any
+  int32_t colocated_rank = -1;          // of the worker in the same process; -1 for a dedicated reducer
   std::string host_name;
   std::string version;
   std::chrono::milliseconds start_timeout{0};
@@ -52,6 +53,7 @@ void for_each_reducer_setting(Visit&& visit) {
   visit("coordinator", &ReducerServerConfig::coordinator);
   visit("token", &ReducerServerConfig::token);
   visit("host", &ReducerServerConfig::host);
+  visit("more_hosts", &ReducerServerConfig::more_hosts);
   visit("port", &ReducerServerConfig::port);
   visit("number", &ReducerServerConfig::number);
   visit("colocated_rank", &ReducerServerConfig::colocated_rank);
@@ -86,7 +88,8 @@ class ReducerServer {
  private:
   using LateWorkers = std::vector<ProcessState::LateWorker>;
 
-  [[nodiscard]] Registration registration(const TcpAddress& address) const;
+  Status listen();
+  [[nodiscard]] Registration registration() const;
   [[nodiscard]] Member::Callbacks member_callbacks();
   void start_job(const View& view);
   Status add_strand(const View& view);
@@ -113,7 +116,8 @@ class ReducerServer {
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<ReducerStrand>> strands_;  // changed under the mutex, on the loop's thread
   std::unique_ptr<TcpContext> context_;                  // of the member
-  std::unique_ptr<TcpListener> listener_;
+  std::vector<std::unique_ptr<TcpListener>> listeners_;  // one for each address
+  std::vector<std::string> addresses_;                   // in digits
   std::unique_ptr<StrandDoor> door_;
   std::unique_ptr<Member> member_;
   std::thread thread_;  // of the first loop

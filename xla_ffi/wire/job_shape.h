@@ -12,6 +12,7 @@ namespace jaxhetero {
 inline constexpr uint32_t kMaxWorkers = 4096;
 inline constexpr uint32_t kMaxReducers = 4096;
 inline constexpr uint32_t kMaxStrands = 32;
+inline constexpr uint32_t kMaxRails = 16;
 
 // The coordinator refuses a worker whose settings differ from rank 0's.
 struct JobShape {

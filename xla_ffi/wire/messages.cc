@@ -15,7 +15,8 @@ void fields(Codec& codec, Message& from)
 {
   codec(from.role, from.rank, from.number);
   fields(codec, from.job);
-  codec(from.strand_count, from.version, from.host_name, from.port, from.address);
+  codec(from.strand_count, from.rail_count, from.version, from.host_name, from.port, from.address);
+  codec.list(from.more_addresses, kMaxRails);
 }
 
 template <typename Codec, typename Message>
@@ -23,6 +24,7 @@ void fields(Codec& codec, Message& reducer)
   requires IsA<Message, View::Reducer>
 {
   codec(reducer.number, reducer.address, reducer.port, reducer.host_name, reducer.colocated_rank);
+  codec.list(reducer.more_addresses, kMaxRails);
 }
 
 template <typename Codec, typename Message>
@@ -38,7 +40,7 @@ void fields(Codec& codec, Message& view)
 {
   codec(view.job_id, view.number);
   fields(codec, view.job);
-  codec(view.strand_count, view.own_index);
+  codec(view.strand_count, view.rail_count, view.own_index);
   codec.list(view.worker_hosts, kMaxWorkers);
   codec.list(view.reducers, kMaxReducers);
   codec.list(view.resume, kMaxOps * kMaxStrands);
@@ -177,6 +179,7 @@ Result<Registration> decode_registration(std::span<const std::byte> bytes) {
   const bool is_reducer = registration->role == Role::kReducer;
   if (!is_reducer && registration->role != Role::kWorker) return malformed("registration");
   if (registration->strand_count < 1 || registration->strand_count > kMaxStrands) return malformed("registration");
+  if (registration->rail_count < 1 || registration->rail_count > kMaxRails) return malformed("registration");
   const bool may_ask = is_reducer && registration->rank < 0;
   if (registration->number < -1 || (registration->number >= 0 && !may_ask)) return malformed("registration");
   return registration;
@@ -187,8 +190,8 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
   if (!view.ok()) return view;
   const JobShape& job = view->job;
   const bool is_sane = !view->worker_hosts.empty() && view->worker_hosts.size() == job.worker_count &&
-                       view->strand_count >= 1 && view->strand_count <= kMaxStrands &&
-                       job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
+                       view->strand_count >= 1 && view->strand_count <= kMaxStrands && view->rail_count >= 1 &&
+                       view->rail_count <= kMaxRails && job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
   if (!is_sane) return malformed("view");
   return view;
 }

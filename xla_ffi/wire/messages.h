@@ -28,10 +28,12 @@ struct Registration {
   int32_t number = -1;        // that a dedicated reducer asks for; -1: any
   JobShape job;               // workers only
   uint32_t strand_count = 1;  // that this process can run, at most
+  uint32_t rail_count = 1;    // its interfaces, of which each strand uses one
   std::string version;
   std::string host_name;
-  uint16_t port = 0;    // that a reducer listens on
-  std::string address;  // that workers reach a reducer at; empty: the one it connects from
+  uint16_t port = 0;                        // that a reducer listens on
+  std::string address;                      // that workers reach a reducer at; empty: the one it connects from
+  std::vector<std::string> more_addresses;  // of a reducer's other interfaces
 };
 
 // The members of the job, as the coordinator tells them to everybody.
@@ -46,6 +48,7 @@ struct View {
     uint16_t port = 0;
     std::string host_name;
     int32_t colocated_rank = -1;
+    std::vector<std::string> more_addresses;  // of its other interfaces
   };
   // An op of which some workers have completed a round that others have not, and that round.
   struct Resume {
@@ -56,6 +59,7 @@ struct View {
   uint32_t number = 0;
   JobShape job;
   uint32_t strand_count = 1;              // of every process
+  uint32_t rail_count = 1;                // the most interfaces of any process
   uint32_t own_index = 0;                 // the receiver's rank, or reducer number
   std::vector<std::string> worker_hosts;  // by rank
   std::vector<Reducer> reducers;

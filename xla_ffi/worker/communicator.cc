@@ -35,9 +35,14 @@ Communicator::~Communicator() {
 Status Communicator::start() {
   Result<TcpAddress> address = resolve(config_.coordinator);
   if (!address.ok()) return address.status();
+  for (const std::string& text : config_.sources) {
+    Result<TcpAddress> source = resolve(text, 0);
+    if (!source.ok()) return source.status();
+    sources_.push_back(*source);
+  }
   if (Status status = add_strand(); !status.ok()) return status;
   loop_ = &loops_.at(0);
-  context_ = make_context(*loop_);
+  context_ = make_context(*loop_, 0);
   context_->counters = counters_;
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
@@ -54,17 +59,11 @@ Status Communicator::start() {
 }
 
 Status Communicator::add_strand() {
-  if (!config_.source.empty() && !source_.has_value()) {
-    Result<TcpAddress> source = resolve(config_.source, 0);
-    if (!source.ok()) return source.status();
-    source_ = *source;
-  }
   if (Status status = loops_.add(); !status.ok()) return status;
   const size_t index = loops_.size() - 1;
   WorkerStrand::Config config{config_.rank,          own_name(),      config_.job,
                               config_.start_timeout, config_.timeout, config_.shared_memory};
-  std::unique_ptr<TcpContext> context = make_context(loops_.at(index));
-  context->strand = static_cast<uint16_t>(index);
+  std::unique_ptr<TcpContext> context = make_context(loops_.at(index), index);
   auto strand = std::make_unique<WorkerStrand>(std::move(config), std::move(context), log_, ledger_,
                                                strand_callbacks(/*is_first=*/index == 0));
   loops_.at(index).post([strand = strand.get()] { strand->start(); });
@@ -73,9 +72,11 @@ Status Communicator::add_strand() {
   return {};
 }
 
-std::unique_ptr<TcpContext> Communicator::make_context(EventLoop& loop) const {
+// The interfaces take turns.
+std::unique_ptr<TcpContext> Communicator::make_context(EventLoop& loop, size_t strand) const {
   auto context = std::make_unique<TcpContext>(loop, config_.token, config_.job.checksum);
-  context->source = source_;
+  if (!sources_.empty()) context->source = sources_[strand % sources_.size()];
+  context->strand = static_cast<uint16_t>(strand);
   return context;
 }
 
@@ -99,6 +100,7 @@ Registration Communicator::registration() const {
   registration.rank = static_cast<int32_t>(config_.rank);
   registration.job = config_.job;
   registration.strand_count = config_.most_strands;
+  registration.rail_count = static_cast<uint32_t>(std::max<size_t>(config_.sources.size(), 1));
   registration.version = config_.version;
   registration.host_name = config_.host_name;
   return registration;
@@ -146,7 +148,7 @@ void Communicator::probe_rates() {
   if (has_ended()) return;
   std::optional<RoundRequest> request = planner_.next_probe();
   if (!request) return open_to_program();
-  request->recorded = [this](const Timeline::Entry& round) {
+  request->recorded = [this](const RoundOutcome& round) {
     loop_->post([this, round] {
       planner_.finish_probe(round);
       probe_rates();
@@ -201,20 +203,31 @@ void Communicator::join(const View& view) {
   place_.set({view.job_id, config_.rank});
   counters_->live_reducer_count = view.reducers.size();
   planner_.enter(view);
-  std::vector<TcpAddress> addresses;
-  for (const View::Reducer& reducer : view.reducers) {
-    Result<TcpAddress> address = resolve(reducer.address, reducer.port);
-    if (!address.ok()) {
-      const std::string name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
-      return fail({Code::kInvalidArgument, name + ": " + address.status().message()});
-    }
-    addresses.push_back(*address);
-  }
   while (strands_.size() < view.strand_count) {
     if (const Status status = add_strand(); !status.ok()) return fail(status);
   }
-  on_strands(
-      [view, addresses, plans = planner_.plans()](WorkerStrand& strand) { strand.join(view, addresses, plans); });
+  for (size_t index = 0; index < strands_.size(); ++index) {
+    Result<std::vector<TcpAddress>> addresses = reducers_of(index, view);
+    if (!addresses.ok()) return fail(addresses.status());
+    loops_.run_on(index, [strand = strands_[index].get(), view, addresses = *addresses, plans = planner_.plans()] {
+      strand->join(view, addresses, plans);
+    });
+  }
+}
+
+// Where a strand reaches each reducer of the view. The interfaces take turns.
+Result<std::vector<TcpAddress>> Communicator::reducers_of(size_t strand, const View& view) {
+  std::vector<TcpAddress> addresses;
+  for (const View::Reducer& reducer : view.reducers) {
+    const size_t rail = strand % (1 + reducer.more_addresses.size());
+    Result<TcpAddress> address = resolve(rail == 0 ? reducer.address : reducer.more_addresses[rail - 1], reducer.port);
+    if (!address.ok()) {
+      const std::string name = "reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
+      return Status(Code::kInvalidArgument, name + ": " + address.status().message());
+    }
+    addresses.push_back(*address);
+  }
+  return addresses;
 }
 
 void Communicator::note_joined(uint32_t view) {
@@ -292,7 +305,7 @@ void Communicator::enqueue(RoundRequest request) {
 }
 
 void Communicator::start(RoundRequest request) {
-  const PartPlan plan(config_.job, request.is_internal ? view_.strand_count : planner_.strand_count());
+  const PartPlan plan(config_.job, planner_.strand_shares(request.is_internal));
   request.whole = ledger_.open(request, plan.part_count(request.spec));
   for (RoundPart& part : plan.cut(std::move(request))) {
     part.request.stake = stake_of(part.request.spec, config_.job.worker_count, config_.rank);

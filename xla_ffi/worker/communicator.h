@@ -45,8 +45,8 @@ namespace jaxhetero {
 struct CommunicatorConfig {
   uint32_t rank = 0;
   JobShape job;
-  std::string coordinator;  // "host:port"
-  std::string source;       // the address to connect from; empty: the routes decide
+  std::string coordinator;           // "host:port"
+  std::vector<std::string> sources;  // the addresses to connect from, an interface each; none: the routes decide
   Bytes token;
   std::string host_name;
   std::string version;
@@ -61,7 +61,7 @@ template <typename Visit>
 void for_each_worker_setting(Visit&& visit) {
   visit("rank", &CommunicatorConfig::rank);
   visit("coordinator", &CommunicatorConfig::coordinator);
-  visit("source", &CommunicatorConfig::source);
+  visit("sources", &CommunicatorConfig::sources);
   visit("token", &CommunicatorConfig::token);
   visit("start_timeout_ms", &CommunicatorConfig::start_timeout);
   visit("timeout_ms", &CommunicatorConfig::timeout);
@@ -107,7 +107,7 @@ class Communicator {
 
   // Start.
   Status add_strand();
-  [[nodiscard]] std::unique_ptr<TcpContext> make_context(EventLoop& loop) const;
+  [[nodiscard]] std::unique_ptr<TcpContext> make_context(EventLoop& loop, size_t strand) const;
   [[nodiscard]] Registration registration() const;
   [[nodiscard]] Member::Callbacks member_callbacks();
   [[nodiscard]] WorkerStrand::Callbacks strand_callbacks(bool is_first);
@@ -117,6 +117,7 @@ class Communicator {
 
   // Strands.
   void on_strands(const std::function<void(WorkerStrand&)>& task);
+  static Result<std::vector<TcpAddress>> reducers_of(size_t strand, const View& view);
   using OpCounts = std::vector<Progress::OpProgress>;
   void report_progress(FrameType type, uint32_t view, const std::vector<OpCounts>& of_strands);
 
@@ -163,7 +164,7 @@ class Communicator {
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<WorkerStrand>> strands_;  // changed under the mutex, on the loop's thread
 
-  std::optional<TcpAddress> source_;
+  std::vector<TcpAddress> sources_;
   std::unique_ptr<TcpContext> context_;  // of coordinator and member
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Member> member_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "xla_ffi/base/buffers.h"
@@ -56,21 +57,22 @@ RoundRequest part_of(const RoundRequest& whole, uint32_t strand, const Columns& 
 
 }  // namespace
 
-PartPlan::PartPlan(const JobShape& job, uint32_t strand_count)
-    : strand_count_(strand_count),
+PartPlan::PartPlan(const JobShape& job, std::vector<uint32_t> shares)
+    : shares_(std::move(shares)),
+      whole_(std::accumulate(shares_.begin(), shares_.end(), uint64_t{0})),
       worker_count_(job.worker_count),
-      least_bytes_(uint64_t{strand_count} * total_reducer_count(job) *
+      least_bytes_(shares_.size() * total_reducer_count(job) *
                    (job.chunk_bytes > 0 ? kLeastShardChunks * job.chunk_bytes : kLeastShardBytes)) {}
 
 uint32_t PartPlan::part_count(const OpSpec& spec) const {
-  return spec.total_count * item_bytes(spec.dtype) < least_bytes_ ? 1 : strand_count_;
+  return spec.total_count * item_bytes(spec.dtype) < least_bytes_ ? 1 : static_cast<uint32_t>(shares_.size());
 }
 
 std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
   const OpSpec& spec = request.spec;
   std::vector<RoundPart> parts;
   if (part_count(spec) == 1) {
-    const auto strand = static_cast<uint32_t>(mix(request.op) % strand_count_);
+    const auto strand = static_cast<uint32_t>(mix(request.op) % shares_.size());
     request.op = op_of_part(request.op, strand);
     parts.push_back({strand, std::move(request)});
     return parts;
@@ -78,10 +80,12 @@ std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
   const uint64_t width = spec.total_count / (has_rows(spec.kind) ? worker_count_ : 1);
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / item_bytes(spec.dtype));
   uint64_t first = 0;
-  for (uint32_t strand = 0; strand < strand_count_; ++strand) {
-    // Without overflow: the width may be near 2^60.
-    uint64_t end = width / strand_count_ * (strand + 1) + width % strand_count_ * (strand + 1) / strand_count_;
-    if (strand + 1 < strand_count_) end -= end % align;
+  uint64_t cut_off = 0;  // of the shares
+  for (uint32_t strand = 0; strand < shares_.size(); ++strand) {
+    cut_off += shares_[strand];
+    // Without overflow: the width may be near 2^60, the sum of the shares is below 2^16.
+    uint64_t end = width / whole_ * cut_off + width % whole_ * cut_off / whole_;
+    if (cut_off < whole_) end -= end % align;
     parts.push_back({strand, part_of(request, strand, {width, first, end - first})});
     first = end;
   }

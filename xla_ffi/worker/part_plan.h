@@ -20,18 +20,20 @@ struct RoundPart {
 
 class PartPlan {
  public:
-  PartPlan(const JobShape& job, uint32_t strand_count);
+  // `shares`: of each strand, relative to the others; none is 0.
+  PartPlan(const JobShape& job, std::vector<uint32_t> shares);
 
   // Into how many parts such a bucket is cut: one for each strand, or one in all if it is small.
   [[nodiscard]] uint32_t part_count(const OpSpec& spec) const;
 
-  // Cuts a round. A large bucket has an equal part for each strand, cut by bytes and not by leaves; of a bucket of
-  // rows, each part has equal columns. A small one goes to a single strand, chosen by the op's number. The parts use
+  // Cuts a round. A large bucket has a part for each strand, by its share, cut by bytes and not by leaves; of a bucket
+  // of rows, a part has columns. A small one goes to a single strand, chosen by the op's number. The parts use
   // the memory of the whole, and report to the same WholeRound.
   [[nodiscard]] std::vector<RoundPart> cut(RoundRequest request) const;
 
  private:
-  uint32_t strand_count_;
+  std::vector<uint32_t> shares_;
+  uint64_t whole_;  // the sum of the shares
   uint32_t worker_count_;
   uint64_t least_bytes_;  // of a bucket that is cut
 };

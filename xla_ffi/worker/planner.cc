@@ -14,6 +14,7 @@ constexpr uint64_t kStrandBytesPerS = 1'000'000'000;
 void Planner::enter(const View& view) {
   view_number_ = view.number;
   most_strands_ = view.strand_count;
+  rail_count_ = view.rail_count;
   reducers_ = view.reducers;
   places_.clear();
   for (const View::Reducer& reducer : reducers_) places_.push_back({reducer.colocated_rank >= 0});
@@ -41,7 +42,15 @@ uint32_t Planner::rate_of(const View::Reducer& reducer) const {
 uint32_t Planner::strands_for_rates() const {
   if (job_.strands > 0 || window_bytes_ == 0) return most_strands_;
   const uint64_t wanted = (probe_->bytes_per_s() + kStrandBytesPerS - 1) / kStrandBytesPerS;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most_strands_));
+  const uint64_t even = (wanted + rail_count_ - 1) / rail_count_ * rail_count_;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(even, 1, most_strands_));
+}
+
+std::vector<uint32_t> Planner::strand_shares(bool is_internal) const {
+  std::vector<uint32_t> shares(is_internal ? most_strands_ : strand_count_, 1);
+  if (is_internal || rail_rates_.empty()) return shares;
+  for (size_t strand = 0; strand < shares.size(); ++strand) shares[strand] = rail_rates_[strand % rail_count_];
+  return shares;
 }
 
 std::optional<RoundRequest> Planner::next_probe() {
@@ -53,23 +62,30 @@ std::optional<RoundRequest> Planner::next_probe() {
 }
 
 void Planner::start_probe() {
-  probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes});
+  probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes}, rail_count_);
   probe_view_ = view_number_;
   for (const View::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
 }
 
-void Planner::finish_probe(const Timeline::Entry& round) {
-  std::vector<RateProbe::ShardTime> times;
-  for (const RoundRecord::Part& part : round.parts) {
+void Planner::finish_probe(const RoundOutcome& round) {
+  const auto us_until = [&](RoundRecord::Time end) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(end - round.entry.record.first_push).count();
+  };
+  RateProbe::Times times{{}, std::vector<int64_t>(rail_count_)};
+  for (const RoundRecord::Part& part : round.entry.parts) {
     const auto place = static_cast<size_t>(std::ranges::find(probed_, part.reducer) - probed_.begin());
-    const auto took = std::chrono::duration_cast<std::chrono::microseconds>(part.end - round.record.first_push);
-    if (place < probed_.size()) times.push_back({place, took.count()});
+    if (place < probed_.size()) times.shards.push_back({place, us_until(part.end)});
+  }
+  for (const auto& [strand, end] : round.strand_ends) {
+    int64_t& longest = times.rails_us[strand % rail_count_];
+    longest = std::max(longest, us_until(end));
   }
   probe_->finish(is_undisturbed(), times);
 }
 
 void Planner::take_rates() {
   for (size_t i = 0; i < probe_->rates().size(); ++i) rates_[probed_[i]] = probe_->rates()[i];
+  rail_rates_ = probe_->rail_rates();
   window_bytes_ = probe_->window_bytes();
   make_plans();
 }

@@ -46,13 +46,13 @@ class Planner {
   void enter(const View& view);
   // Of the view, and of what has been measured so far.
   [[nodiscard]] Plans plans() const { return {even_plan_, plan_, !probe_ || is_undisturbed()}; }
-  // How many strands carry a large round of the program.
-  [[nodiscard]] uint32_t strand_count() const { return strand_count_; }
+  // The relative share of each strand that carries a large round of the program, or one of the measurement.
+  [[nodiscard]] std::vector<uint32_t> strand_shares(bool is_internal) const;
 
   // The measurement's next round; nothing once it is over, or if the job wants none. The planner outlives the round.
   std::optional<RoundRequest> next_probe();
   // That round is complete.
-  void finish_probe(const Timeline::Entry& round);
+  void finish_probe(const RoundOutcome& round);
   [[nodiscard]] bool has_started_probe() const { return probe_.has_value(); }
   // The outcome of a measurement that is over, for the log:
   // "measured 23 MB/s; 50 % of that at reducer 3 (host c); windows of 20000 bytes where shards are large"
@@ -74,7 +74,9 @@ class Planner {
   std::shared_ptr<const ShardPlan> even_plan_;
   std::shared_ptr<const ShardPlan> plan_;
   uint32_t most_strands_ = 1;  // that every process of the job has
+  uint32_t rail_count_ = 1;
   uint32_t strand_count_ = 1;
+  std::vector<uint32_t> rail_rates_;  // as RateProbe gives them; empty while nothing is known
 
   std::optional<RateProbe> probe_;
   uint32_t probe_view_ = 0;

@@ -40,8 +40,14 @@ uint32_t snapped(uint64_t rate, uint64_t slack) {
 
 }  // namespace
 
-RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace)
-    : worker_count_(worker_count), reducers_(reducers), pace_(pace), own_(1 + reducers.size()), totals_(own_.size()) {
+RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace,
+                     uint32_t rail_count)
+    : worker_count_(worker_count),
+      reducers_(reducers),
+      pace_(pace),
+      rail_count_(rail_count),
+      own_(1 + reducers.size() + rail_count),
+      totals_(own_.size()) {
   own_[0] = 1;
   start_sort(std::ranges::all_of(reducers_, &ReducerPlace::colocated));
 }
@@ -94,16 +100,20 @@ RoundRequest RateProbe::agree_request() {
   return request;
 }
 
-void RateProbe::finish(bool undisturbed, std::span<const ShardTime> times) {
+void RateProbe::note_us(size_t place, int64_t us) {
+  int64_t& shortest = own_[1 + place];
+  shortest = std::clamp<int64_t>(us, 1, shortest > 0 ? shortest : std::numeric_limits<int64_t>::max());
+}
+
+void RateProbe::finish(bool undisturbed, const Times& times) {
   if (!undisturbed) own_[0] = 0;
-  for (const ShardTime& time : stage_ == Stage::kPushing ? times : std::span<const ShardTime>()) {
-    int64_t& shortest = own_[1 + time.reducer];
-    shortest = std::clamp<int64_t>(time.us, 1, shortest > 0 ? shortest : std::numeric_limits<int64_t>::max());
-  }
   if (stage_ == Stage::kPushing) {
+    for (const ShardTime& time : times.shards) note_us(time.reducer, time.us);
+    for (size_t rail = 0; rail < times.rails_us.size(); ++rail) note_us(reducers_.size() + rail, times.rails_us[rail]);
     stage_ = Stage::kAgreeing;
   } else if (totals_[0] != worker_count_) {
     rates_.clear();
+    rail_rates_.clear();
     bytes_per_s_ = 0;
     window_bytes_ = 0;
     stage_ = Stage::kOver;
@@ -112,8 +122,8 @@ void RateProbe::finish(bool undisturbed, std::span<const ShardTime> times) {
   }
 }
 
-uint64_t RateProbe::mean_us(size_t reducer) const {
-  return std::max<uint64_t>(1, static_cast<uint64_t>(totals_[1 + reducer]) / worker_count_);
+uint64_t RateProbe::mean_us(size_t place) const {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(totals_[1 + place]) / worker_count_);
 }
 
 void RateProbe::evaluate() {
@@ -125,6 +135,7 @@ void RateProbe::evaluate() {
     return start_size(probe_bytes_ * kGrowth);
   }
   if (++probe_count_ < kProbes) return;
+  if (rail_rates_.empty()) conclude_rails();
   colocated_ ? conclude_colocated() : conclude_dedicated();
 }
 
@@ -145,6 +156,16 @@ void RateProbe::conclude_dedicated() {
     stage_ = Stage::kOver;
   } else {
     start_sort(true);
+  }
+}
+
+// Every rail has carried equal bytes.
+void RateProbe::conclude_rails() {
+  uint64_t fastest_us = ~uint64_t{0};
+  for (size_t rail = 0; rail < rail_count_; ++rail) fastest_us = std::min(fastest_us, mean_us(reducers_.size() + rail));
+  for (size_t rail = 0; rail < rail_count_; ++rail) {
+    const uint64_t us = mean_us(reducers_.size() + rail);
+    rail_rates_.push_back(snapped((kFullRate * fastest_us + us / 2) / us, kDedicatedSlack));
   }
 }
 

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "xla_ffi/worker/round.h"
@@ -25,7 +24,9 @@ class RateProbe {
  public:
   static constexpr uint32_t kFullRate = 16;  // stands for the fastest dedicated reducer's interface
 
-  RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace);
+  // `rail_count`: the most interfaces of any host, of which each carries an equal part of every shard.
+  RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace,
+            uint32_t rail_count = 1);
 
   // The next round to run; nothing once the probe is over. The probe outlives the round.
   std::optional<RoundRequest> next();
@@ -34,12 +35,18 @@ class RateProbe {
     size_t reducer = 0;  // by its place in the constructor's list
     int64_t us = 0;
   };
+  struct Times {
+    std::vector<ShardTime> shards;
+    std::vector<int64_t> rails_us;  // the longest of each rail
+  };
   // That round is complete. `undisturbed`: in the view that the probe started in.
-  void finish(bool undisturbed, std::span<const ShardTime> times);
+  void finish(bool undisturbed, const Times& times);
 
   // By reducer: the rate of its interface, in sixteenths of the fastest dedicated reducer's; empty if any worker was
   // disturbed. A dedicated reducer's within an eighth of the fastest counts as equal to it, a worker's within a third.
   [[nodiscard]] const std::vector<uint32_t>& rates() const { return rates_; }
+  // By rail, in sixteenths of the fastest one; empty if any worker was disturbed. Within an eighth counts as equal.
+  [[nodiscard]] const std::vector<uint32_t>& rail_rates() const { return rail_rates_; }
   // Of the fastest dedicated reducer, or of workers where there are none; 0 if any worker was disturbed.
   [[nodiscard]] uint64_t bytes_per_s() const { return bytes_per_s_; }
   // The bytes that one link carries in the time that its window should bridge.
@@ -55,11 +62,15 @@ class RateProbe {
   void evaluate();
   void conclude_dedicated();
   void conclude_colocated();
-  [[nodiscard]] uint64_t mean_us(size_t reducer) const;
+  void conclude_rails();
+  void note_us(size_t place, int64_t us);
+  // Of a reducer, or behind them of a rail.
+  [[nodiscard]] uint64_t mean_us(size_t place) const;
 
   const uint32_t worker_count_;
   const std::vector<ReducerPlace> reducers_;
   const ShardPlan::Pace pace_;  // while nothing is known
+  const uint32_t rail_count_;
   Stage stage_ = Stage::kMeeting;
 
   bool colocated_ = false;  // the sort that is probed
@@ -68,9 +79,11 @@ class RateProbe {
   int probe_count_ = 0;  // of this size
   std::shared_ptr<const ShardPlan> plan_;
 
-  std::vector<int64_t> own_;     // 1, or 0 if disturbed here; then by reducer how long its shard took here, in us
+  // 1, or 0 if disturbed here; then by reducer, and by rail, how long its part took here, in us.
+  std::vector<int64_t> own_;
   std::vector<int64_t> totals_;  // the sums of all workers' own_
   std::vector<uint32_t> rates_;
+  std::vector<uint32_t> rail_rates_;
   uint64_t bytes_per_s_ = 0;
   size_t window_bytes_ = 0;
 };

@@ -38,8 +38,7 @@ size_t lead_bytes(const Round& round, const Segment& segment) {
 ReducerLink::ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job)
     : job_(job),
       number_(reducer.number),
-      name_("reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + reducer.address + ":" +
-            std::to_string(reducer.port) + ")"),
+      name_("reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + address.text() + ")"),
       address_(address),
       window_(0, kMostWindowBytes) {}
 

@@ -74,6 +74,12 @@ struct SlicedTransfer {
 
 class WholeRound;  // see round_ledger.h
 
+// A complete round, and when each strand had completed its part.
+struct RoundOutcome {
+  Timeline::Entry entry;
+  std::vector<std::pair<uint32_t, RoundRecord::Time>> strand_ends;
+};
+
 // One collective of a bucket, as the FFI handler asks for it. The memory of inputs and outputs stays valid until `done`
 // has been called. They hold the whole bucket; but the inputs of a gather, and the outputs of a scatter, this rank's
 // row.
@@ -90,7 +96,7 @@ struct RoundRequest {
   SlicedTransfer sliced;
   std::function<void(const Status&)> done;  // called once, on a thread of its own
   // In place of the timeline: called with the record of the complete round, on a strand's thread.
-  std::function<void(const Timeline::Entry&)> recorded;
+  std::function<void(const RoundOutcome&)> recorded;
   // Set by the worker itself.
   std::shared_ptr<WholeRound> whole;  // of which this is the request or, on a strand, a part
   Stake stake{};

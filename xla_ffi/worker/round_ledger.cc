@@ -13,7 +13,7 @@ using std::chrono::microseconds;
 
 std::shared_ptr<WholeRound> RoundLedger::open(RoundRequest& request, size_t part_count) {
   auto round = std::make_shared<WholeRound>();
-  RoundRecord& record = round->entry_.record;
+  RoundRecord& record = round->outcome_.entry.record;
   record.description = request.description;
   record.bytes = request.spec.total_count * item_bytes(request.spec.dtype);
   record.requested = request.requested_at;
@@ -36,23 +36,24 @@ std::shared_ptr<WholeRound> RoundLedger::open_replay() {
 
 void RoundLedger::start_part(WholeRound& round, uint64_t number, Time now) {
   const std::lock_guard lock(mutex_);
-  RoundRecord& record = round.entry_.record;
+  RoundRecord& record = round.outcome_.entry.record;
   if (round.is_replay_ || !running_.insert(&round).second) return;
   record.number = number;
   record.first_push = now;
   if (running_.size() == 1) busy_since_ = now;
 }
 
-void RoundLedger::finish_part(WholeRound& round, Time first_result, Time end,
+void RoundLedger::finish_part(WholeRound& round, uint32_t strand, Time first_result, Time end,
                               std::span<const RoundRecord::Part> parts) {
   std::unique_lock lock(mutex_);
-  RoundRecord& record = round.entry_.record;
+  if (round.recorded_) round.outcome_.strand_ends.emplace_back(strand, end);
+  RoundRecord& record = round.outcome_.entry.record;
   record.first_result = record.first_result == Time() ? first_result : std::min(record.first_result, first_result);
   record.end = std::max(record.end, end);
   for (const RoundRecord::Part& part : parts) {
-    const auto same = std::ranges::find(round.entry_.parts, part.reducer, &RoundRecord::Part::reducer);
-    if (same == round.entry_.parts.end()) {
-      round.entry_.parts.push_back(part);
+    const auto same = std::ranges::find(round.outcome_.entry.parts, part.reducer, &RoundRecord::Part::reducer);
+    if (same == round.outcome_.entry.parts.end()) {
+      round.outcome_.entry.parts.push_back(part);
     } else {
       same->bytes += part.bytes;
       same->end = std::max(same->end, part.end);
@@ -71,7 +72,7 @@ void RoundLedger::end_part(WholeRound& round, std::unique_lock<std::mutex> lock)
   if (--round.open_part_count_ > 0) return;
   const bool is_last = --open_count_ == 0;
   if (running_.erase(&round) > 0 && running_.empty()) {
-    const Time end = round.failure_.ok() ? round.entry_.record.end : EventLoop::Clock::now();
+    const Time end = round.failure_.ok() ? round.outcome_.entry.record.end : EventLoop::Clock::now();
     counters_.busy_us += static_cast<uint64_t>(duration_cast<microseconds>(end - busy_since_).count());
   }
   if (!round.is_replay_ && round.failure_.ok()) record(round);
@@ -83,11 +84,11 @@ void RoundLedger::end_part(WholeRound& round, std::unique_lock<std::mutex> lock)
 }
 
 void RoundLedger::record(WholeRound& round) {
-  if (round.recorded_) return round.recorded_(round.entry_);
+  if (round.recorded_) return round.recorded_(round.outcome_);
   last_completed_ = round.name();
   ++counters_.round_count;
-  counters_.bucket_bytes += round.entry_.record.bytes;
-  timeline_.add(std::move(round.entry_.record), round.entry_.parts);
+  counters_.bucket_bytes += round.outcome_.entry.record.bytes;
+  timeline_.add(std::move(round.outcome_.entry.record), round.outcome_.entry.parts);
 }
 
 bool RoundLedger::is_empty() const {

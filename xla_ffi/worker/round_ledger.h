@@ -37,7 +37,8 @@ class RoundLedger {
   // A part starts to push, perhaps not for the first time.
   void start_part(WholeRound& round, uint64_t number, Time now);
   // A part is over: complete, or given up.
-  void finish_part(WholeRound& round, Time first_result, Time end, std::span<const RoundRecord::Part> parts);
+  void finish_part(WholeRound& round, uint32_t strand, Time first_result, Time end,
+                   std::span<const RoundRecord::Part> parts);
   void give_up_part(WholeRound& round, const Status& why);
 
   // Whether no round is open.
@@ -69,15 +70,16 @@ class WholeRound {
   friend class RoundLedger;
 
   [[nodiscard]] std::string name() const {
-    return entry_.record.description + " round " + std::to_string(entry_.record.number);
+    const RoundRecord& record = outcome_.entry.record;
+    return record.description + " round " + std::to_string(record.number);
   }
 
-  Timeline::Entry entry_;
+  RoundOutcome outcome_;
   size_t open_part_count_ = 0;
   bool is_replay_ = false;
   Status failure_;
   std::function<void(const Status&)> done_;
-  std::function<void(const Timeline::Entry&)> recorded_;
+  std::function<void(const RoundOutcome&)> recorded_;
 };
 
 }  // namespace jaxhetero

@@ -172,7 +172,8 @@ void WorkerStrand::report(const Round& round) {
   for (const Segment& segment : round.segments) {
     parts_.push_back({links_[segment.shard.reducer].number(), segment.shard.count * item, segment.done_at});
   }
-  ledger_.finish_part(*round.request.whole, round.times.first_result_at, round.times.progress_at, parts_);
+  ledger_.finish_part(*round.request.whole, context_->strand, round.times.first_result_at, round.times.progress_at,
+                      parts_);
 }
 
 // --- Frames of reducers.
