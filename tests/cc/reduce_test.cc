@@ -215,7 +215,7 @@ TEST_P(ReduceInOrder, EqualsAPlainLoopInRankOrder) {
 
 INSTANTIATE_TEST_SUITE_P(All, ReduceInOrder,
                          testing::Combine(testing::ValuesIn(kAllArithmetic), testing::ValuesIn(kAllDTypes),
-                                          testing::Values(0, 1, 7, 1023, 1024, 1025, 100000),
+                                          testing::Values(0, 1, 7, 31, 32, 33, 1023, 1024, 1025, 100000),
                                           testing::Values(1, 2, 3, 4, 5)),
                          [](const auto& info) {
                            return name_of(std::get<0>(info.param)) + "_of_" +
@@ -223,6 +223,25 @@ INSTANTIATE_TEST_SUITE_P(All, ReduceInOrder,
                                   std::to_string(std::get<2>(info.param)) + "_from_" +
                                   std::to_string(std::get<3>(info.param));
                          });
+
+// Many pieces pass in groups, block by block; no number of them changes what a plain loop gives.
+TEST(ReduceInOrder, EqualsAPlainLoopForAnyNumberOfPieces) {
+  constexpr size_t kMost = 64;
+  constexpr size_t kCount = 4096 + 129;  // more than a block of the narrowest type, and a rest
+  for (const Arithmetic arithmetic : kAllArithmetic) {
+    for (const DType dtype : kAllDTypes) {
+      const std::vector<Memory> all = random_pieces(dtype, kMost, kCount, 3);
+      for (size_t piece_count = 1; piece_count <= kMost; ++piece_count) {
+        SCOPED_TRACE(name_of(arithmetic) + " from " + std::to_string(piece_count));
+        const std::vector<Memory> pieces(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(piece_count));
+        const Memory actual = reduce(arithmetic, dtype, pieces, &reduce_in_order, /*in_place=*/true);
+        expect_same_values(dtype, actual, reference(arithmetic, dtype, pieces));
+        EXPECT_TRUE(reduce(arithmetic, dtype, pieces, &internal::reduce_in_order_baseline) == actual);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
 
 // The signs of zeros and NaNs by hand, in both orders.
 TEST(ReduceInOrder, TellsZerosApartAndKeepsNaN) {

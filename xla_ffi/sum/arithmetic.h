@@ -10,7 +10,6 @@
 #include <cfenv>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace jaxhetero {
 
@@ -91,33 +90,54 @@ inline bool have_wide_vectors() {
   return have;
 }
 
-// The processor's own conversions of float16, eight at a time. Compilers do not turn the branch-free load() and
-// store_f16() into good vector code, and subnormals are slow in it.
-JAXHETERO_WIDE inline void load_wide(const F16* halves, float* values, size_t count) {
-  constexpr size_t kLanes = 8;
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + i));
-    _mm256_storeu_ps(values + i, _mm256_cvtph_ps(eight));
-  }
-  for (; i < count; ++i) values[i] = load(halves[i]);
+// Conversions of eight elements. Compilers do not turn the branch-free load() and store() into good vector code, and
+// float16's subnormals are slow in it.
+JAXHETERO_WIDE inline void load_eight(const F16* halves, float* values) {
+  _mm256_storeu_ps(values, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
 }
-JAXHETERO_WIDE inline void store_wide(const float* values, F16* halves, size_t count) {
-  constexpr size_t kLanes = 8;
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(values + i), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(halves + i), eight);
-  }
-  for (; i < count; ++i) store(values[i], halves[i]);
+JAXHETERO_WIDE inline void load_eight(const BF16* halves, float* values) {
+  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(values), _mm256_slli_epi32(bits, 16));
+}
+JAXHETERO_WIDE inline void store_eight(const float* values, F16* halves) {
+  const __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(halves), eight);
+}
+// As store_bf16().
+JAXHETERO_WIDE inline void store_eight(const float* values, BF16* halves) {
+  const __m256 eight = _mm256_loadu_ps(values);
+  const __m256i bits = _mm256_castps_si256(eight);
+  const __m256i upper = _mm256_srli_epi32(bits, 16);
+  const __m256i half_step = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(upper, _mm256_set1_epi32(1)));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half_step), 16);
+  const __m256i quiet_nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(eight, eight, _CMP_UNORD_Q));
+  const __m256i words = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
+  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(halves), packed);
+}
+
+template <typename Half>
+JAXHETERO_WIDE inline void load_wide(const Half* halves, float* values, size_t count) {
+  const size_t whole = count - count % 8;
+  for (size_t i = 0; i < whole; i += 8) load_eight(halves + i, values + i);
+  for (size_t i = whole; i < count; ++i) values[i] = load(halves[i]);
+}
+template <typename Half>
+JAXHETERO_WIDE inline void store_wide(const float* values, Half* halves, size_t count) {
+  const size_t whole = count - count % 8;
+  for (size_t i = 0; i < whole; i += 8) store_eight(values + i, halves + i);
+  for (size_t i = whole; i < count; ++i) store(values[i], halves[i]);
 }
 #else
 #define JAXHETERO_WIDE
 inline bool have_wide_vectors() { return false; }
-inline void load_wide(const F16* halves, float* values, size_t count) {
+template <typename Half>
+inline void load_wide(const Half* halves, float* values, size_t count) {
   for (size_t i = 0; i < count; ++i) values[i] = load(halves[i]);
 }
-inline void store_wide(const float* values, F16* halves, size_t count) {
+template <typename Half>
+inline void store_wide(const float* values, Half* halves, size_t count) {
   for (size_t i = 0; i < count; ++i) store(values[i], halves[i]);
 }
 #endif
@@ -125,7 +145,7 @@ inline void store_wide(const float* values, F16* halves, size_t count) {
 // Convert `count` elements. kIsWide only in functions that are JAXHETERO_WIDE. NaN stays NaN, with any payload.
 template <bool kIsWide, typename Half>
 [[gnu::always_inline]] inline void load_all(const Half* halves, float* values, size_t count) {
-  if constexpr (kIsWide && std::is_same_v<Half, F16>) {
+  if constexpr (kIsWide) {
     load_wide(halves, values, count);
   } else {
     for (size_t i = 0; i < count; ++i) values[i] = load(halves[i]);
@@ -133,7 +153,7 @@ template <bool kIsWide, typename Half>
 }
 template <bool kIsWide, typename Half>
 [[gnu::always_inline]] inline void store_all(const float* values, Half* halves, size_t count) {
-  if constexpr (kIsWide && std::is_same_v<Half, F16>) {
+  if constexpr (kIsWide) {
     store_wide(values, halves, count);
   } else {
     for (size_t i = 0; i < count; ++i) store(values[i], halves[i]);
