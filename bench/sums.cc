@@ -1,5 +1,4 @@
-// The loops that bench/sums.py times: the reducer's arithmetic and a plain copy, on one core, over memory that is much
-// larger than the caches.
+// The loops that bench/sums.py times: the reducer's arithmetic and a plain copy, on one core.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -44,9 +43,9 @@ double sum_bytes_per_s(uint8_t dtype, size_t piece_count, std::byte* memory, siz
   });
 }
 
-// Copies the first region of `region_bytes` to the second. Returns bytes copied in a second.
-double copy_bytes_per_s(std::byte* memory, size_t region_bytes, size_t chunk_bytes, double seconds) {
-  return bytes_per_s(region_bytes, chunk_bytes, seconds,
-                     [&](size_t offset) { std::memcpy(memory + region_bytes + offset, memory + offset, chunk_bytes); });
+// Copies the first `half_bytes` of `memory` to the next. Returns bytes copied in a second.
+double copy_bytes_per_s(std::byte* memory, size_t half_bytes, size_t chunk_bytes, double seconds) {
+  return bytes_per_s(half_bytes, chunk_bytes, seconds,
+                     [&](size_t offset) { std::memcpy(memory + half_bytes + offset, memory + offset, chunk_bytes); });
 }
 }

@@ -3,13 +3,14 @@
     python -m bench.sums
 
 For each element type and number of workers, the reducer's own arithmetic sums chunks that lie in memory, one of each
-worker, and writes the total over the first. Nothing of it is in a cache when it comes. Between the sums the same core
-copies memory in pieces of the same size: both are medians over turns in alternation.
+worker, and writes the total over the first. Between the sums the same core copies one half of the same memory to the
+other half, in pieces of the same size, with the C library's ``memcpy``: what a cache holds of it when it comes is the
+same for both. Each is a median over turns in alternation. ``--region-mib`` says how much memory they go through.
 
 The columns:
 
     sums GB/s    bytes that the core reads and writes: a chunk of each worker, and the total
-    copies GB/s  bytes that a copy reads and writes
+    copies GB/s  bytes that the copy reads and writes
     ratio        of the two
 """
 
@@ -80,16 +81,18 @@ def measure(options: Options, library: ctypes.CDLL) -> list[Row]:
     library.sum_bytes_per_s.restype = library.copy_bytes_per_s.restype = ctypes.c_double
     region_bytes, chunk_bytes = options.region_mib << 20, options.chunk_kib << 10
     memory = np.ones(max(2, *options.workers) * region_bytes, np.uint8)
-    sizes = (ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(region_bytes), ctypes.c_size_t(chunk_bytes))
+    start, chunk = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(chunk_bytes)
     seconds = ctypes.c_double(options.seconds)
     rows = []
     for name in options.types:
         for workers in options.workers:
             sums, copies = [], []
+            dtype, count = ctypes.c_uint8(_TYPES[name]), ctypes.c_size_t(workers)
+            region, half = ctypes.c_size_t(region_bytes), ctypes.c_size_t(max(2, workers) * region_bytes // 2)
             for _ in range(options.turns):
-                total = library.sum_bytes_per_s(ctypes.c_uint8(_TYPES[name]), ctypes.c_size_t(workers), *sizes, seconds)
+                total = library.sum_bytes_per_s(dtype, count, start, region, chunk, seconds)
                 sums.append((workers + 1) * total)
-                copies.append(2 * library.copy_bytes_per_s(*sizes, seconds))
+                copies.append(2 * library.copy_bytes_per_s(start, half, chunk, seconds))
             rows.append(Row(name, workers, statistics.median(sums), statistics.median(copies)))
     return rows
 
