@@ -145,6 +145,73 @@ def _concurrent(most: float | None) -> Measure:
     return figure
 
 
+def _over_traffic(name: str, most: float, engine: str = "jaxhetero") -> Measure:
+    """The largest ratio of a figure to that of the engine echo, the traffic alone, in its best window for the size."""
+
+    def figure(content: Content) -> Figure:
+        pairs = []
+        for row in rows_of(content, engine):
+            traffic = [peer for peer in content["rows"] if peer["engine"].startswith("echo")]
+            least = min(peer[name] for peer in traffic if peer["bytes"] == row["bytes"])
+            pairs.append((row[name] / least, row[name], least))
+        ratio, ours, theirs = max(pairs)
+        unit = "s" if name == "median_s" else "s/GB"
+        return f"{ratio:.2f} ({ours:.3f} against {theirs:.3f} {unit})", ratio <= most
+
+    return figure
+
+
+def _faster_than(engine: str, least: float) -> Measure:
+    """How many times faster than another engine jaxhetero is."""
+
+    def figure(content: Content) -> Figure:
+        ratios = [row["times_faster_than"][engine] for row in rows_of(content)]
+        return f"{min(ratios):.2f} to {max(ratios):.2f} times", min(ratios) >= least
+
+    return figure
+
+
+def _strand_cost(strands: int, most: float) -> Measure:
+    """CPU seconds per GB with so many strands, over those with one; sockets, and shared memory."""
+
+    def figure(content: Content) -> Figure:
+        rows = {row["engine"]: row for row in content["rows"]}
+        ratios = [
+            rows[f"jaxhetero:strands={strands}{way}"][name] / rows[f"jaxhetero:strands=1{way}"][name]
+            for way in ("+shared_memory=0", "")
+            for name in ("worker_cpu_s_per_gb", "reducer_cpu_s_per_gb")
+        ]
+        return "worker {:.2f}, reducer {:.2f}; in shared memory {:.2f}, {:.2f}".format(*ratios), max(ratios) <= most
+
+    return figure
+
+
+def _strand_rate(strands: int) -> Measure:
+    """GB/s with so many strands; sockets, and shared memory."""
+
+    def figure(content: Content) -> Figure:
+        rows = {row["engine"]: row for row in content["rows"]}
+        rates = [
+            rows[f"jaxhetero:strands={strands}{way}"]["algbw_bytes_per_s"] / 1e9 for way in ("+shared_memory=0", "")
+        ]
+        return "{:.2f} GB/s; in shared memory {:.2f}".format(*rates), None
+
+    return figure
+
+
+def _sum_over_copy(workers: int, least: float | None, dtype: str = "float32") -> Measure:
+    """How fast one core sums against how fast it copies the same memory."""
+
+    def figure(content: Content) -> Figure:
+        row = next(row for row in content["rows"] if (row["type"], row["workers"]) == (dtype, workers))
+        rates = row["sum_bytes_per_s"], row["copy_bytes_per_s"]
+        ratio = rates[0] / rates[1]
+        shown = f"{ratio:.2f} ({rates[0] / 1e9:.1f} against {rates[1] / 1e9:.1f} GB/s)"
+        return shown, None if least is None else ratio >= least
+
+    return figure
+
+
 def _efficiency(least: float | None) -> Measure:
     """The scaling efficiency of train steps with eight workers, beside that of other all-reduces."""
 
@@ -196,4 +263,30 @@ BARS = (
     Bar("memory, 256 MiB", "worker S + 16, reducer 64 MiB", "memory", _memory(16 * _MIB, 64 * _MIB)),
     Bar("24 concurrent buckets / one", "at most 1.03", "concurrent", _concurrent(1.03)),
     Bar("50 concurrent buckets of 0.5 MiB / one", "", "many", _concurrent(None)),
+    Bar(
+        "one strand, n = 2, k = 2, no limit, 64 and 256 MiB: worker CPU per GB / the traffic's",
+        "at most 1.30",
+        "unlimited",
+        _over_traffic("worker_cpu_s_per_gb", 1.30),
+    ),
+    Bar(
+        "the same without failover",
+        "at most 1.15",
+        "unlimited",
+        _over_traffic("worker_cpu_s_per_gb", 1.15, "jaxhetero:failover=0"),
+    ),
+    Bar("the same, reducer", "at most 1.20", "unlimited", _over_traffic("reducer_cpu_s_per_gb", 1.20)),
+    Bar("the same, time", "at most 1.25", "unlimited", _over_traffic("median_s", 1.25)),
+    Bar("the same, against gloo", "at least 1.8 times", "unlimited", _times_faster(1.8)),
+    *(Bar(f"{strands} strands, n = 2, k = 2, sockets", "", "cores", _strand_rate(strands)) for strands in (1, 2, 4)),
+    Bar("4 strands, CPU per GB / that of one", "at most 1.05", "cores", _strand_cost(4, 1.05)),
+    Bar(
+        "two interfaces of 200 Mbit/s against one",
+        "at least 1.9 times",
+        "rails",
+        _faster_than("jaxhetero:interface=eth0", 1.9),
+    ),
+    Bar("the sum of 8 workers' float32 / a copy, one core", "at least 0.7", "sums", _sum_over_copy(8, 0.7)),
+    Bar("the same of 64", "", "sums", _sum_over_copy(64, None)),
+    Bar("the same of 8 workers' bfloat16", "", "sums", _sum_over_copy(8, None, "bfloat16")),
 )

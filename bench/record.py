@@ -63,6 +63,16 @@ RUNS = {
     ),
     "memory": f"{_EIGHT} --sizes 256MiB --engine jaxhetero --rounds 1 --warmup 1 --batch 1",
     "concurrent": f"{_EIGHT} --concurrent 24 --in-place --sizes 48MiB --engine jaxhetero --rounds 3 --warmup 1",
+    "unlimited": (
+        "bench.allreduce --workers 2 --reducers 2 --rate none --in-place --sizes 64MiB,256MiB "
+        "--engine jaxhetero,jaxhetero:failover=0,gloo,echo:262144x8,echo:131072x8 --rounds 4"
+    ),
+    "cores": "bench.cores --strands 1,2,4 --size 256MiB",
+    "rails": (
+        "bench.allreduce --workers 2 --reducers 2 --rate 200mbit --nics 2 --in-place --sizes 16MiB,64MiB "
+        "--engine jaxhetero,jaxhetero:interface=eth0 --rounds 4"
+    ),
+    "sums": "bench.sums",
     "many": f"{_EIGHT} --concurrent 50 --in-place --sizes 25MiB --engine jaxhetero --rounds 3 --warmup 1",
     **{
         f"step-{name}": f"bench.train_step {options} --workers 8 --engine jaxhetero,gloo"

@@ -34,6 +34,7 @@ from rich.table import Table
 from bench.engines.build_native import build
 from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
+from bench.harness.report import describe_machine
 
 _SOURCE = Path(__file__).with_suffix(".cc")
 _ROOT = _SOURCE.parents[1]
@@ -119,7 +120,12 @@ def run(options: Options) -> int:
         rows = measure(options, ctypes.CDLL(str(build(_SOURCE, Path(folder), more=more))))
     show(rows, Console())
     if options.json is not None:
-        options.json.write_text(json.dumps({"options": asdict(options) | {"json": None}, "rows": [*map(asdict, rows)]}))
+        content = {
+            "machine": describe_machine(),
+            "options": asdict(options) | {"json": None},
+            "rows": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -306,9 +307,31 @@ def test_bad_options_of_train_step_are_refused(
 def test_record_knows_its_commands() -> None:
     for name, text in record.RUNS.items():
         _, program, *options = text.replace("bench.", "bench ", 1).split()
-        module = {"allreduce": allreduce, "train_step": train_step}[program]
+        module = {"allreduce": allreduce, "train_step": train_step, "cores": cores, "sums": sums}[program]
         assert tyro.cli(module.Options, args=options), name
     assert {bar.run for bar in bars.BARS} <= record.RUNS.keys()
+
+
+def test_bars_of_many_cores_are_read_from_their_runs() -> None:
+    def figure(what: str, *rows: dict[str, Any]) -> bars.Figure:
+        return next(bar for bar in bars.BARS if bar.what.startswith(what)).figure({"rows": rows})
+
+    echo = {"engine": "echo:1x1", "bytes": 8, "worker_cpu_s_per_gb": 0.3}
+    ours = {"engine": "jaxhetero", "bytes": 8, "worker_cpu_s_per_gb": 0.36}
+    assert figure("one strand, n = 2", echo, {**echo, "worker_cpu_s_per_gb": 0.9}, ours) == (
+        "1.20 (0.360 against 0.300 s/GB)",
+        True,
+    )
+    costs = [
+        {"engine": f"jaxhetero:strands={n}{way}", "worker_cpu_s_per_gb": 0.4, "reducer_cpu_s_per_gb": 0.2 + 0.01 * n}
+        for n in (1, 4)
+        for way in ("+shared_memory=0", "")
+    ]
+    assert figure("4 strands, CPU", *costs) == ("worker 1.00, reducer 1.14; in shared memory 1.00, 1.14", False)
+    one = {"engine": "jaxhetero", "times_faster_than": {"jaxhetero:interface=eth0": 1.95}}
+    assert figure("two interfaces", one) == ("1.95 to 1.95 times", True)
+    rates = {"sum_bytes_per_s": 6e9, "copy_bytes_per_s": 10e9}
+    assert figure("the sum of 8", {"type": "float32", "workers": 8, **rates}) == ("0.60 (6.0 against 10.0 GB/s)", False)
 
 
 def test_record_makes_a_table_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

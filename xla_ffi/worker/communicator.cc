@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/part_plan.h"
@@ -362,8 +363,14 @@ void Communicator::note_idle() {
 void Communicator::leave() {
   if (coordinator_has_left_) return end_in_order();
   if (std::exchange(has_said_goodbye_, true)) return;
-  on_strands([](WorkerStrand& strand) { strand.say_goodbye(); });
-  member_->send(OutFrame::control(FrameType::kGoodbye, {}));
+  // First the reducers: the coordinator's answer closes their connections.
+  const auto say = [this](size_t index) {
+    strands_[index]->say_goodbye();
+    return std::monostate();
+  };
+  loops_.ask<std::monostate>(say, [this](const std::vector<std::monostate>& /*all*/) {
+    if (!has_ended() && !halted_) member_->send(OutFrame::control(FrameType::kGoodbye, {}));
+  });
 }
 
 void Communicator::end_in_order() {
