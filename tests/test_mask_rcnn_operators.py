@@ -150,7 +150,7 @@ def test_generalized_overlap_falls_with_the_distance() -> None:
 
 def test_decode_is_the_inverse_of_encode() -> None:
     rng = np.random.default_rng(0)
-    boxes, references = random_boxes(rng, 50, 100) + [0, 0, 1, 1], random_boxes(rng, 50, 100) + [0, 0, 1, 1]
+    boxes, references = (random_boxes(rng, 50, 100) + np.float32([0, 0, 1, 1]) for _ in range(2))
     weights = (10.0, 10.0, 5.0, 5.0)
     np.testing.assert_allclose(decode(encode(boxes, references, weights), references, weights), boxes, atol=1e-3)
     grown = decode(np.float32([0, 0, 99, 99]), np.float32([0, 0, 16, 16]), (1.0, 1.0, 1.0, 1.0))

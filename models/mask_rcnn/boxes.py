@@ -49,8 +49,9 @@ def generalized_overlaps(a: Array, b: Array) -> jax.Array:
 
 
 def _centers_and_sizes(boxes: Array) -> tuple[jax.Array, jax.Array]:
-    sizes = jnp.asarray(boxes[..., 2:] - boxes[..., :2])
-    return boxes[..., :2] + 0.5 * sizes, sizes
+    starts, ends = jnp.asarray(boxes[..., :2]), jnp.asarray(boxes[..., 2:])
+    sizes = ends - starts
+    return starts + 0.5 * sizes, sizes
 
 
 def encode(boxes: Array, references: Array, weights: Weights) -> jax.Array:

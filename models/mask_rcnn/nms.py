@@ -9,9 +9,7 @@ from models.mask_rcnn.batch import Array
 from models.mask_rcnn.boxes import overlaps
 
 
-def non_maximum_suppression(
-    boxes: Array, is_real: Array, threshold: float, groups: Array | None = None
-) -> jax.Array:
+def non_maximum_suppression(boxes: Array, is_real: Array, threshold: float, groups: Array | None = None) -> jax.Array:
     """Which boxes stay: bool ``[N]``, for ``boxes`` (float32 ``[N, 4]``) in order of falling score.
 
     A box stays if no better box that stays overlaps it by more than ``threshold``. Boxes that are not ``is_real``
@@ -26,13 +24,14 @@ def non_maximum_suppression(
     if groups is not None:
         suppresses &= groups[:, None] == groups[None]
 
+    first = jnp.asarray(is_real)
+
     def decide(stays: jax.Array) -> jax.Array:
-        return is_real & ~jnp.any(suppresses & stays[:, None], axis=0)
+        return first & ~jnp.any(suppresses & stays[:, None], axis=0)
 
     def has_changed(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         before, after = state
         return jnp.any(before != after)
 
-    first = jnp.asarray(is_real)
     _, stays = jax.lax.while_loop(has_changed, lambda state: (state[1], decide(state[1])), (first, decide(first)))
     return stays

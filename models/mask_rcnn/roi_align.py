@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,7 +19,9 @@ from models.mask_rcnn.boxes import areas
 _EPSILON = 1e-6  # a box of exactly the canonical size must not fall a level short
 
 
-def pyramid_levels(boxes: Array, level_count: int, *, canonical_size: float = 224, canonical_level: int = 2) -> jax.Array:
+def pyramid_levels(
+    boxes: Array, level_count: int, *, canonical_size: float = 224, canonical_level: int = 2
+) -> jax.Array:
     """The level for each box, from 0, the finest: float32 ``[..., 4]`` to int32 ``[...]``.
 
     A box of the canonical size goes to the canonical level, one of half the size to the level below (Lin et al., 2017).
@@ -80,17 +81,16 @@ def _taps(
     aligned: bool,
     ratio: int,
 ) -> _Taps:
-    if levels is None:
-        levels = jnp.zeros(len(boxes), jnp.int32)
-    rows, columns = (jnp.asarray([shape[axis] for shape in shapes], jnp.int32)[levels] for axis in (1, 2))
+    level = jnp.zeros(len(boxes), jnp.int32) if levels is None else jnp.asarray(levels)
+    rows, columns = (jnp.asarray([shape[axis] for shape in shapes], jnp.int32)[level] for axis in (1, 2))
     starts = np.cumsum([0, *(math.prod(shape[:3]) for shape in shapes[:-1])])
-    scaled = boxes / jnp.asarray(strides, jnp.float32)[levels][:, None] - (0.5 if aligned else 0.0)
+    scaled = jnp.asarray(boxes) / jnp.asarray(strides, jnp.float32)[level][:, None] - (0.5 if aligned else 0.0)
     lengths = scaled[:, 2:] - scaled[:, :2]
     if not aligned:
         lengths = jnp.maximum(lengths, 1)
     y, y_weights = _line(scaled[:, 1], lengths[:, 1], rows, size, ratio)
     x, x_weights = _line(scaled[:, 0], lengths[:, 0], columns, size, ratio)
-    first = jnp.asarray(starts, jnp.int32)[levels] + images * rows * columns
+    first = jnp.asarray(starts, jnp.int32)[level] + images * rows * columns
     # Axes of what follows: row taps, column taps, boxes, bin rows, bin columns.
     places = first[:, None, None] + (y * columns[:, None])[:, None, :, :, None] + x[None, :, :, None, :]
     weights = y_weights[:, None, :, :, None] * x_weights[None, :, :, None, :]
@@ -105,7 +105,8 @@ def _line(start: jax.Array, length: jax.Array, place_count: jax.Array, size: int
     last = (place_count - 1)[:, None]
     is_inside = (samples >= -1) & (samples <= last + 1)
     samples = jnp.clip(samples, 0, last)
-    low = jnp.floor(samples).astype(jnp.int32)
+    # Clipped again as integers: no box, not even one that is no number, may lead outside of the memory.
+    low = jnp.clip(jnp.floor(samples).astype(jnp.int32), 0, last)
     above = samples - low
     places = jnp.stack([low, jnp.minimum(low + 1, last)])
     weights = jnp.stack([1 - above, above]) * is_inside / ratio
@@ -116,13 +117,14 @@ def _line(start: jax.Array, length: jax.Array, place_count: jax.Array, size: int
 @jax.custom_vjp
 def _weighted_sum(places: jax.Array, taps: _Taps) -> jax.Array:
     """``[places, channels]`` to float32 ``[M, channels]``. XLA makes one loop of it that keeps no sample in memory."""
-    return sum(
-        (_rows(places, place) * weight[:, None] for place, weight in zip(*taps, strict=True)), start=jnp.float32(0)
-    )
+    rows = (_rows(places, place) * weight[:, None] for place, weight in zip(*taps, strict=True))
+    total: jax.Array = sum(rows, start=jnp.float32(0))
+    return total
 
 
 def _rows(places: jax.Array, wanted: jax.Array) -> jax.Array:
-    return places.at[wanted].get(mode="promise_in_bounds")
+    rows: jax.Array = places.at[wanted].get(mode="promise_in_bounds")
+    return rows
 
 
 def _forward(places: jax.Array, taps: _Taps) -> tuple[jax.Array, tuple[jax.Array, _Taps]]:

@@ -1,11 +1,13 @@
 """ResNet v1b as Flax NNX modules: the residual network of He et al. (2015), with the stride on the 3x3 of bottlenecks.
 
-Images are NHWC. Weights and normalisation are float32; the convolutions compute in ``ModelConfig.dtype``.
+Images are NHWC. Weights and normalisation are float32; the convolutions compute in ``ModelConfig.dtype``. ``Features``
+is the network without its classifier, for models that are built on it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import jax
@@ -29,9 +31,10 @@ class ModelConfig:
     """Stride of the first convolution."""
     stem_pool: bool = True
     """Add a 3x3 max-pool of stride 2 after the first convolution. Small images do without."""
-    norm: Literal["batch", "group"] = "batch"
+    norm: Literal["batch", "group", "frozen"] = "batch"
     """Batch normalisation uses the statistics of one piece of the batch. Group normalisation uses those of one image,
-    so the same global batch gives the same loss on any number of workers."""
+    so the same global batch gives the same loss on any number of workers. Frozen normalisation is batch normalisation
+    whose statistics, gammas and betas stay as they are loaded."""
     norm_decay: float = 0.9
     """Decay of the running statistics of batch normalisation (0.9 here is momentum 0.1 in torch)."""
     norm_epsilon: float = 1e-5
@@ -39,6 +42,33 @@ class ModelConfig:
     """Groups of channels for group normalisation. It must divide the channels of every layer."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The dtype of the convolutions."""
+
+
+class Frozen(nnx.Variable[jax.Array]):
+    """A parameter or a statistic that training does not change. ``nnx.split`` separates it from ``nnx.Param``."""
+
+
+def freeze(module: nnx.Module) -> None:
+    """Make the parameters of the module ``Frozen``, in place."""
+    for _, part in nnx.iter_modules(module):
+        for name, variable in list(vars(part).items()):
+            if isinstance(variable, nnx.Param):
+                setattr(part, name, Frozen(variable[...]))
+
+
+class FrozenNorm(nnx.Module):
+    """Batch normalisation that never changes, in float32."""
+
+    def __init__(self, channels: int, *, epsilon: float, zero_gamma: bool) -> None:
+        self.epsilon = epsilon
+        self.scale = Frozen(jnp.zeros(channels) if zero_gamma else jnp.ones(channels))
+        self.bias = Frozen(jnp.zeros(channels))
+        self.mean = Frozen(jnp.zeros(channels))
+        self.var = Frozen(jnp.ones(channels))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        factor = self.scale[...] * jax.lax.rsqrt(self.var[...] + self.epsilon)
+        return x * factor + (self.bias[...] - self.mean[...] * factor)
 
 
 def convolution(
@@ -60,8 +90,10 @@ def convolution(
 
 def normalization(
     channels: int, *, config: ModelConfig, rngs: nnx.Rngs, zero_gamma: bool = False
-) -> nnx.BatchNorm | nnx.GroupNorm:
-    """Batch or group normalisation, in float32 also if the convolutions are not."""
+) -> nnx.BatchNorm | nnx.GroupNorm | FrozenNorm:
+    """Batch, group or frozen normalisation, in float32 also if the convolutions are not."""
+    if config.norm == "frozen":
+        return FrozenNorm(channels, epsilon=config.norm_epsilon, zero_gamma=zero_gamma)
     scale_init = nnx.initializers.zeros if zero_gamma else nnx.initializers.ones
     if config.norm == "group":
         return nnx.GroupNorm(
@@ -157,8 +189,21 @@ ARCHITECTURES = {
 }
 
 
-class ResNet(nnx.Module):
-    """Stem, residual stages, global average, classifier. Returns float32 logits."""
+def stage_channels(config: ModelConfig) -> list[int]:
+    """The channels of each stage's output."""
+    architecture = ARCHITECTURES[config.architecture]
+    first = architecture.width * architecture.block.expansion
+    return [first * 2**stage for stage in range(len(architecture.stage_sizes))]
+
+
+def stage_strides(config: ModelConfig) -> list[int]:
+    """The pixels between two places of each stage's output."""
+    first = config.stem_stride * (2 if config.stem_pool else 1)
+    return [first * 2**stage for stage in range(len(ARCHITECTURES[config.architecture].stage_sizes))]
+
+
+class Features(nnx.Module):
+    """Stem and residual stages."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         architecture = ARCHITECTURES[config.architecture]
@@ -178,12 +223,28 @@ class ResNet(nnx.Module):
                 blocks.append(architecture.block(in_channels, channels, stride, config=config, rngs=rngs))
                 in_channels = channels * architecture.block.expansion
         self.blocks = nnx.List(blocks)
-        self.classifier = nnx.Linear(in_channels, config.class_count, rngs=rngs)
+        self.stage_sizes = architecture.stage_sizes
 
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def features(self, images: jax.Array) -> list[jax.Array]:
+        """The output of each stage, ``[batch, rows, columns, channels]``: C2 to C5 of a network with four stages."""
         x = nnx.relu(self.stem_norm(self.stem_conv(images)))
         if self.stem_pool:
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # type: ignore[no-untyped-call]
-        for block in self.blocks:
-            x = block(x)
-        return self.classifier(jnp.mean(x, axis=(1, 2)))
+        outputs = []
+        blocks = iter(self.blocks)
+        for block_count in self.stage_sizes:
+            for block in islice(blocks, block_count):
+                x = block(x)
+            outputs.append(x)
+        return outputs
+
+
+class ResNet(Features):
+    """Stem, residual stages, global average, classifier. Returns float32 logits."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs=rngs)
+        self.classifier = nnx.Linear(stage_channels(config)[-1], config.class_count, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return self.classifier(jnp.mean(self.features(images)[-1], axis=(1, 2)))

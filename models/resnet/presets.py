@@ -77,6 +77,7 @@ class Preset:
             0 <= self.optimizer.warmup_epochs < self.epochs,
             f"warmup_epochs is {self.optimizer.warmup_epochs}; it must be at least 0 and below epochs ({self.epochs})",
         )
+        require(self.model.norm != "frozen", "norm is frozen; a ResNet that trains needs batch or group")
         _require_group_count(self.model)
 
     @property

@@ -1,4 +1,4 @@
-"""Makes tests/torchvision_operators.npz: what torchvision's C++ operators answer, for tests/test_mask_rcnn_operators.py.
+"""Makes tests/torchvision_operators.npz, the answers of torchvision's C++, for tests/test_mask_rcnn_operators.py.
 
     pip install torch==2.13.0 torchvision==0.28.0 --index-url https://download.pytorch.org/whl/cpu
     python tests/programs/torchvision_table.py
