@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from torchvision_import import prepare_torchvision
 
 from models.bert.loss import Targets, pre_training_loss
 from models.bert.model import Batch, ClassificationModel, Encoder, ModelConfig, PreTrainingModel, QuestionAnsweringModel
@@ -20,6 +21,7 @@ from models.bert.torch_weights import load_torch_weights, read_safetensors, to_t
 from models.common.errors import CheckpointError
 
 torch = pytest.importorskip("torch", reason="parity needs torch: pip install '.[parity]'")
+prepare_torchvision()
 transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install '.[parity]'")
 
 SMALL = ModelConfig(

@@ -18,6 +18,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 from tensorboardX.record_writer import RecordWriter
+from torchvision_import import prepare_torchvision
 
 from models.common.batches import BatchSplit
 from models.common.errors import DataError
@@ -48,6 +49,7 @@ def torch_resnet50(torch: Any, pixels: Any, *, conditioned: bool) -> Any:
     ``conditioned``: with blocks that add little, and units that are rarely near the kink of ReLU. With gammas of 1 and
     betas of 0 rounding alone takes torch's own float32 gradients 5e-3 away from its float64 ones.
     """
+    prepare_torchvision()
     transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install '.[parity]'")
     torch.manual_seed(0)
     model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
