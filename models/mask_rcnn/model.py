@@ -113,19 +113,15 @@ class Layers:
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         self.dtype, self.rngs = jnp.dtype(config.backbone.dtype), rngs
 
-    def conv(self, inputs: int, outputs: int, kernel: int, init: Any, dtype: Any = None) -> nnx.Conv:
+    def conv(self, inputs: int, outputs: int, kernel: int, init: Any) -> nnx.Conv:
         """A convolution that keeps the size of the map."""
-        return nnx.Conv(inputs, outputs, (kernel, kernel), kernel_init=init, dtype=dtype or self.dtype, rngs=self.rngs)
-
-    def last_conv(self, inputs: int, outputs: int, deviation: float) -> nnx.Conv:
-        """The last layer of a head for each place of a map: float32."""
-        return self.conv(inputs, outputs, 1, nnx.initializers.normal(deviation), jnp.float32)
+        return nnx.Conv(inputs, outputs, (kernel, kernel), kernel_init=init, dtype=self.dtype, rngs=self.rngs)
 
     def linear(self, inputs: int, outputs: int) -> nnx.Linear:
         return nnx.Linear(inputs, outputs, kernel_init=glorot_fan_in, dtype=self.dtype, rngs=self.rngs)
 
-    def last_linear(self, inputs: int, outputs: int, deviation: float) -> nnx.Linear:
-        """The last layer of a head for each box: float32."""
+    def last(self, inputs: int, outputs: int, deviation: float) -> nnx.Linear:
+        """The last layer of a head, for each box or each place of a map: float32."""
         return nnx.Linear(
             inputs, outputs, kernel_init=nnx.initializers.normal(deviation), dtype=jnp.float32, rngs=self.rngs
         )
@@ -163,8 +159,8 @@ class ProposalHead(nnx.Module):
         layers, channels = Layers(config, rngs), config.pyramid_channels
         anchor_count = len(config.anchor_ratios)
         self.conv = layers.conv(channels, channels, 3, nnx.initializers.normal(0.01))
-        self.logits = layers.last_conv(channels, anchor_count, 0.01)
-        self.deltas = layers.last_conv(channels, 4 * anchor_count, 0.01)
+        self.logits = layers.last(channels, anchor_count, 0.01)
+        self.deltas = layers.last(channels, 4 * anchor_count, 0.01)
 
     def __call__(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Logits ``[B, anchors]`` and deltas ``[B, anchors, 4]``, in the order of ``boxes.anchors``."""
@@ -180,8 +176,8 @@ class BoxHead(nnx.Module):
         layers, hidden = Layers(config, rngs), config.hidden_size
         self.hidden1 = layers.linear(BOX_BINS**2 * config.pyramid_channels, hidden)
         self.hidden2 = layers.linear(hidden, hidden)
-        self.logits = layers.last_linear(hidden, config.class_count + 1, 0.01)
-        self.deltas = layers.last_linear(hidden, 4 * (config.class_count + 1), 0.001)
+        self.logits = layers.last(hidden, config.class_count + 1, 0.01)
+        self.deltas = layers.last(hidden, 4 * (config.class_count + 1), 0.001)
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """From ``[boxes, 7, 7, channels]`` to logits ``[boxes, C + 1]`` and deltas ``[boxes, C + 1, 4]``."""
@@ -212,7 +208,7 @@ class MaskHead(nnx.Module):
         inputs = [config.pyramid_channels, *[channels] * (config.mask_layers - 1)]
         self.convs = nnx.List([layers.conv(before, channels, 3, he_fan_out) for before in inputs])
         self.upsampling = Upsampling(channels, dtype=layers.dtype, rngs=rngs)
-        self.logits = layers.last_conv(channels, config.class_count + 1, 0.001)
+        self.logits = layers.last(channels, config.class_count + 1, 0.001)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """From ``[boxes, 14, 14, channels]`` to logits ``[boxes, 28, 28, C + 1]``."""

@@ -1,7 +1,8 @@
 """Weights with torchvision's names: those of its Mask R-CNN with a feature pyramid, or of a ResNet to start from.
 
 torch keeps a convolution as ``[outputs, inputs, height, width]`` and flattens ``[channels, rows, columns]``; NNX keeps
-``[height, width, inputs, outputs]`` and flattens ``[rows, columns, channels]``.
+``[height, width, inputs, outputs]`` and flattens ``[rows, columns, channels]``. The last layers of torchvision's heads
+are convolutions of 1x1, ours are linear layers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _NAMES = [
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 _PARTS = {"conv": "conv", "norm": "bn"}
 _BODY = "backbone.body."
+_LINEAR_HERE = ("cls_logits.weight", "rpn.head.bbox_pred.weight", "mask_fcn_logits.weight")
 
 
 def torch_name(path: tuple[Any, ...], stage_sizes: tuple[int, ...]) -> str:
@@ -72,6 +74,8 @@ def from_torch_layout(name: str, value: Any) -> NDArray[np.float32]:
     array = np.asarray(value, np.float32)
     if name == "roi_heads.box_head.fc6.weight":
         array = array.reshape(len(array), -1, BOX_BINS, BOX_BINS).transpose(0, 2, 3, 1).reshape(len(array), -1)
+    if name.endswith(_LINEAR_HERE):
+        array = array[:, :, 0, 0]
     if name == "roi_heads.mask_predictor.conv5_mask.weight":
         return array.transpose(2, 3, 0, 1)  # a transposed convolution has its inputs first
     return array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
