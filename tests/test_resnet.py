@@ -16,6 +16,7 @@ from flax import nnx
 import jaxhetero
 from jaxhetero.optimizers import named_schedule
 from models.common.batches import BatchSplit
+from models.common.errors import SettingsError
 from models.common.optimizer import init_state, weights_mask
 from models.resnet.arrays import (
     Dataset,
@@ -23,7 +24,17 @@ from models.resnet.arrays import (
     normalize,
 )
 from models.resnet.data import ArrayData
-from models.resnet.model import BasicBlock, BottleneckBlock, ModelConfig, ResNet
+from models.resnet.model import (
+    BasicBlock,
+    BottleneckBlock,
+    Frozen,
+    ModelConfig,
+    ResNet,
+    freeze,
+    normalization,
+    stage_channels,
+    stage_strides,
+)
 from models.resnet.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from models.resnet.presets import PRESETS, Preset
 from models.resnet.train import (
@@ -118,6 +129,38 @@ def test_stem_resolution(stem: dict[str, Any], expected: int) -> None:
     logits = jax.eval_shape(forward, jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32))
     assert logits.shape == (2, 1000)
     assert seen == [(2, expected, expected, 64)]
+
+
+def test_features_are_the_outputs_of_the_stages() -> None:
+    config = ModelConfig(architecture="resnet50")
+    images = jax.ShapeDtypeStruct((2, 64, 96, 3), jnp.float32)
+    outputs = jax.eval_shape(lambda images: ResNet(config, rngs=nnx.Rngs(0)).features(images), images)
+    assert [output.shape for output in outputs] == [
+        (2, 16, 24, 256),
+        (2, 8, 12, 512),
+        (2, 4, 6, 1024),
+        (2, 2, 3, 2048),
+    ]
+    assert [output.shape[-1] for output in outputs] == stage_channels(config)
+    assert [64 // output.shape[1] for output in outputs] == stage_strides(config)
+
+
+def test_frozen_normalisation_is_that_of_running_statistics_and_is_not_trained() -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 3, 3, 8)), jnp.float32)
+    batch = normalization(8, config=ModelConfig(), rngs=nnx.Rngs(0))
+    frozen = normalization(8, config=ModelConfig(norm="frozen"), rngs=nnx.Rngs(0))
+    for name in ("scale", "bias", "mean", "var"):
+        value = jnp.asarray(rng.uniform(0.5, 2, 8), jnp.float32)
+        getattr(batch, name)[...] = getattr(frozen, name)[...] = value
+    batch.eval()
+    np.testing.assert_allclose(frozen(x), batch(x), rtol=1e-5, atol=1e-6)
+    assert not jax.tree.leaves(nnx.state(frozen, nnx.Param))
+    freeze(batch)
+    assert not jax.tree.leaves(nnx.state(batch, nnx.Param))
+    assert len(jax.tree.leaves(nnx.state(batch, Frozen))) == 2
+    with pytest.raises(SettingsError, match="norm is frozen; a ResNet that trains needs batch or group"):
+        replace(PRESETS["mnist"], model=replace(TINY, norm="frozen"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
