@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +21,9 @@ import jaxhetero
 from models.common.batches import BatchSplit, ExampleStream, evaluation_batches, read_pieces
 from models.common.command import RunOptions
 from models.common.dry_run import DryRun
-from models.common.errors import CheckpointError, LossError, SettingsError
+from models.common.errors import CheckpointError, DataError, LossError, SettingsError
 from models.common.optimizer import distributed, init_state, scaled
+from models.common.rank_0 import run_on_rank_0
 from models.common.report import Result
 from models.common.training import Training
 
@@ -244,3 +246,24 @@ def test_a_dry_run_shows_what_is_sent() -> None:
     shown = console.file.getvalue()
     for figure in ("1,000,010 in 2 arrays", "4, 4", "4 x 4", "4,000,040 bytes", "1, the largest", "3.20 ms per step"):
         assert figure in shown
+
+
+def test_work_of_rank_0_gives_its_result_or_raises() -> None:
+    assert run_on_rank_0(lambda: 7) == 7
+
+    def fail() -> None:
+        raise DataError("no such thing")
+
+    with pytest.raises(DataError, match="no such thing"):
+        run_on_rank_0(fail)
+
+
+def test_workers_wait_for_rank_0_longer_than_for_a_round(launch: Any) -> None:
+    """And all of them fail if it does."""
+    tests = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": str(tests.parent), "JAXHETERO_TIMEOUT_MS": "4000"}
+    program = (sys.executable, str(tests / "programs" / "rank_0.py"))
+    done = launch("--workers", "2", "--reducers", "1", "--", *program, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("rank 0 has 7", "rank 1 has None", "rank 0: no such thing", "rank 1: rank 0 has failed, and"):
+        assert line in done.stdout
