@@ -13,6 +13,7 @@ import pytest
 
 from models.bert.cloze import Options as ClozeOptions
 from models.bert.cloze import find_choices, guess_scores, make_cloze
+from models.bert.finetune import PRESETS
 from models.bert.squad import (
     AnswerConfig,
     Feature,
@@ -282,3 +283,22 @@ def test_guessing_is_what_a_model_must_beat() -> None:
 def test_cloze_settings_are_checked(name: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{name} is 0; it must be at least 1"):
         ClozeOptions(tmp_path, tmp_path / "cloze", **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "expected", "has_unanswerable"),
+    [
+        # A linear rise over a share of the steps, then a linear fall from the rate that it would have without a rise.
+        ("bert-large-squad11", 256, {0: 0.0, 100: 2.3e-5, 200: 4.6e-5 * 0.8, 1000: 0.0}, False),
+        ("bert-large-squad20", 48, {0: 0.0, 50: 2.5e-5, 100: 5e-5 * 0.9, 550: 2.25e-5, 1000: 0.0}, True),
+    ],
+)
+def test_fine_tuning_presets_are_those_of_the_published_recipes(
+    name: str, batch: int, expected: dict[int, float], has_unanswerable: bool
+) -> None:
+    """Of 1,000 steps."""
+    preset = PRESETS[name]
+    assert (preset.global_batch, preset.epochs, preset.answers.has_unanswerable) == (batch, 2, has_unanswerable)
+    assert (preset.features.sequence_length, preset.features.stride) == (384, 128)
+    for step, rate in expected.items():
+        assert float(preset.schedule(1000)(step)) == pytest.approx(rate, abs=1e-10), step

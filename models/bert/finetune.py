@@ -89,6 +89,17 @@ PRESETS = {
         warmup_share=0.2,
         micro_batch=32,
     ),
+    # Devlin et al. (2018), section 4.3; the warm-up is that of the original program.
+    "bert-large-squad20": Preset(
+        LARGE,
+        OptimizerConfig(algorithm="adam"),
+        peak=5e-5,
+        global_batch=48,
+        epochs=2,
+        warmup_share=0.1,
+        answers=AnswerConfig(has_unanswerable=True),
+        micro_batch=12,
+    ),
     # For the weights of the pre-training preset bert-tiny, which trains only 64 positions, and for the questions of
     # models.bert.cloze.
     "bert-tiny": Preset(
