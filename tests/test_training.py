@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from PIL import Image
 from rich.console import Console
 
 import jaxhetero
@@ -106,6 +107,16 @@ def test_every_stretch_ends_with_a_checkpoint_and_some_with_an_evaluation(tmp_pa
     assert [scores["step"] for scores in result.evaluations] == [6, 9]
     assert result.is_complete
     assert len(result.losses) == result.step_count == STEPS
+
+
+def test_what_an_evaluation_found_is_drawn(tmp_path: Path) -> None:
+    """The picture of the last evaluation as a file, and those of all in TensorBoard's log."""
+    training, shades = toy(), iter((50, 200))
+    training.draw = lambda: np.full((2, 3, 3), next(shades), np.uint8)
+    run(training, tmp_path)
+    assert np.asarray(Image.open(tmp_path / "picture.png")).tolist() == [[[200] * 3] * 3] * 2
+    (log,) = (tmp_path / "tensorboard").iterdir()
+    assert log.read_bytes().count(b"\x89PNG") == 2
 
 
 @pytest.mark.parametrize("accumulate_every", [1, 2])

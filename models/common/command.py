@@ -35,7 +35,7 @@ class RunOptions:
     """Where to write, and what to resume. None of these options changes the result of the training."""
 
     output: Path | None = None
-    """A folder for checkpoints, TensorBoard logs, result.json and loss.png. Without it nothing is written."""
+    """A folder for checkpoints, TensorBoard logs, result.json and pictures. Without it nothing is written."""
     json: Path | None = None
     """Also write the result, the settings and the loss curve to this file."""
     resume: str | None = None

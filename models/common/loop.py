@@ -15,6 +15,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 import jaxhetero
 from models.common.errors import LossError
@@ -56,7 +57,7 @@ class Interruption:
 
 
 class TensorboardLog:
-    """Writes the scalars of each step to a folder for TensorBoard. Without a folder it writes nothing."""
+    """Writes scalars and pictures to a folder for TensorBoard. Without a folder it writes nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._writer: Any = None
@@ -70,6 +71,11 @@ class TensorboardLog:
         if self._writer:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
+
+    def picture(self, step: int, pixels: NDArray[np.uint8]) -> None:
+        """Add a picture: ``[height, width, 3]``."""
+        if self._writer:
+            self._writer.add_image("picture", pixels, step, dataformats="HWC")
 
     def close(self) -> None:
         """Write the buffered points and close the file."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 import jaxhetero
@@ -154,6 +156,13 @@ def plot_losses(path: Path, losses: Sequence[float], title: str) -> None:
     axes.set(title=title, xlabel="step", ylabel="loss, mean over the global batch")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
+
+
+def save_picture(path: Path, pixels: NDArray[np.uint8]) -> None:
+    """Write a picture ``[height, width, 3]`` as a PNG."""
+    from PIL import Image  # most trainers have no pictures
+
+    Image.fromarray(pixels).save(path)
 
 
 def parameter_count(params: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 import jaxhetero
@@ -18,9 +19,12 @@ from models.common.checkpoint import Checkpoints
 from models.common.command import CHECKPOINTS, RunOptions
 from models.common.loop import Interruption, Loop, TensorboardLog
 from models.common.progress import TrainProgress
-from models.common.report import Result, parameter_count, show_scores
+from models.common.report import Result, parameter_count, save_picture, show_scores
 
 Scores = dict[str, float]
+
+PICTURE = "picture.png"
+"""The name of the picture of the last evaluation in the output folder."""
 
 
 @dataclass
@@ -52,6 +56,9 @@ class Training:
     """Which setting to change if the loss is not finite."""
     synchronize: Callable[[Any], Any] = lambda state: state
     """Makes the workers' states equal, before an evaluation or a checkpoint."""
+    draw: Callable[[], NDArray[np.uint8]] | None = None
+    """Draws what the last evaluation found: uint8 ``[height, width, 3]``. It is called on rank 0, and goes to
+    TensorBoard and into PICTURE in the output folder."""
 
     def run(self, options: RunOptions, console: Console) -> Result:
         """Train, and return the result. Call it on every worker.
@@ -121,6 +128,10 @@ class Training:
                 mean_loss = np.mean(loop.losses[-self.stretch_steps :])
                 loop.progress.print(f"{self.label(loop.step - 1)} mean loss {mean_loss:.3f}, {show_scores(scores)}")
                 loop.log.scalars(loop.step, **{name: value for name, value in scores.items() if name != "step"})
+                if self.draw and (path := options.file(PICTURE)):
+                    picture = self.draw()
+                    loop.log.picture(loop.step, picture)
+                    save_picture(path, picture)
             if checkpoints:
                 checkpoints.save(loop.step, loop.state, {"losses": loop.losses, "evaluations": evaluations})
             if options.report:
