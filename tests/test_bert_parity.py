@@ -17,8 +17,9 @@ from torchvision_import import prepare_torchvision
 
 from models.bert.loss import Targets, pre_training_loss
 from models.bert.model import Batch, ClassificationModel, Encoder, ModelConfig, PreTrainingModel, QuestionAnsweringModel
-from models.bert.torch_weights import load_torch_weights, read_safetensors, to_torch_names
+from models.bert.torch_weights import load_torch_weights, to_torch_names
 from models.common.errors import CheckpointError
+from models.common.tensor_file import read_safetensors
 
 torch = pytest.importorskip("torch", reason="parity needs torch: pip install '.[parity]'")
 prepare_torchvision()

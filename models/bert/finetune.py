@@ -32,7 +32,7 @@ from models.bert.squad import (
     score_answers,
 )
 from models.bert.text import Vocabulary
-from models.bert.torch_weights import load_torch_weights, read_safetensors
+from models.bert.torch_weights import load_torch_weights
 from models.bert.train import Loss, TrainState, make_train_step
 from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.checkpoint import Checkpoints
@@ -40,6 +40,7 @@ from models.common.command import RunOptions, parse_options, run_command, run_tr
 from models.common.errors import DataError, require
 from models.common.optimizer import init_state
 from models.common.report import Result, write_whole
+from models.common.tensor_file import read_safetensors
 from models.common.training import Scores, Training
 
 State = nnx.State[Any, Any]

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from models.common.errors import CheckpointError
 
@@ -92,13 +89,3 @@ def to_torch_names(state: nnx.State[Any, Any]) -> dict[str, np.ndarray[Any, Any]
         return np.ascontiguousarray(value.T if path[-1] == "kernel" else value)
 
     return {torch_name(path): to_torch(path, leaf) for path, leaf in nnx.to_flat_state(state)}
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All tensors of a safetensors file."""
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}")
-    try:
-        return dict(load_file(path))
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from None
