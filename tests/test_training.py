@@ -46,7 +46,7 @@ class ToyState(NamedTuple):
 def toy(
     *,
     width: int = 3,
-    identity: str = "toy",
+    identity: Any = "toy",
     accumulate_every: int = 1,
     on_batch: Callable[[int], None] = lambda step: None,
     spoil_at: int | None = None,
@@ -128,6 +128,11 @@ def test_resuming_from_any_checkpoint_gives_the_same_bits(tmp_path: Path, step: 
     assert resumed.first_step == int(step)
     assert resumed.losses == first.losses
     assert resumed.evaluations[-1] == first.evaluations[-1]
+
+
+def test_a_checkpoint_may_be_identified_by_a_tuple(tmp_path: Path) -> None:
+    run(toy(identity=(1, 2)), tmp_path)
+    assert run(toy(identity=(1, 2)), tmp_path, resume="6")[0].first_step == 6
 
 
 def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(tmp_path: Path) -> None:

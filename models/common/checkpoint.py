@@ -5,6 +5,7 @@ The workers need no shared file system. A checkpoint is a folder named by its st
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ class Checkpoints:
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         """``identity``: settings that a run and its checkpoints must have in common, as JSON values."""
         self._folder = folder.absolute()
-        self._identity = identity
+        self._identity = json.loads(json.dumps(identity))  # as it is read again: JSON has no tuples
 
     def steps(self) -> list[int]:
         """The steps of the saved checkpoints, in ascending order."""
