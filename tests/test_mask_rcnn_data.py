@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import coco_folder
+import jax
 import numpy as np
 import pytest
 from coco_folder import HELD_OUT, TRAIN, change, set_first
@@ -14,6 +15,7 @@ from PIL import Image
 
 from models.common.batches import BatchSplit
 from models.common.errors import DataError, TrainerError
+from models.mask_rcnn.batch import image_keys
 from models.mask_rcnn.data import CocoData, scaled_size
 from models.mask_rcnn.presets import PRESETS, ImageConfig, Preset
 
@@ -179,3 +181,16 @@ def test_every_held_out_image_is_evaluated_once(folder: Path, worker_count: int)
         for batch, is_real in data.held_out_batches(split):
             seen += batch.number[is_real].tolist()
     assert sorted(seen) == list(range(5))
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_what_is_drawn_for_an_image_does_not_depend_on_the_images_beside_it(implementation: str) -> None:
+    """Whatever random generator is the default."""
+
+    def draw(numbers: list[int]) -> Any:
+        keys = image_keys(7, np.full(len(numbers), 2), np.array(numbers))
+        return jax.vmap(lambda key: jax.random.uniform(key, (3,)))(keys)
+
+    with jax.default_prng_impl(implementation):
+        np.testing.assert_array_equal(draw([5, 6])[1:], draw([6]))
+        assert len(np.unique(draw([5, 6]))) == 6

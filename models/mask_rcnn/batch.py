@@ -63,9 +63,12 @@ class Detections:
 
 
 def image_keys(seed: int, epoch: Array, number: Array) -> jax.Array:
-    """A random key for each image of a batch: ``key[B]``."""
+    """A random key for each image of a batch: ``key[B]``.
+
+    They are of threefry, because ``jax.vmap`` over keys of rbg, the trainers' default, draws from the first one alone.
+    """
 
     def key(epoch: Array, number: Array) -> jax.Array:
-        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), epoch), number)
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), epoch), number)
 
     return jax.vmap(key)(epoch, number)
