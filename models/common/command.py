@@ -91,15 +91,25 @@ T = TypeVar("T", bound=Options)
 
 
 def parse_options(
-    kind: Callable[..., T], presets: Mapping[str, Any], default: str, arguments: list[str], program: str | None = None
+    kind: Callable[..., T],
+    presets: Mapping[str, Any],
+    default: str,
+    arguments: list[str],
+    program: str | None = None,
+    *,
+    with_prefixes: bool = False,
 ) -> T:
-    """Parse the command line. --preset is read first, because it sets the defaults of all other options."""
+    """Parse the command line. --preset is read first, because it sets the defaults of all other options.
+
+    An option has the name of its field; ``with_prefixes``, also those of the fields around it, unless those say no.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", default=default)
     name: str = parser.parse_known_args(arguments)[0].preset
     require(name in presets, f"there is no preset {name!r}; there are {', '.join(sorted(presets))}")
     filled = kind(settings=presets[name], preset=name)
-    return tyro.cli(type(filled), default=filled, prog=program, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+    config = () if with_prefixes else (tyro.conf.OmitArgPrefixes,)
+    return tyro.cli(type(filled), default=filled, prog=program, args=arguments, config=config)
 
 
 def run_command(run: Callable[[list[str]], int]) -> int:

@@ -159,7 +159,7 @@ _TPU = replace(
 _NUCLEI = Preset(
     model=SMALL,
     optimizer=OptimizerConfig(),
-    schedule=Schedule(0.02, 50, 0.002, step_count=1000, drop_steps=(700, 900)),
+    schedule=Schedule(0.02, 50, 0.002, step_count=700, drop_steps=(480, 620)),
     global_batch=4,
     loss=LossConfig(
         proposals=ProposalConfig(level_count=256, image_count=256),
@@ -173,7 +173,7 @@ _NUCLEI = Preset(
         size=128, short_sides=(112, 128), test_short_side=128, long_side=128, turn=True, object_count=32
     ),
     micro_batch=1,
-    checkpoint_every=250,
+    checkpoint_every=175,
     train_part=TRAIN,
     held_out_part=HELD_OUT,
 )

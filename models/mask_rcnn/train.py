@@ -1,0 +1,133 @@
+"""Training Mask R-CNN. Data parallelism is three calls: broadcast the weights, all-reduce the gradients (inside the
+optimizer), and gather what an evaluation finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from flax import nnx
+from rich.console import Console
+
+import jaxhetero
+from models.common.batches import BatchSplit
+from models.common.command import RunOptions
+from models.common.errors import SettingsError, require
+from models.common.optimizer import init_state, scaled, share_residuals
+from models.common.report import Result
+from models.common.tensor_file import read_safetensors
+from models.common.training import Training
+from models.mask_rcnn.batch import Batch, Detections
+from models.mask_rcnn.data import CocoData
+from models.mask_rcnn.detect import detect
+from models.mask_rcnn.draw import draw_findings
+from models.mask_rcnn.evaluate import Evaluation
+from models.mask_rcnn.loss import losses
+from models.mask_rcnn.model import MaskRCNN
+from models.mask_rcnn.optimizer import make_optimizer
+from models.mask_rcnn.presets import Preset
+from models.mask_rcnn.torch_weights import load_torch_weights
+from models.resnet.model import Frozen
+
+# The beginning of the names of a detector's own weights in torchvision.
+HEADS = "roi_heads."
+# Held-out images in the picture of what the model finds.
+DRAWN_COUNT = 4
+
+State = nnx.State[Any, Any]
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint has. A step changes all but the frozen weights."""
+
+    params: State
+    frozen: State
+    opt_state: optax.OptState
+
+
+def train(
+    preset: Preset, folder: Path | None, options: RunOptions, console: Console, start_from: Path | None = None
+) -> Result:
+    """Train and evaluate as the preset says. Call it on every worker after ``jaxhetero.initialize()``."""
+    if folder is None:
+        raise SettingsError("--data is missing: the COCO folder")
+    require(
+        start_from is not None or preset.model.backbone.norm != "frozen",
+        "--start-from is missing: the normalisation is frozen, so the backbone's weights must be trained ones",
+    )
+    split = BatchSplit.make(
+        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
+    )
+    data = CocoData(folder, preset)
+    if split.rank == 0:
+        console.print(str(data), markup=False, highlight=False, soft_wrap=True)
+    graphdef, params, frozen = nnx.split(make_model(preset, start_from), nnx.Param, Frozen)  # type: ignore[misc]
+    params, frozen = jaxhetero.broadcast((params, frozen))
+    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=split.accumulate_every)
+    evaluation = Evaluation(make_detect(graphdef, preset), data, split)
+    return Training(
+        title="Mask R-CNN",
+        unit="images",
+        split=split,
+        step_count=preset.step_count,
+        stretch_steps=preset.checkpoint_every,
+        evaluate_every=preset.evaluate_every,
+        label=lambda step: f"epoch {step * preset.global_batch // len(data.train_images) + 1}",
+        state=TrainState(params, frozen, init_state(optimizer, params)),
+        train_step=make_train_step(graphdef, optimizer, preset),
+        batches=lambda step: data.train_batches(split, step),
+        learning_rate=preset.schedule,
+        synchronize=lambda state: state._replace(opt_state=share_residuals(state.opt_state)),
+        evaluate=evaluation,
+        draw=lambda: draw_findings(data.held_out.images[:DRAWN_COUNT], data.held_out, evaluation.findings),
+        identity={"trainer": "mask_rcnn", "model": dataclasses.asdict(preset.model)},
+        advice="lower the learning rate (--peak) or give more --warmup-steps",
+    ).run(options, console)
+
+
+def make_model(preset: Preset, start_from: Path | None = None) -> MaskRCNN:
+    """The network with its initial weights, drawn by one program, and those of the file ``start_from``."""
+
+    @nnx.jit
+    def initial_model() -> MaskRCNN:
+        return MaskRCNN(preset.model, rngs=nnx.Rngs(jax.random.key(preset.seed, impl="rbg")))
+
+    model = initial_model()
+    if start_from:
+        weights = read_safetensors(start_from)
+        load_torch_weights(model, weights, backbone_only=not any(name.startswith(HEADS) for name in weights))
+    return model
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef[MaskRCNN], optimizer: optax.GradientTransformation, preset: Preset
+) -> jax.stages.Wrapped:
+    """The jitted pass over one piece of the global batch. The optimizer all-reduces, so the step has no call for it."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+        def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
+            model = nnx.merge(graphdef, params, state.frozen, copy=True)
+            loss = losses(model, batch, preset.loss, preset.seed).total
+            return scaled(loss, state.opt_state), loss
+
+        grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), state.frozen, opt_state), loss
+
+    return train_step
+
+
+def make_detect(graphdef: nnx.GraphDef[MaskRCNN], preset: Preset) -> jax.stages.Wrapped:
+    """The jitted function from a batch to what the model finds in it."""
+
+    @jax.jit
+    def find(state: TrainState, batch: Batch) -> Detections:
+        model = nnx.merge(graphdef, state.params, state.frozen, copy=True)
+        return detect(model, batch.image, batch.size, preset.detection)
+
+    return find
