@@ -260,6 +260,7 @@ BARS = (
     Bar("the same, a twentieth", "", "step-bert-twentieth", _efficiency(None)),
     Bar("the same, a tenth, bfloat16 wire", "", "step-bert-bfloat16", _efficiency(None)),
     Bar("ResNet-50 step, n = 8, a fifth of it", "", "step-resnet50", _efficiency(None)),
+    Bar("Mask R-CNN step, n = 8, a fifth of it", "", "step-mask-rcnn", _efficiency(None)),
     Bar("memory, 256 MiB", "worker S + 16, reducer 64 MiB", "memory", _memory(16 * _MIB, 64 * _MIB)),
     Bar("24 concurrent buckets / one", "at most 1.03", "concurrent", _concurrent(1.03)),
     Bar("50 concurrent buckets of 0.5 MiB / one", "", "many", _concurrent(None)),

@@ -82,6 +82,7 @@ RUNS = {
             "bert-twentieth": "--profile bert-large --size-scale 0.05",
             "bert-bfloat16": "--profile bert-large --size-scale 0.1 --wire-dtype bfloat16",
             "resnet50": "--profile resnet50 --size-scale 0.2",
+            "mask-rcnn": "--profile mask-rcnn --size-scale 0.2",
         }.items()
     },
     "step-scaling": (

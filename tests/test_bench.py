@@ -222,6 +222,9 @@ def test_limit_of_rows(job: Job, scatter: float, gather: float) -> None:
 def test_profiles_are_those_of_the_models() -> None:
     assert PROFILES["resnet50"].parameter_count == 25_557_032
     assert PROFILES["bert-large"].parameter_count == 336_226_108
+    # The trained ones, as `python -m models.mask_rcnn --preset detectron-1x --dry-run` counts them.
+    assert PROFILES["mask-rcnn"].parameter_count == 44_125_173
+    assert sum(len(layer.parameter_counts) for layer in PROFILES["mask-rcnn"].layers) == 84
     multiply_adds = {name: sum(layer.multiply_adds for layer in PROFILES[name].layers) for name in PROFILES}
     assert multiply_adds["resnet50"] == pytest.approx(4.09e9, rel=0.01)  # as torchvision counts for version 1.5
     assert multiply_adds["bert-large"] == pytest.approx(7.9e10 / 2, rel=0.02)  # half of the FLOPs in Clark et al. 2020
