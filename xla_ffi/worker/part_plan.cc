@@ -83,7 +83,7 @@ std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
   uint64_t cut_off = 0;  // of the shares
   for (uint32_t strand = 0; strand < shares_.size(); ++strand) {
     cut_off += shares_[strand];
-    // Without overflow: the width may be near 2^60, the sum of the shares is below 2^16.
+    // Without overflow: the width may be near 2^60, the sum of the shares is below 2^20.
     uint64_t end = width / whole_ * cut_off + width % whole_ * cut_off / whole_;
     if (cut_off < whole_) end -= end % align;
     parts.push_back({strand, part_of(request, strand, {width, first, end - first})});

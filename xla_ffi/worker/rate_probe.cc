@@ -109,7 +109,9 @@ void RateProbe::finish(bool undisturbed, const Times& times) {
   if (!undisturbed) own_[0] = 0;
   if (stage_ == Stage::kPushing) {
     for (const ShardTime& time : times.shards) note_us(time.reducer, time.us);
-    for (size_t rail = 0; rail < times.rails_us.size(); ++rail) note_us(reducers_.size() + rail, times.rails_us[rail]);
+    for (size_t rail = 0; rail < times.rails_us.size(); ++rail) {
+      if (times.rails_us[rail] > 0) note_us(reducers_.size() + rail, times.rails_us[rail]);
+    }
     stage_ = Stage::kAgreeing;
   } else if (totals_[0] != worker_count_) {
     rates_.clear();
@@ -159,8 +161,13 @@ void RateProbe::conclude_dedicated() {
   }
 }
 
-// Every rail has carried equal bytes.
+// Every rail has carried equal bytes; or only one rail has carried any, on a network so slow that even the first probe
+// was long enough.
 void RateProbe::conclude_rails() {
+  if (std::find(totals_.end() - rail_count_, totals_.end(), 0) != totals_.end()) {
+    rail_rates_.assign(rail_count_, kFullRate);
+    return;
+  }
   uint64_t fastest_us = ~uint64_t{0};
   for (size_t rail = 0; rail < rail_count_; ++rail) fastest_us = std::min(fastest_us, mean_us(reducers_.size() + rail));
   for (size_t rail = 0; rail < rail_count_; ++rail) {

@@ -182,6 +182,7 @@ uint32_t WorkerStrand::reducer_of(const Connection& connection) const {
   const auto link = std::ranges::find_if(links_, [&](const ReducerLink& l) { return l.has(connection); });
   return static_cast<uint32_t>(link - links_.begin());
 }
+
 Status WorkerStrand::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
   const uint32_t reducer = reducer_of(connection);
   switch (header.type) {
