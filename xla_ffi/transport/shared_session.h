@@ -80,6 +80,7 @@ class SharedSession {
 
   // --- Payloads that are lent.
 
+  [[nodiscard]] bool lends() const { return lends_; }
   // If the peer can read the frame's payload in place, takes it out of the frame and puts its place into the header.
   void lend(OutFrame& frame);
   // The frame is written: keeps the payload that it lends until the peer has read the frame.

@@ -42,6 +42,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void offer_memory();
 
   void send(OutFrame frame) override;
+  // Whether a peer on this host reads in place what lies in our lent memory.
+  [[nodiscard]] bool lends() const { return shared_.lends(); }
   [[nodiscard]] uint64_t queued_frame_count() const override { return queued_frame_count_; }
   [[nodiscard]] uint64_t written_frame_count() const override { return written_frame_count_; }
   void close() override;

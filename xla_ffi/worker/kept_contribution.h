@@ -13,6 +13,7 @@
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/sum/stream_copy.h"
 #include "xla_ffi/transport/lent_memory.h"
 
 namespace jaxhetero {
@@ -46,11 +47,17 @@ class KeptContribution {
     round_ = round;
   }
 
-  void copy(const Leaves& from, size_t offset, size_t bytes) {
+  // `is_read_soon`: chunks are pushed from the copy.
+  void copy(const Leaves& from, size_t offset, size_t bytes, bool is_read_soon) {
     pieces_.clear();
     from.slice(offset, bytes, pieces_);
     for (const iovec& piece : pieces_) {
-      std::memcpy(memory_.get() + offset, piece.iov_base, piece.iov_len);
+      const auto* data = static_cast<const std::byte*>(piece.iov_base);
+      if (is_read_soon) {
+        std::memcpy(memory_.get() + offset, data, piece.iov_len);
+      } else {
+        stream_copy(data, memory_.get() + offset, piece.iov_len);
+      }
       offset += piece.iov_len;
     }
   }

@@ -124,8 +124,9 @@ size_t ReducerLink::push_chunk(const Round& round, Segment& segment) {
   segment.all_pushed = segment.next_push == segment.end();
   header.last = segment.all_pushed;
   header.payload_bytes = static_cast<uint32_t>(part.bytes);
-  round.keep(part);
-  connection_->send(OutFrame::gather(header, round.wire_inputs(), part.offset));
+  const bool lends = connection_->lends();
+  round.keep(part, lends);
+  connection_->send(OutFrame::gather(header, round.wire_inputs(lends), part.offset));
   const auto bytes = static_cast<uint32_t>(kHeaderBytes + chunk.count * item_bytes(request.spec.dtype));
   segment.in_flight.push_back({connection_->queued_frame_count(), bytes, EventLoop::Clock::now()});
   segment.in_flight_bytes += bytes;

@@ -172,7 +172,7 @@ struct Round {
   Delay delay;
   bool is_replay = false;                // it is complete here, but not on every worker
   bool is_answered = false;              // the header of a total has come
-  KeptContribution* keeps_in = nullptr;  // if set: every chunk is copied there first, and pushed from there
+  KeptContribution* keeps_in = nullptr;  // if set: every chunk is copied there when it is pushed
 
   // Of several rounds that run, all workers push the chunks of the same one first: their programs may start rounds in
   // different orders, and a chunk waits at its reducer for those of all workers.
@@ -181,8 +181,11 @@ struct Round {
 
   [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
 
-  // The memory that chunks are sent from.
-  [[nodiscard]] const Leaves& wire_inputs() const { return keeps_in != nullptr ? keeps_in->leaves() : request.inputs; }
+  // The memory that chunks are sent from. The inputs, which a copy has just brought into the cache; but the copy where
+  // it is narrowed, or a peer on this host reads it in place.
+  [[nodiscard]] const Leaves& wire_inputs(bool lends) const {
+    return keeps_in != nullptr && (lends || request.narrows) ? keeps_in->leaves() : request.inputs;
+  }
 
   // What of a range of the bucket is pushed, in the inputs; and what of a chunk is answered, in the outputs.
   [[nodiscard]] ByteRange pushed(const Range& range) const {
@@ -192,13 +195,13 @@ struct Round {
     return in(request.stake.results, request.stake.answered(chunk));
   }
 
-  // Copies this part of the inputs to where it is kept.
-  void keep(const ByteRange& part) const {
+  // Copies this part of the inputs to where it is kept. `lends`: a peer on this host will read it there.
+  void keep(const ByteRange& part, bool lends = false) const {
     if (keeps_in == nullptr) return;
     if (request.narrows) {
       keeps_in->copy_narrowed(request.spec.dtype, request.inputs, part.offset, part.bytes);
     } else {
-      keeps_in->copy(request.inputs, part.offset, part.bytes);
+      keeps_in->copy(request.inputs, part.offset, part.bytes, lends);
     }
   }
 
