@@ -183,6 +183,28 @@ TEST_P(EveryLayout, GivesTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(All, EveryLayout, testing::Values(Kind::kSum, Kind::kScatter, Kind::kGather),
                          [](const auto& info) { return std::to_string(static_cast<int>(info.param)); });
 
+// A round has a part on every strand, and counts once everywhere.
+TEST(Loopback, CountsARoundOnceWhateverTheStrands) {
+  for (const uint32_t strands : {1u, 2u, 5u}) {
+    Job job({.workers = 2, .reducers = 2, .strands = strands});
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    for (uint64_t op = 0; op < 3; ++op) job.expect_works({.op = op, .leaf_counts = {100'000}});
+    for (const auto& worker : job.workers) {
+      EXPECT_EQ(worker->metrics().round_count, 3u);
+      EXPECT_EQ(worker->metrics().bucket_bytes, 3u * 400'000);
+      const Timeline::Entries rounds = worker->timeline().since(0);
+      ASSERT_EQ(rounds.rounds.size(), 3u);
+      uint64_t bytes = 0;
+      for (const RoundRecord::Part& part : rounds.rounds[0].parts) bytes += part.bytes;
+      EXPECT_EQ(rounds.rounds[0].parts.size(), 2u) << "one for each reducer";
+      EXPECT_EQ(bytes, 400'000u);
+    }
+    for (const auto& reducer : job.reducers) EXPECT_EQ(reducer->metrics().round_count, 3u);
+    job.expect_shutdown();
+    for (const auto& reducer : job.reducers) EXPECT_EQ(reducer->metrics().joined_count, 2u);
+  }
+}
+
 // The reducer in the only worker has all shares, and the other one none.
 TEST(Loopback, ReducesAloneBesideADedicatedReducer) {
   for (const bool measure_rates : {false, true}) {

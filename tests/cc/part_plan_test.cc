@@ -169,9 +169,9 @@ TEST(PartPlan, CutsRowsIntoColumns) {
       taken.inputs.slice(rank * width * 2, width * 2, pieces);
       ASSERT_EQ(pieces.size(), 1u);
       EXPECT_EQ(pieces[0].iov_base, bucket.data() + rank * kWidth + first);
-      EXPECT_EQ(taken.sliced.inputs_place.whole_offset(rank * width * 2), (rank * kWidth + first) * 2);
+      EXPECT_EQ(taken.sliced.place.whole_offset(rank * width * 2), (rank * kWidth + first) * 2);
     }
-    EXPECT_EQ(taken.sliced.outputs_place.whole_offset(10), first * 2 + 10);
+    EXPECT_EQ(taken.sliced.place.whole_offset(10), first * 2 + 10);
     first += width;
   }
   EXPECT_EQ(first, kWidth);
@@ -181,7 +181,7 @@ TEST(SlicedTransfer, ReportsWhereTheBytesLieInTheWhole) {
   std::vector<std::pair<size_t, size_t>> reported;
   SlicedTransfer sliced;
   sliced.received = [&](size_t offset, size_t bytes) { reported.emplace_back(offset, bytes); };
-  sliced.outputs_place = {.piece_bytes = 100, .first = 40, .distance = 1000};
+  sliced.place = {.piece_bytes = 100, .first = 40, .distance = 1000};
   sliced.report(90, 130);
   sliced.report(50, 60);  // the last ten of them again
   const std::vector<std::pair<size_t, size_t>> expected = {{130, 10}, {1040, 100}, {2040, 20}, {90, 40}};
@@ -192,7 +192,7 @@ TEST(SlicedTransfer, WaitsForTheLastByteOfAPart) {
   const auto ready = std::make_shared<std::atomic<size_t>>(1089);
   SlicedTransfer sliced;
   sliced.ready_bytes = ready;
-  sliced.inputs_place = {.piece_bytes = 100, .first = 40, .distance = 1000};
+  sliced.place = {.piece_bytes = 100, .first = 40, .distance = 1000};
   EXPECT_TRUE(sliced.is_ready(0, 100));
   EXPECT_FALSE(sliced.is_ready(90, 60));
   *ready = 1090;

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
@@ -14,17 +15,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFaultFlush{2000};
 constexpr milliseconds kLateInterval{2500};
 
-// By rank, the longest wait of any strand; the longest first.
+// Of each worker the longest wait of any strand.
 std::vector<ProcessState::LateWorker> merge(const std::vector<std::vector<ProcessState::LateWorker>>& of_strands) {
-  std::map<uint32_t, uint32_t> waited_ms;
+  std::map<uint32_t, int64_t> waited_ms;
   for (const auto& workers : of_strands) {
-    for (const auto& worker : workers) waited_ms[worker.rank] = std::max(waited_ms[worker.rank], worker.waited_ms);
+    for (const auto& [rank, ms] : workers) waited_ms[rank] = std::max<int64_t>(waited_ms[rank], ms);
   }
-  std::vector<ProcessState::LateWorker> merged;
-  for (const auto& [rank, ms] : waited_ms) merged.push_back({rank, ms});
-  std::ranges::stable_sort(merged, std::greater(), &ProcessState::LateWorker::waited_ms);
-  if (merged.size() > kMaxLateWorkers) merged.resize(kMaxLateWorkers);
-  return merged;
+  return latest_first(waited_ms);
 }
 
 }  // namespace

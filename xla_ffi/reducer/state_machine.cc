@@ -24,6 +24,14 @@ Arithmetic arithmetic_of(Kind kind) {
 
 }  // namespace
 
+std::vector<ProcessState::LateWorker> latest_first(const std::map<uint32_t, int64_t>& waited_ms) {
+  std::vector<ProcessState::LateWorker> late;
+  for (const auto& [rank, ms] : waited_ms) late.push_back({rank, static_cast<uint32_t>(ms)});
+  std::ranges::stable_sort(late, std::greater(), &ProcessState::LateWorker::waited_ms);
+  if (late.size() > kMaxLateWorkers) late.resize(kMaxLateWorkers);
+  return late;
+}
+
 // Memory for chunks, kept for the next round. Blocks hold the pool, not the other way round: they may outlive the
 // ReducerStateMachine in a connection's queue. One thread only.
 class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
@@ -340,11 +348,7 @@ std::vector<ProcessState::LateWorker> ReducerStateMachine::late_workers(int64_t 
       waited_ms[rank] = std::max(waited_ms[rank], now_ms - op.progress_ms);
     }
   }
-  std::vector<ProcessState::LateWorker> late;
-  for (const auto& [rank, ms] : waited_ms) late.push_back({rank, static_cast<uint32_t>(ms)});
-  std::ranges::stable_sort(late, std::greater(), &ProcessState::LateWorker::waited_ms);
-  if (late.size() > kMaxLateWorkers) late.resize(kMaxLateWorkers);
-  return late;
+  return latest_first(waited_ms);
 }
 
 void ReducerStateMachine::fail(const Status& why, std::vector<Outgoing>& outgoing) {

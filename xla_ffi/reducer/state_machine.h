@@ -8,13 +8,14 @@
 // There are two kinds of errors. A Status returned for a frame means that this one worker broke the protocol: the
 // caller closes its connection. A fault means that the job cannot go on: every worker is told why.
 //
-// The server calls it on its event loop's thread; nothing here blocks. Every function appends the frames to send to
+// A strand calls it on its thread; nothing here blocks. Every function appends the frames to send to
 // `outgoing`, and the caller sends them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,6 +39,9 @@ struct Outgoing {
   std::shared_ptr<const void> owner;
   std::span<const std::byte> payload;
 };
+
+// By rank, how long rounds have waited for it, in milliseconds: as a process names its late workers.
+std::vector<ProcessState::LateWorker> latest_first(const std::map<uint32_t, int64_t>& waited_ms);
 
 class ReducerStateMachine {
  public:

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "xla_ffi/wire/op_spec.h"
-#include "xla_ffi/worker/part_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -306,7 +305,7 @@ void Communicator::enqueue(RoundRequest request) {
 }
 
 void Communicator::start(RoundRequest request) {
-  const PartPlan plan(config_.job, planner_.strand_shares(request.is_internal));
+  const PartPlan& plan = planner_.parts_of(request);
   request.whole = ledger_.open(request, plan.part_count(request.spec));
   for (RoundPart& part : plan.cut(std::move(request))) {
     part.request.stake = stake_of(part.request.spec, config_.job.worker_count, config_.rank);
@@ -343,7 +342,6 @@ Status Communicator::shutdown(milliseconds patience) {
     phase_ = Phase::kLeaving;
     on_strands([patience](WorkerStrand& strand) { strand.limit_patience(patience); });
     if (patience.count() == 0) return fail({Code::kNotInitialized, "shut down at once"});
-    awaits_idle_ = true;
     note_idle();
   });
   thread_.join();

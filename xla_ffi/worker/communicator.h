@@ -177,7 +177,7 @@ class Communicator {
   size_t joined_strand_count_ = 0;
   EventLoop::Clock::time_point halted_at_;
   Planner planner_{config_.job};
-  std::vector<RoundRequest> early_;  // before the plan is known
+  std::vector<RoundRequest> early_;  // of the program, before the plan is known
   bool has_said_goodbye_ = false;    // in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;

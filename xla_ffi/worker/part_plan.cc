@@ -51,7 +51,7 @@ RoundRequest part_of(const RoundRequest& whole, uint32_t strand, const Columns& 
   const size_t item = item_bytes(whole.spec.dtype);
   part.inputs = take_columns(whole.inputs, columns, whole.narrows ? sizeof(float) : item);
   part.outputs = take_columns(whole.outputs, columns, whole.widens ? sizeof(float) : item);
-  part.sliced.inputs_place = part.sliced.outputs_place = columns.place(item);
+  part.sliced.place = columns.place(item);
   return part;
 }
 

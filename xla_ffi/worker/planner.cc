@@ -6,7 +6,7 @@
 namespace jaxhetero {
 namespace {
 
-// 10 Gbit/s: a little more than half of what one strand carries each way on a core of 2 to 3 GHz.
+// 10 Gbit/s: what one strand carries each way on a slow core; on a fast one it is a little more than half.
 constexpr uint64_t kStrandBytesPerS = 1'250'000'000;
 
 }  // namespace
@@ -28,6 +28,8 @@ void Planner::make_plans() {
   ShardPlan::Pace pace{.chunk_bytes = job_.chunk_bytes};
   even_plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, places_), pace);
   strand_count_ = strands_for_rates();
+  even_parts_ = PartPlan(job_, std::vector<uint32_t>(most_strands_, 1));
+  parts_ = PartPlan(job_, strand_shares());
   if (window_bytes_ > 0) pace.window_bytes = window_bytes_ / strand_count_;
   plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace);
 }
@@ -48,15 +50,14 @@ uint32_t Planner::strands_for_rates() const {
 
 // The strands of a rail share what it carries. Where their number is no multiple of the rails', some rails have one
 // strand more than others.
-std::vector<uint32_t> Planner::strand_shares(bool is_internal) const {
-  const uint32_t count = is_internal ? most_strands_ : strand_count_;
-  const uint32_t fewest = count / rail_count_;
+std::vector<uint32_t> Planner::strand_shares() const {
+  const uint32_t fewest = strand_count_ / rail_count_;
   const uint32_t common = std::max(fewest * (fewest + 1), 1u);
   std::vector<uint32_t> shares;
-  for (uint32_t strand = 0; strand < count; ++strand) {
+  for (uint32_t strand = 0; strand < strand_count_; ++strand) {
     const uint32_t rail = strand % rail_count_;
-    const uint32_t on_rail = fewest + (rail < count % rail_count_ ? 1 : 0);
-    const uint32_t rate = is_internal || rail_rates_.empty() ? 1 : rail_rates_[rail];
+    const uint32_t on_rail = fewest + (rail < strand_count_ % rail_count_ ? 1 : 0);
+    const uint32_t rate = rail_rates_.empty() ? 1 : rail_rates_[rail];
     shares.push_back(rate * (common / on_rail));
   }
   return shares;

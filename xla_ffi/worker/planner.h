@@ -14,6 +14,7 @@
 
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/part_plan.h"
 #include "xla_ffi/worker/rate_probe.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/shard_plan.h"
@@ -46,8 +47,10 @@ class Planner {
   void enter(const View& view);
   // Of the view, and of what has been measured so far.
   [[nodiscard]] Plans plans() const { return {even_plan_, plan_, !probe_ || is_undisturbed()}; }
-  // The relative share of each strand that carries a large round of the program, or one of the measurement.
-  [[nodiscard]] std::vector<uint32_t> strand_shares(bool is_internal) const;
+  // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
+  [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
+    return request.is_internal ? even_parts_ : parts_;
+  }
 
   // The measurement's next round; nothing once it is over, or if the job wants none. The planner outlives the round.
   std::optional<RoundRequest> next_probe();
@@ -63,6 +66,7 @@ class Planner {
   void take_rates();
   void make_plans();
   [[nodiscard]] uint32_t strands_for_rates() const;
+  [[nodiscard]] std::vector<uint32_t> strand_shares() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
   // Whether this is still the view that the measurement started in.
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
@@ -75,7 +79,9 @@ class Planner {
   std::shared_ptr<const ShardPlan> plan_;
   uint32_t most_strands_ = 1;  // that every process of the job has
   uint32_t rail_count_ = 1;
-  uint32_t strand_count_ = 1;
+  uint32_t strand_count_ = 1;  // that carry a large round of the program
+  PartPlan even_parts_{job_, {1}};
+  PartPlan parts_{job_, {1}};
   std::vector<uint32_t> rail_rates_;  // as RateProbe gives them; empty while nothing is known
 
   std::optional<RateProbe> probe_;

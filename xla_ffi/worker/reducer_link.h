@@ -1,8 +1,8 @@
 // A worker's connection to one reducer of the view: pushes the chunks of all rounds that run there, in their turn and
 // under one self-clocked window, and checks the totals that come back.
 //
-// The communicator owns the links, one for each reducer, and a new set for each view. Chunks are sent from the round's
-// own memory, which stays valid until its total is here. The event loop's thread only; nothing blocks.
+// A strand owns the links, one for each reducer, and a new set for each view. Chunks are sent from the round's
+// own memory, which stays valid until its total is here. The strand's thread only; nothing blocks.
 #pragma once
 
 #include <chrono>

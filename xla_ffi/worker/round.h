@@ -1,6 +1,6 @@
 // A round on the worker: what the program asked for, and how far each segment of it has got.
 //
-// Plain data, changed on the event loop's thread by Op, ReducerLink, StallWatch and the communicator.
+// Plain data, changed on the strand's thread by Op, ReducerLink, StallWatch and the strand.
 #pragma once
 
 #include <algorithm>
@@ -50,21 +50,20 @@ struct PartPlace {
 struct SlicedTransfer {
   std::shared_ptr<const std::atomic<size_t>> ready_bytes;     // of the inputs, from the front; feed() says that it grew
   std::function<void(size_t offset, size_t bytes)> received;  // of the outputs; called on the threads of the strands
-  PartPlace inputs_place;
-  PartPlace outputs_place;
+  PartPlace place;
   Ranges reported;  // the bytes of the part given to `received`, each once for all views
 
   // Whether the inputs are ready up to the end of this part.
   [[nodiscard]] bool is_ready(size_t offset, size_t bytes) const {
     if (ready_bytes == nullptr || bytes == 0) return true;
-    return inputs_place.whole_offset(offset + bytes - 1) < ready_bytes->load(std::memory_order_acquire);
+    return place.whole_offset(offset + bytes - 1) < ready_bytes->load(std::memory_order_acquire);
   }
   void report(size_t offset, size_t bytes) {
     if (received == nullptr || bytes == 0) return;
     reported.add(offset, offset + bytes, [this](size_t fresh, size_t count) {
       while (count > 0) {
-        const size_t run = outputs_place.run_bytes(fresh, count);
-        received(outputs_place.whole_offset(fresh), run);
+        const size_t run = place.run_bytes(fresh, count);
+        received(place.whole_offset(fresh), run);
         fresh += run;
         count -= run;
       }

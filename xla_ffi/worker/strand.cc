@@ -104,7 +104,6 @@ ProcessState WorkerStrand::state() const {
 void WorkerStrand::open_to_program(const Plans& plans) {
   is_open_to_program_ = true;
   plans_ = plans;
-  start_waiting();
 }
 
 void WorkerStrand::start_round(RoundRequest part) {
@@ -117,10 +116,7 @@ void WorkerStrand::feed() {
   for (ReducerLink& link : links_) link.push_chunks();
 }
 
-// The program's rounds need the plan, which the start makes.
-bool WorkerStrand::may_start(const Op& op) const {
-  return !halted_ && op.running() == nullptr && op.next() != nullptr && (is_open_to_program_ || op.next()->is_internal);
-}
+bool WorkerStrand::may_start(const Op& op) const { return !halted_ && op.running() == nullptr && op.next() != nullptr; }
 
 void WorkerStrand::start_waiting() {
   for (auto& [op_id, op] : schedule_.ops()) {

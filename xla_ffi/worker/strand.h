@@ -65,7 +65,7 @@ class WorkerStrand final : private ConnectionOwner {
   // The view ends. Its connections close, so that no late frame of it can come in; its running rounds will run anew.
   // Returns how many rounds of each op are complete.
   std::vector<Progress::OpProgress> halt();
-  // From now on the program's rounds can run, by these plans.
+  // From now on the program's rounds come, and run by these plans.
   void open_to_program(const Plans& plans);
 
   // A part of a round; or the whole of it.
