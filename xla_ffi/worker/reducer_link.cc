@@ -1,46 +1,12 @@
 #include "xla_ffi/worker/reducer_link.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "xla_ffi/sum/reduce.h"
-
 namespace jaxhetero {
-namespace {
-
-constexpr std::chrono::milliseconds kStall{20};
-
-// Of every chunk but the shard's last one, header included.
-size_t frame_bytes(const Round& round, const Segment& segment) {
-  return kHeaderBytes + segment.items_per_chunk * item_bytes(round.request.spec.dtype);
-}
-
-// Whether the segment has a next chunk and its inputs are ready.
-bool can_push(const Round& round, const Segment& segment) {
-  if (segment.all_pushed) return false;
-  const ByteRange part = round.pushed(segment.next_chunk());
-  return round.request.sliced.is_ready(part.offset, part.bytes);
-}
-
-// How far the segment is ahead of the round's slowest one, where all should end at the same time. push_chunks() lets no
-// segment get further ahead than a window. Otherwise links that share an interface would run at one rate; where shards
-// are of unequal size, the small ones would be done early, and for the rest of the round only the interfaces of the
-// reducers with large shards would have work.
-size_t lead_bytes(const Round& round, const Segment& segment) {
-  if (round.request.plan) return 0;
-  const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
-  return static_cast<size_t>(std::round(lead / static_cast<double>(segment.items_per_chunk))) *
-         frame_bytes(round, segment);
-}
-
-}  // namespace
 
 ReducerLink::ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job)
-    : job_(job),
-      number_(reducer.number),
+    : number_(reducer.number),
       name_("reducer " + std::to_string(reducer.number) + " (host " + reducer.host_name + ", " + address.text() + ")"),
       address_(address),
-      window_(0, kMostWindowBytes) {}
+      rule_(job) {}
 
 void ReducerLink::connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience) {
   connection_ = TcpConnection::connect(context, address_, owner, patience);
@@ -52,7 +18,7 @@ void ReducerLink::close() {
 
 void ReducerLink::close_with(const Status& why) {
   if (connection_) connection_->close_with(OutFrame::control(FrameType::kFault, encode(why)));
-  unfinished_.clear();
+  rule_.clear();
 }
 
 std::vector<iovec> ReducerLink::take_control(size_t bytes) {
@@ -60,77 +26,12 @@ std::vector<iovec> ReducerLink::take_control(size_t bytes) {
   return as_pieces(control_);
 }
 
-void ReducerLink::start_segment(Round& round, Segment& segment) {
-  if (unfinished_.empty()) {
-    window_.restart(2 * frame_bytes(round, segment), round.times.started_at);
-    last_result_at_ = round.times.started_at;
-  }
-  unfinished_.emplace(round.turn(), std::pair(&round, &segment));
-  push_chunks();
-}
-
-// Fills the window, round by round. A round counts the bytes under way of itself and of earlier turns only: later
-// rounds, which other workers may not have reached, cannot hold it up.
-void ReducerLink::push_chunks() {
-  size_t under_way_bytes = 0;
-  for (const auto& [turn, entry] : unfinished_) {
-    const auto [round, segment] = entry;
-    under_way_bytes += segment->in_flight_bytes;
-    const size_t room_bytes = window_bytes(*round, *segment);
-    const size_t ahead_bytes = lead_bytes(*round, *segment);
-    while (can_push(*round, *segment) &&
-           ((under_way_bytes < room_bytes && under_way_bytes + ahead_bytes < 2 * room_bytes) ||
-            (segment->was_starved && segment->in_flight.empty()))) {
-      under_way_bytes += push_chunk(*round, *segment);
-    }
-    if (under_way_bytes >= room_bytes) return;
-  }
-}
-
-// Where workers start rounds in orders that turns cannot settle, each could fill its windows with chunks of rounds that
-// the others hold back, for ever. A worker does not know which round the others want, so it tries more and more of them
-// for as long as no total comes.
-void ReducerLink::feed_starved(EventLoop::Clock::time_point now) {
-  if (unfinished_.size() < 2 || now - last_result_at_ < kStall) return;
-  size_t left = std::exchange(feed_count_, std::min(2 * feed_count_, unfinished_.size()));
-  for (const auto& [turn, entry] : unfinished_) {
-    const auto [round, segment] = entry;
-    if (segment->was_starved || !segment->in_flight.empty() || !can_push(*round, *segment)) continue;
-    if (left-- == 0) return;
-    segment->was_starved = true;
-    push_chunk(*round, *segment);
-  }
-}
-
-size_t ReducerLink::window_bytes(const Round& round, const Segment& segment) const {
-  const size_t frame = frame_bytes(round, segment);
-  if (job_.window_chunks > 0) return job_.window_chunks * frame;
-  return std::clamp(window_.bytes(round.least_window_bytes), 2 * frame,
-                    most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
-}
-
-// Returns the chunk's bytes, header included.
-size_t ReducerLink::push_chunk(const Round& round, Segment& segment) {
-  const RoundRequest& request = round.request;
-  const Range chunk = segment.next_chunk();
-  const ByteRange part = round.pushed(chunk);
-  FrameHeader header;
-  header.type = FrameType::kPush;
-  header.op = request.op;
-  header.round = round.number;
-  header.offset = chunk.offset;
-  header.count = static_cast<uint32_t>(chunk.count);
-  segment.next_push += chunk.count;
-  segment.all_pushed = segment.next_push == segment.end();
-  header.last = segment.all_pushed;
-  header.payload_bytes = static_cast<uint32_t>(part.bytes);
+ChunkSender::Sent ReducerLink::send_chunk(const Round& round, const FrameHeader& header) {
+  const ByteRange part = round.pushed({header.offset, header.count});
   const bool lends = connection_->lends();
   round.keep(part, lends);
   connection_->send(OutFrame::gather(header, round.wire_inputs(lends), part.offset));
-  const auto bytes = static_cast<uint32_t>(kHeaderBytes + chunk.count * item_bytes(request.spec.dtype));
-  segment.in_flight.push_back({connection_->queued_frame_count(), bytes, EventLoop::Clock::now()});
-  segment.in_flight_bytes += bytes;
-  return bytes;
+  return {connection_->queued_frame_count(), EventLoop::Clock::now()};
 }
 
 Status ReducerLink::check_result(const Round& round, const Segment& segment, const FrameHeader& header) const {
@@ -144,20 +45,6 @@ Status ReducerLink::check_result(const Round& round, const Segment& segment, con
     return {};
   }
   return {Code::kProtocol, "it sent a result out of order"};
-}
-
-void ReducerLink::finish_result(const Round& round, Segment& segment, const FrameHeader& header,
-                                EventLoop::Clock::time_point now) {
-  const InFlightChunk pushed = segment.in_flight.front();
-  segment.in_flight.pop_front();
-  segment.in_flight_bytes -= pushed.bytes;
-  segment.next_result += header.count;
-  segment.done = header.last;
-  last_result_at_ = now;
-  feed_count_ = 1;
-  window_.returned(pushed.pushed_at, pushed.bytes, now);
-  if (segment.done) unfinished_.erase(round.turn());
-  push_chunks();
 }
 
 }  // namespace jaxhetero

@@ -1,12 +1,11 @@
-// A worker's connection to one reducer of the view: pushes the chunks of all rounds that run there, in their turn and
-// under one self-clocked window, and checks the totals that come back.
+// A worker's connection to one reducer of the view: pushes the chunks of all rounds that run there, as its push rule
+// says, and checks the totals that come back.
 //
 // A strand owns the links, one for each reducer, and a new set for each view. Chunks are sent from the round's
 // own memory, which stays valid until its total is here. The strand's thread only; nothing blocks.
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,12 +20,12 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/worker/push_rule.h"
 #include "xla_ffi/worker/round.h"
-#include "xla_ffi/worker/window.h"
 
 namespace jaxhetero {
 
-class ReducerLink {
+class ReducerLink final : private ChunkSender {
  public:
   // `job` outlives the link.
   ReducerLink(const View::Reducer& reducer, const TcpAddress& address, const JobShape& job);
@@ -38,17 +37,16 @@ class ReducerLink {
   void send(OutFrame frame) { connection_->send(std::move(frame)); }
   void offer_memory() { connection_->offer_memory(); }
 
-  // Pushes a segment from now on. Round and segment stay at their addresses until the segment is done or the link ends.
-  void start_segment(Round& round, Segment& segment);
-  // Pushes the chunks that the window has room for and whose inputs are ready.
-  void push_chunks();
-  // If the link stalls, pushes one chunk of a starved round, one that has none under way; at each further stall, of
-  // twice as many rounds. Called every few tens of milliseconds.
-  void feed_starved(EventLoop::Clock::time_point now);
+  // See PushRule.
+  void start_segment(Round& round, Segment& segment) { rule_.start_segment(round, segment, *this); }
+  void push_chunks() { rule_.push_chunks(*this); }
+  void feed_starved(EventLoop::Clock::time_point now) { rule_.feed_starved(now, *this); }
+  void finish_result(const Round& round, Segment& segment, const FrameHeader& header,
+                     EventLoop::Clock::time_point now) {
+    rule_.finish_result(round, segment, header, now, *this);
+  }
   // Ok if the header is that of the segment's next total.
   [[nodiscard]] Status check_result(const Round& round, const Segment& segment, const FrameHeader& header) const;
-  // The segment's next total is here; pushes the chunks that it makes room for.
-  void finish_result(const Round& round, Segment& segment, const FrameHeader& header, EventLoop::Clock::time_point now);
   // Memory for the payload of a frame that goes to no bucket; control() returns it. The next call overwrites it.
   std::vector<iovec> take_control(size_t bytes);
 
@@ -60,19 +58,14 @@ class ReducerLink {
   [[nodiscard]] const Bytes& control() const { return control_; }
 
  private:
-  [[nodiscard]] size_t window_bytes(const Round& round, const Segment& segment) const;
-  size_t push_chunk(const Round& round, Segment& segment);
+  Sent send_chunk(const Round& round, const FrameHeader& header) override;
 
-  const JobShape& job_;
   const uint32_t number_;
   const std::string name_;
   const TcpAddress address_;
   std::shared_ptr<TcpConnection> connection_;
   bool is_open_ = false;
-  std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished_;
-  Window window_;
-  EventLoop::Clock::time_point last_result_at_;  // or the start of the first segment after the link was idle
-  size_t feed_count_ = 1;                        // rounds to feed at the next stall
+  PushRule rule_;
   Bytes control_;
 };
 

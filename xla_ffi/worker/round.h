@@ -166,6 +166,7 @@ struct Round {
   std::vector<Segment> segments;
   size_t open_segment_count = 0;
   double slowest_part = 0;        // the least done_part() of the segments
+  size_t slowest_count = 0;       // how many segments are there
   size_t least_window_bytes = 0;  // of every link
   Times times;
   Delay delay;
@@ -238,10 +239,25 @@ struct Round {
     }
   }
 
-  // After each total: whether the slowest segment has got further.
-  bool note_slowest() {
+  // Cuts the bucket into segments, one for each of the plan's shards.
+  void cut(const ShardPlan& plan) {
+    const OpSpec& spec = request.spec;
+    const size_t item = item_bytes(spec.dtype);
+    const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
+    for (const Shard& shard : plan.cut(request.op, spec.total_count, item, has_rows(spec.kind))) {
+      segments.emplace_back(shard, items_per_chunk);
+    }
+    open_segment_count = slowest_count = segments.size();
+    least_window_bytes = plan.least_window_bytes(spec.total_count, item);
+  }
+
+  // After each total, whose segment had got to `earlier_part` before: whether the slowest segment has got further. Then
+  // all links may push more.
+  bool note_slowest(double earlier_part) {
+    if (earlier_part > slowest_part || --slowest_count > 0) return false;
     double part = 1;
     for (const Segment& segment : segments) part = std::min(part, segment.done_part());
+    slowest_count = std::ranges::count(segments, part, &Segment::done_part);
     return part > std::exchange(slowest_part, part);
   }
 

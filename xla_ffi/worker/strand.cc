@@ -5,7 +5,6 @@
 
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
-#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -126,15 +125,7 @@ void WorkerStrand::start_waiting() {
 
 void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
-  const OpSpec& spec = round.request.spec;
-  const ShardPlan& plan = plans_.plan_of(round.request);
-  const size_t item = item_bytes(spec.dtype);
-  round.least_window_bytes = plan.least_window_bytes(spec.total_count, item);
-  const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
-  for (const Shard& shard : plan.cut(round.request.op, spec.total_count, item, has_rows(spec.kind))) {
-    round.segments.emplace_back(shard, items_per_chunk);
-  }
-  round.open_segment_count = round.segments.size();
+  round.cut(plans_.plan_of(round.request));
   for (Segment& segment : round.segments) {
     describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
@@ -244,8 +235,9 @@ void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
   round.request.sliced.report(part.offset, part.bytes);
   round.times.progress_at = EventLoop::Clock::now();
   if (round.times.first_result_at == Round::Time()) round.times.first_result_at = round.times.progress_at;
+  const double earlier_part = segment.done_part();
   links_[reducer].finish_result(round, segment, header, round.times.progress_at);
-  if (round.note_slowest()) {
+  if (round.note_slowest(earlier_part)) {
     for (ReducerLink& link : links_) link.push_chunks();
   }
   if (!segment.done) return;

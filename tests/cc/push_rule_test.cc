@@ -1,0 +1,137 @@
+#include "xla_ffi/worker/push_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "xla_ffi/wire/op_spec.h"
+
+namespace jaxhetero {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint32_t kItemsPerChunk = 16;
+
+// A link whose chunks go nowhere: the test answers them.
+class QuietLink final : public ChunkSender {
+ public:
+  explicit QuietLink(const JobShape& job) : rule_(job) {}
+
+  void start(Round& round, size_t segment) { rule_.start_segment(round, round.segments[segment], *this); }
+  void push_chunks() { rule_.push_chunks(*this); }
+  void feed_starved(Round::Time now) { rule_.feed_starved(now, *this); }
+  // The total of the segment's oldest chunk is back.
+  void answer(Round& round, size_t segment) {
+    const Range chunk = round.segments[segment].awaited_chunk();
+    FrameHeader header;
+    header.count = static_cast<uint32_t>(chunk.count);
+    header.last = chunk.offset + chunk.count == round.segments[segment].end();
+    rule_.finish_result(round, round.segments[segment], header, now_ += milliseconds(1), *this);
+  }
+
+  std::vector<FrameHeader> sent;
+
+ private:
+  Sent send_chunk(const Round& /*round*/, const FrameHeader& header) override {
+    sent.push_back(header);
+    return {sent.size(), now_};
+  }
+
+  PushRule rule_;
+  Round::Time now_{std::chrono::seconds(1)};
+};
+
+class PushRuleTest : public testing::Test {
+ protected:
+  PushRuleTest() { job_.window_chunks = 2; }
+
+  // A round with a shard of so many chunks on every link.
+  Round& round_of(uint64_t number, const std::vector<uint64_t>& chunk_counts) {
+    Round& round = *rounds_.emplace_back(std::make_unique<Round>());
+    round.number = number;
+    uint64_t offset = 0;
+    for (const uint64_t chunks : chunk_counts) {
+      const auto reducer = static_cast<uint32_t>(round.segments.size());
+      round.segments.emplace_back(Shard{reducer, offset, chunks * kItemsPerChunk}, kItemsPerChunk);
+      offset = round.segments.back().end();
+    }
+    round.slowest_count = round.segments.size();
+    round.request.spec.total_count = offset;
+    round.request.stake = stake_of(round.request.spec, 2, 0);
+    return round;
+  }
+
+  JobShape job_;
+  std::deque<std::unique_ptr<Round>> rounds_;
+};
+
+TEST_F(PushRuleTest, KeepsAWindowUnderWay) {
+  Round& round = round_of(0, {5});
+  QuietLink link(job_);
+  link.start(round, 0);
+  EXPECT_EQ(link.sent.size(), 2u);
+  for (size_t answered = 1; answered <= 5; ++answered) {
+    const double earlier_part = round.segments[0].done_part();
+    link.answer(round, 0);
+    EXPECT_TRUE(round.note_slowest(earlier_part)) << "it is alone";
+    link.push_chunks();
+    EXPECT_EQ(link.sent.size(), std::min<size_t>(answered + 2, 5));
+  }
+  EXPECT_TRUE(round.segments[0].done);
+  EXPECT_TRUE(link.sent.back().last);
+  EXPECT_EQ(link.sent.back().offset, 4 * kItemsPerChunk);
+}
+
+TEST_F(PushRuleTest, PushesTheEarlierRoundFirst) {
+  Round& later = round_of(1, {3});
+  Round& earlier = round_of(0, {3});
+  QuietLink link(job_);
+  link.start(later, 0);
+  link.start(earlier, 0);
+  ASSERT_EQ(link.sent.size(), 4u) << "a later round cannot hold up an earlier one";
+  link.answer(later, 0);
+  EXPECT_EQ(link.sent.size(), 4u) << "the earlier round has the whole window";
+  link.answer(earlier, 0);
+  EXPECT_EQ(link.sent.back().round, 0u);
+}
+
+TEST_F(PushRuleTest, NoLinkGetsMoreThanAWindowAhead) {
+  Round& round = round_of(0, {64, 64});
+  std::deque<QuietLink> links;
+  for (size_t i = 0; i < 2; ++i) links.emplace_back(job_).start(round, i);
+  while (round.segments[0].in_flight_bytes > 0) {
+    const double earlier_part = round.segments[0].done_part();
+    links[0].answer(round, 0);
+    EXPECT_FALSE(round.note_slowest(earlier_part)) << "the other link has no total";
+  }
+  EXPECT_EQ(links[0].sent.size(), 4u);
+  EXPECT_EQ(links[1].sent.size(), 2u);
+  links[1].answer(round, 1);
+  EXPECT_TRUE(round.note_slowest(0));
+  links[0].push_chunks();
+  EXPECT_EQ(links[0].sent.size(), 5u);
+}
+
+TEST_F(PushRuleTest, FeedsARoundThatGetsNoTurn) {
+  Round& first = round_of(0, {8});
+  Round& second = round_of(1, {8});
+  QuietLink link(job_);
+  first.times.started_at = second.times.started_at = Round::Time(std::chrono::seconds(1));
+  link.start(first, 0);
+  link.start(second, 0);
+  ASSERT_EQ(link.sent.size(), 2u);
+  link.feed_starved(first.times.started_at + milliseconds(1));
+  EXPECT_EQ(link.sent.size(), 2u) << "it does not stall yet";
+  link.feed_starved(first.times.started_at + milliseconds(100));
+  ASSERT_EQ(link.sent.size(), 3u);
+  EXPECT_EQ(link.sent.back().round, 1u);
+}
+
+}  // namespace
+}  // namespace jaxhetero
