@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "xla_ffi"
 # nanobind's own CMake functions compile it.
-CMAKE_ONLY = {"module.cc"}
+CMAKE_ONLY = {"module.cc", "simulator/module.cc"}
 
 Target = dict[str, list[str]]
 

@@ -1,0 +1,51 @@
+// What a simulation is of: hosts, and a job on them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "xla_ffi/simulator/network.h"
+#include "xla_ffi/simulator/processor.h"
+#include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/job_shape.h"
+
+namespace jaxhetero::simulator {
+
+struct HostConfig {
+  std::vector<double> interfaces;  // the rate of each, in bytes per second each way, headers of packets included
+  uint32_t processor = 0;          // by its number; several hosts may share one
+};
+
+struct ProcessorConfig {
+  uint32_t core_count = 1;
+  double memory_bytes_per_s = 0;
+};
+
+struct BucketConfig {
+  uint64_t count = 0;  // elements
+  DType dtype = DType::kF32;
+  double ready_s = 0;  // after the start of its step
+};
+
+struct JobConfig {
+  JobShape shape;
+  uint32_t strand_count = 1;  // that every process has
+  std::vector<uint32_t> worker_hosts;
+  std::vector<uint32_t> reducer_hosts;  // of the dedicated ones
+  Costs worker_costs;
+  Costs reducer_costs;
+  std::vector<BucketConfig> buckets;  // of a step, in the order of their sequence
+  uint64_t call_bytes = 0;            // of all buckets of a collective call; 0: of each bucket alone
+  uint32_t step_count = 1;
+  double step_s = 0;              // the least time of a step
+  std::vector<double> slowdowns;  // of each step's times, by step and rank; empty: none
+  uint64_t seed = 0;              // for the numbers of ops, which decide where the first shards go
+};
+
+struct Cluster {
+  NetworkConfig network;
+  std::vector<ProcessorConfig> processors;
+  std::vector<HostConfig> hosts;
+};
+
+}  // namespace jaxhetero::simulator
