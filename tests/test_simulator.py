@@ -1,0 +1,196 @@
+"""The simulator: what no all-reduce can do, what must come out the same, and what other simulators say."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxhetero.errors import ConfigError
+from jaxhetero.simulator import (
+    Bucket,
+    Costs,
+    Host,
+    Job,
+    Network,
+    simulate,
+    simulate_hierarchy,
+    simulate_parameter_server,
+    simulate_ring,
+    simulate_steps,
+    simulate_tree,
+)
+
+MEBI = 2**20
+SYSTEM_PYTHON = "/usr/bin/python3"  # of Debian, whose packages it sees
+FREE = Costs(0, 0, 0, 0)
+HOST = Host.of_gbits(10)
+# No headers, so that sums of bytes are easily told.
+PLAIN = Network(packet_overhead_bytes=0, ack_bytes=0)
+
+
+def job(worker_count: int, reducer_count: int, colocated: int = 0, host: Host = HOST) -> Job:
+    hosts = (host,) * worker_count, (host,) * reducer_count
+    return Job(*hosts, colocated=colocated, worker_costs=FREE, reducer_costs=FREE)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    rates = st.sampled_from([10e6, 25e6, 40e6, 125e6])
+    workers = draw(st.lists(rates, min_size=2, max_size=6))
+    reducers = draw(st.lists(rates, max_size=6))
+    colocated = draw(st.integers(0 if reducers else 1, len(workers)))
+    costs = draw(st.sampled_from([FREE, Costs()]))
+    return Job(
+        tuple(Host((rate,)) for rate in workers),
+        tuple(Host((rate,)) for rate in reducers),
+        colocated,
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        strands=draw(st.sampled_from([1, 2])),
+        worker_costs=costs,
+        reducer_costs=costs,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs(), st.integers(4, 4 * MEBI), st.integers(0, 99))
+def test_nothing_beats_the_limit_and_no_byte_is_lost(case: Job, size_bytes: int, seed: int) -> None:
+    size_bytes -= size_bytes % 4
+    outcome = simulate(case, size_bytes, Network(), rounds=2, warmup=0, seed=seed)
+    assert outcome.total_s >= 2 * outcome.best_s
+    assert sum(map(sum, outcome.sent_bytes)) == pytest.approx(sum(map(sum, outcome.received_bytes)))
+    for host, sent in zip(case.hosts, outcome.sent_bytes, strict=True):
+        assert sum(sent) <= host.bytes_per_s * outcome.total_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("colocated", [0, 4])
+def test_each_byte_goes_out_once_and_comes_back_once(colocated: int) -> None:
+    outcome = simulate(job(4, 4, colocated), 8 * MEBI, PLAIN, rounds=1, warmup=0)
+    for process in (outcome.sent_bytes, outcome.received_bytes):
+        assert [sum(host) / (8 * MEBI) for host in process] == pytest.approx([1.0] * 8, rel=0.01)
+
+
+def test_equal_arguments_give_equal_outcomes() -> None:
+    def run(seed: int) -> object:
+        buckets = [Bucket(MEBI, 0.001 * number) for number in range(5)]
+        return simulate_steps(job(5, 3, 5), buckets, 0.005, seed=seed, straggling=0.1)
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
+@pytest.mark.parametrize(("reducer_count", "colocated"), [(0, 8), (2, 8), (4, 8), (8, 0)])
+def test_large_buckets_come_close_to_the_limit(reducer_count: int, colocated: int) -> None:
+    outcome = simulate(job(8, reducer_count, colocated), 64 * MEBI, rounds=2)
+    assert 1 <= outcome.over_limit < 1.05
+
+
+def test_sixteen_bits_take_half_the_time() -> None:
+    full = simulate(job(4, 4), 32 * MEBI)
+    half = simulate(replace(job(4, 4), dtype="bfloat16"), 16 * MEBI)
+    assert half.time_s / full.time_s == pytest.approx(0.5, rel=0.02)
+
+
+def test_two_interfaces_carry_twice_as_much() -> None:
+    two = replace(HOST, interfaces=HOST.interfaces * 2)
+    one = simulate(job(4, 4), 64 * MEBI, rounds=2)
+    both = simulate(replace(job(4, 4, host=two), strands=2), 64 * MEBI, rounds=2)
+    assert both.time_s / one.time_s == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_slow_processor_is_the_limit() -> None:
+    costs = replace(FREE, s_per_gb=1)
+    slow = replace(job(4, 4), worker_costs=costs)
+    outcome = simulate(slow, 16 * MEBI, rounds=2)
+    assert outcome.time_s >= 2 * 16 * MEBI / 1e9, "each byte is sent and received"
+
+
+def test_memory_is_a_limit_of_all_strands_together() -> None:
+    narrow = replace(HOST, memory_gb_per_s=0.5)
+    outcome = simulate(replace(job(2, 2, host=narrow), strands=4), 16 * MEBI, rounds=2)
+    assert outcome.time_s >= 2 * 16 * MEBI / 0.5e9
+
+
+def test_one_slow_worker_delays_all() -> None:
+    buckets = [Bucket(MEBI, 0.05)]
+    even = simulate_steps(job(8, 8), buckets, 0.05, rounds=8)
+    uneven = simulate_steps(job(8, 8), buckets, 0.05, rounds=8, straggling=0.2)
+    assert uneven.time_s > 1.1 * even.time_s
+
+
+def test_a_full_queue_costs_time() -> None:
+    deep = simulate(job(8, 1), 4 * MEBI, Network(), rounds=2)
+    shallow = simulate(job(8, 1), 4 * MEBI, Network(queue_bytes=50_000), rounds=2)
+    assert deep.lost_count == 0
+    assert shallow.lost_count > 0
+    assert shallow.time_s > 1.5 * deep.time_s
+
+
+def test_where_leaves_are_oversubscribed_a_hierarchy_wins() -> None:
+    # Four leaves of four hosts; a quarter of the hosts' rate goes up.
+    network = Network(hosts_per_leaf=4, spine_count=1, uplink_gbits=10)
+    hosts = (HOST,) * 16
+    ours = simulate(job(16, 0, 16), 32 * MEBI, network, rounds=1)
+    hierarchy = simulate_hierarchy(hosts, 32 * MEBI, 4, network, FREE)
+    assert hierarchy.time_s < 0.7 * ours.time_s
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_ring_takes_what_it_must(count: int) -> None:
+    moved = simulate_ring([HOST] * count, 64 * MEBI, PLAIN, FREE)
+    least_s = 2 * (count - 1) / count * 64 * MEBI / HOST.bytes_per_s
+    assert least_s <= moved.time_s < 1.02 * least_s
+    assert sum(moved.sent_bytes) == pytest.approx(2 * (count - 1) * 64 * MEBI, rel=1e-5)
+
+
+def test_trees_and_servers_take_what_they_must() -> None:
+    least_s = 64 * MEBI / HOST.bytes_per_s
+    assert 2 * least_s <= simulate_tree([HOST] * 15, 64 * MEBI, PLAIN, FREE).time_s < 3 * least_s
+    # The server of the one large tensor receives it from all eight.
+    tensors = [32 * MEBI] + [MEBI] * 32
+    moved = simulate_parameter_server([HOST] * 8, [HOST] * 8, tensors, PLAIN, FREE)
+    assert moved.time_s >= 8 * 32 * MEBI / HOST.bytes_per_s
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Host(()),
+        lambda: Host((0.0,)),
+        lambda: Job((HOST,)),
+        lambda: Job((HOST,) * 2),
+        lambda: Job((HOST,) * 2, colocated=3),
+        lambda: Job((HOST,) * 2, colocated=2, dtype="int3"),
+        lambda: Network(hosts_per_leaf=4),
+        lambda: simulate(job(2, 2), 0),
+        lambda: simulate_steps(job(2, 2), [], 1.0),
+        lambda: simulate_hierarchy([HOST] * 4, 100, 3),
+        lambda: simulate_ring([HOST], 100),
+        lambda: simulate_ring([HOST] * 2, 2**34),
+    ],
+)
+def test_what_makes_no_job_is_refused(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(ConfigError):
+        make()
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_simgrid_says_the_same(count: int) -> None:
+    """SimGrid shares links fairly among flows, and knows nothing of our plan; so chunks and windows are fixed."""
+    has_simgrid = subprocess.run([SYSTEM_PYTHON, "-c", "import simgrid"], capture_output=True).returncode == 0
+    if not has_simgrid:
+        pytest.skip(f"{SYSTEM_PYTHON} has no simgrid: needs Debian's python3-simgrid")
+    size_bytes, chunk_bytes, window = 16 * MEBI, 16384, 4
+    slow = Host.of_gbits(0.2)
+    network = replace(PLAIN, latency_s=10e-6)
+    case = replace(job(count, count, host=slow), chunk_bytes=chunk_bytes, window_chunks=window)
+    ours = simulate(case, size_bytes, network, rounds=1, warmup=0)
+    numbers = (count, size_bytes, slow.bytes_per_s, network.latency_s, chunk_bytes, window)
+    program = [SYSTEM_PYTHON, str(Path(__file__).parent / "simgrid_two_hop.py"), *map(str, numbers)]
+    theirs_s = float(subprocess.run(program, capture_output=True, text=True, check=True, timeout=200).stdout)
+    assert ours.total_s == pytest.approx(theirs_s, rel=0.02)
