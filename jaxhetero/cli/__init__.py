@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import click
 
 from jaxhetero.cli.doctor import doctor_command
+from jaxhetero.cli.estimate import estimate_command
 from jaxhetero.cli.launch import launch_command
 from jaxhetero.cli.reducer import reducer_command
 from jaxhetero.cli.slurm import slurm_command
@@ -40,7 +41,7 @@ def commands() -> None:
     """Data-parallel JAX training over workers and CPU reducers."""
 
 
-for _command in (doctor_command, launch_command, reducer_command, slurm_command, status_command):
+for _command in (doctor_command, estimate_command, launch_command, reducer_command, slurm_command, status_command):
     commands.add_command(_command)
 
 

@@ -10,6 +10,8 @@ from jaxhetero.errors import ConfigError, InternalError
 from jaxhetero.simulator.hosts import Costs, Host, Network, make_cluster
 
 _MOST_TRANSFER_BYTES = 2**32 - 1
+# A host passes on one slice of a part while it receives the next.
+_SLICES = 8
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,17 @@ class _Transfers:
     ) -> dict[int, list[int]]:
         """Each rank sends a part of the bytes to the next one, and passes on what it got, ``rounds`` times.
 
-        ``after``: what each rank waits for. Returns what each has got in the end.
+        ``after``: what each rank waits for. Returns the last of what each has got.
         """
-        part_bytes = size_bytes / len(ranks)
+        slice_bytes = size_bytes / len(ranks) / _SLICES
+        slices = [{rank: after.get(rank, []) for rank in ranks}] * _SLICES
+        pairs = list(zip(ranks, (*ranks[1:], ranks[0]), strict=True))
         for _ in range(rounds):
-            pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
-            after = {
-                receiver: [self.add(sender, receiver, part_bytes, after.get(sender, []))] for sender, receiver in pairs
-            }
-        return after
+            slices = [
+                {receiver: [self.add(sender, receiver, slice_bytes, got[sender])] for sender, receiver in pairs}
+                for got in slices
+            ]
+        return {rank: [transfer for got in slices for transfer in got[rank]] for rank in ranks}
 
     def run(self, hosts: Sequence[Host], network: Network, costs: Costs) -> Moved:
         whole = tuple(Host((host.bytes_per_s,), host.cores, host.memory_gb_per_s, host.machine) for host in hosts)

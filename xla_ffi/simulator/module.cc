@@ -10,6 +10,7 @@
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/simulator/job.h"
+#include "xla_ffi/simulator/plan.h"
 #include "xla_ffi/simulator/transfers.h"
 #include "xla_ffi/simulator/two_hop.h"
 
@@ -105,6 +106,12 @@ void bind_two_hop(nb::module_& module) {
             job.buckets.push_back({count, static_cast<DType>(dtype), ready_s});
           },
           "count"_a, "dtype"_a, "ready_s"_a)
+      .def(
+          "part_count",
+          [](const JobConfig& job, uint64_t count, uint8_t dtype) {
+            return part_count(job, {count, static_cast<DType>(dtype)});
+          },
+          "count"_a, "dtype"_a)
       .def_rw("strand_count", &JobConfig::strand_count)
       .def_rw("worker_costs", &JobConfig::worker_costs)
       .def_rw("reducer_costs", &JobConfig::reducer_costs)

@@ -101,6 +101,13 @@ View view_of(const Cluster& cluster, const JobConfig& job) {
   return view;
 }
 
+uint32_t part_count(const JobConfig& job, const BucketConfig& bucket) {
+  OpSpec spec;
+  spec.dtype = bucket.dtype;
+  spec.total_count = bucket.count;
+  return PartPlan(job.shape, std::vector<uint32_t>(job.strand_count, 1)).part_count(spec);
+}
+
 void prepare(Planner& planner, const View& view, const Cluster& cluster, const JobConfig& job) {
   planner.enter(view);
   const NoiselessProbe probe(view, cluster, job);

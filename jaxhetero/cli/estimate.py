@@ -1,0 +1,161 @@
+"""``jaxhetero estimate``."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jaxhetero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxhetero.simulator.estimate import Answer, Question
+
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class _Bytes(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"([\d.]+)\s*([A-Z]*)", str(value).upper())
+        if not found or found[2] not in _BYTES:
+            self.fail(f"{value!r} is no size such as 1.3GB, 800MB or 64MiB", param, ctx)
+        return int(float(found[1]) * _BYTES[found[2]])
+
+
+class _Gbits(click.ParamType[float]):
+    name = "rate"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"([\d.]+)(gbit|mbit)?", str(value).lower())
+        if not found:
+            self.fail(f"{value!r} is no rate such as 100gbit", param, ctx)
+        return float(found[1]) / (1000 if found[2] == "mbit" else 1)
+
+
+@click.command("estimate")
+@click.option("--setup", metavar="NAME", help="Start from a set-up by its name: p3-8+m4, p3-64+m4 or p3dn-256.")
+@click.option("--workers", type=click.IntRange(min=2), help="Worker hosts.")
+@click.option("--gpus-per-worker", type=click.IntRange(min=1), help="GPUs of each. [default: 1]")
+@click.option("--worker-type", help="Their type in the file of prices: their price, rate and GPUs.")
+@click.option("--nic", type=_Gbits(), help="The rate of a worker host's network interfaces together, as in 100gbit.")
+@click.option("--gradient-bytes", type=_Bytes(), help="Of one worker on the wire, as in 1.3GB.")
+@click.option("--step-ms", type=click.FloatRange(min=0), help="A step without an all-reduce between hosts.")
+@click.option("--reducer-type", multiple=True, help="A type of reducer hosts in the file of prices; may be repeated.")
+@click.option("--reducers", multiple=True, type=click.IntRange(min=0), help="A number of them; may be repeated.")
+@click.option("--message-us", type=click.FloatRange(min=0), help="Processor time for each message, in us. [default: 5]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw step times against reducers to this file.")
+def estimate_command(as_json: bool, plot: str | None, **options: Any) -> int:
+    """Estimate steps and costs of a cluster that is not there yet.
+
+    Example: jaxhetero estimate --workers 64 --gpus-per-worker 8 --nic 100gbit --gradient-bytes 1.3GB --step-ms 120
+
+    Simulates a train step for several numbers of reducer hosts, and says which is best. Prices are those of
+    jaxhetero/cluster/prices.toml. Takes seconds, and minutes for hundreds of workers.
+    """
+    from jaxhetero.simulator.estimate import estimate, recommend
+
+    question = _question(**options)
+    answers = estimate(question)
+    best = recommend(answers)
+    if as_json:
+        click.echo(
+            json.dumps({"answers": [asdict(answer) for answer in answers], "recommended": asdict(best)}, indent=1)
+        )
+    else:
+        _show(question, answers, best)
+    if plot:
+        _draw(plot, answers)
+    return 0
+
+
+def _question(
+    *,
+    setup: str | None,
+    worker_type: str | None,
+    nic: float | None,
+    step_ms: float | None,
+    message_us: float | None,
+    **given: Any,
+) -> Question:
+    from jaxhetero.cluster.prices import read_prices
+    from jaxhetero.simulator import Costs
+    from jaxhetero.simulator.estimate import SETUPS, Question
+
+    if setup is not None and setup not in SETUPS:
+        raise ConfigError(f"--setup {setup}: there are {', '.join(SETUPS)}")
+    found: dict[str, Any] = dict(SETUPS[setup]) if setup else {}
+    worker_type = worker_type or found.pop("worker_type", None)
+    found.pop("worker_type", None)
+    if worker_type:
+        prices = read_prices()
+        if worker_type not in prices:
+            raise ConfigError(f"--worker-type {worker_type}: there are {', '.join(prices)}")
+        instance = prices[worker_type]
+        found |= {"worker_usd_per_hour": instance.usd_per_hour, "worker_gbits": instance.nic_gbits}
+        found |= {"gpus_per_worker": max(1, instance.accelerator_count)}
+    found |= {"worker_gbits": nic} if nic is not None else {}
+    found |= {"step_s": step_ms / 1000} if step_ms is not None else {}
+    found |= {"costs": Costs(s_per_message=message_us / 1e6)} if message_us is not None else {}
+    names = {"reducer_type": "reducer_types", "reducers": "reducer_counts"}
+    found |= {names.get(name, name): value for name, value in given.items() if value not in (None, ())}
+    options = {
+        "workers": "--workers",
+        "worker_gbits": "--nic",
+        "gradient_bytes": "--gradient-bytes",
+        "step_s": "--step-ms",
+    }
+    if missing := [option for name, option in options.items() if name not in found]:
+        raise ConfigError(f"missing {', '.join(missing)}; or start from a --setup")
+    return Question(**found)
+
+
+def _show(question: Question, answers: list[Answer], best: Answer) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from jaxhetero.config import colour_wanted
+
+    click.echo(f"{question.workers} workers with {question.workers * question.gpus_per_worker} GPUs, simulated:")
+    table = Table(box=None)
+    for name in ("reducers", "type", "step, ms", "efficiency", "exposed", "USD/h", "USD/1k steps"):
+        table.add_column(name, justify="left" if name == "type" else "right", no_wrap=True)
+    for answer in answers:
+        table.add_row(
+            str(answer.reducer_count),
+            answer.reducer_type or "in workers",
+            f"{1e3 * answer.step_s:.1f}",
+            f"{100 * answer.efficiency:.1f} %",
+            f"{1e3 * answer.exposed_s:.1f}",
+            "-" if answer.usd_per_hour is None else f"{answer.usd_per_hour:.2f}",
+            "-" if answer.usd_per_step is None else f"{1e3 * answer.usd_per_step:.2f}",
+        )
+    Console(no_color=not colour_wanted()).print(table)
+    click.echo(
+        f"recommended: {f'{best.reducer_count} {best.reducer_type}' if best.reducer_count else 'no reducer hosts'}"
+    )
+
+
+def _draw(path: str, answers: list[Answer]) -> None:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for kind in dict.fromkeys(answer.reducer_type for answer in answers if answer.reducer_type):
+        own = [answer for answer in answers if answer.reducer_type in ("", kind)]
+        axes.plot([a.reducer_count for a in own], [1e3 * a.step_s for a in own], marker="o", label=kind)
+    axes.set(xlabel="reducer hosts", ylabel="step, ms", title="simulated train step")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,179 @@
+"""What a cluster would give and cost: train steps, simulated for several numbers and kinds of reducer hosts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jaxhetero.cluster.prices import Instance, read_prices
+from jaxhetero.errors import ConfigError
+from jaxhetero.simulator.hosts import Costs, Host, Network
+from jaxhetero.simulator.job import Bucket, Job, simulate_steps
+
+_BUCKET_BYTES = 8 << 20  # of jaxhetero.psum
+_FORWARD_SHARE = 1 / 3  # of a step: the backward pass has twice the products of the forward pass
+# As a job chooses strands: docs/how_to/cores.md.
+_STRAND_BYTES_PER_S = 1.25e9
+_MOST_STRANDS = 8
+
+
+@dataclass(frozen=True)
+class Question:
+    """A train step on a cluster that is not there yet."""
+
+    workers: int
+    gradient_bytes: int
+    """Of one worker, on the wire."""
+    step_s: float
+    """What a step takes without an all-reduce between hosts."""
+    worker_gbits: float
+    """Of a worker's network interfaces together."""
+    worker_usd_per_hour: float | None = None
+    gpus_per_worker: int = 1
+    """For the efficiency per GPU; the sum over the GPUs of a host is part of ``step_s``."""
+    reducer_types: tuple[str, ...] = ()
+    """Names in jaxhetero/cluster/prices.toml. Default: the one whose bandwidth is cheapest, up to the workers' rate."""
+    reducer_counts: tuple[int, ...] = ()
+    """Default: none, and a quarter, a half and all of the number of workers."""
+    network: Network = field(default_factory=Network)
+    costs: Costs = field(default_factory=Costs)
+    """Of workers and reducers."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 2 or self.gradient_bytes < 1 or self.step_s < 0 or self.worker_gbits <= 0:
+            raise ConfigError(
+                "an estimate wants 2 workers or more, a gradient and a rate above 0, and a step from 0 on"
+            )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One number and kind of reducer hosts."""
+
+    reducer_count: int
+    reducer_type: str
+    """Empty where only workers reduce."""
+    step_s: float
+    efficiency: float
+    """The step without an all-reduce over the step with it."""
+    exposed_s: float
+    usd_per_hour: float | None
+    """Of workers and reducers; None without a price of workers."""
+    usd_per_step: float | None
+
+
+# Well-known clusters, with BERT-large in float32. 64 sequences of 128 tokens take a V100 286 ms:
+# bench/accelerator/profiles.py tells by whom that was measured.
+_BERT_LARGE: dict[str, Any] = {"gradient_bytes": 1_344_904_432, "step_s": 0.2857, "gpus_per_worker": 8}
+_P3: dict[str, Any] = {
+    "worker_gbits": 25.0,
+    "worker_type": "p3.16xlarge",
+    "reducer_types": ("m4.16xlarge",),
+    **_BERT_LARGE,
+}
+SETUPS: dict[str, dict[str, Any]] = {
+    "p3-8+m4": {"workers": 8, **_P3},
+    "p3-64+m4": {"workers": 64, **_P3},
+    "p3dn-256": {
+        "workers": 256,
+        "worker_gbits": 100.0,
+        "worker_type": "p3dn.24xlarge",
+        "reducer_types": ("c5n.18xlarge",),
+        **_BERT_LARGE,
+    },
+}
+
+
+def estimate(question: Question) -> list[Answer]:
+    """Simulate one step for each number and kind of reducers. Takes seconds, and a minute for hundreds of workers.
+
+    Example:
+      >>> from jaxhetero.simulator.estimate import Question, estimate, recommend
+      >>> answers = estimate(Question(4, 10**8, step_s=0.1, worker_gbits=10, reducer_types=("c5n.9xlarge",)))
+      >>> [answer.reducer_count for answer in answers]
+      [0, 1, 2, 4]
+      >>> answers[0].efficiency < answers[-1].efficiency
+      True
+      >>> recommend(answers) in answers
+      True
+    """
+    counts = question.reducer_counts or (0, *_parts(question.workers))
+    types = [_instance(name) for name in question.reducer_types] or [_cheapest_bandwidth(question.worker_gbits)]
+    answers = []
+    for instance in types:
+        for count in counts:
+            if count == 0 and instance is not types[0]:
+                continue
+            answers.append(_answer(question, count, instance))
+    return answers
+
+
+def recommend(answers: Sequence[Answer]) -> Answer:
+    """The cheapest step; without prices, the fewest reducers within a hundredth of the fastest step."""
+    if all(answer.usd_per_step is not None for answer in answers):
+        return min(answers, key=lambda answer: answer.usd_per_step or 0)
+    fastest_s = min(answer.step_s for answer in answers)
+    close = [answer for answer in answers if answer.step_s <= 1.01 * fastest_s]
+    return min(close, key=lambda answer: answer.reducer_count)
+
+
+def _answer(question: Question, count: int, instance: Instance) -> Answer:
+    step_s = _simulate(question, count, instance)
+    usd_per_hour = None
+    if question.worker_usd_per_hour is not None:
+        usd_per_hour = question.workers * question.worker_usd_per_hour + count * instance.usd_per_hour
+    return Answer(
+        reducer_count=count,
+        reducer_type=instance.name if count else "",
+        step_s=step_s,
+        efficiency=question.step_s / step_s,
+        exposed_s=step_s - question.step_s,
+        usd_per_hour=usd_per_hour,
+        usd_per_step=None if usd_per_hour is None else usd_per_hour / 3600 * step_s,
+    )
+
+
+def _simulate(question: Question, count: int, instance: Instance) -> float:
+    """One of the strands, with its part of every interface. The others do the same beside it."""
+    strands = min(_MOST_STRANDS, math.ceil(question.worker_gbits * 1e9 / 8 / _STRAND_BYTES_PER_S))
+    job = Job(
+        (Host.of_gbits(question.worker_gbits / strands, cores=1),) * question.workers,
+        (Host.of_gbits(instance.nic_gbits / strands, cores=1),) * count,
+        question.workers if count * instance.nic_gbits < question.workers * question.worker_gbits else 0,
+        worker_costs=question.costs,
+        reducer_costs=question.costs,
+    )
+    buckets = _buckets(question)
+    if replace(job, strands=strands).is_cut(buckets[0].bytes):
+        own = [Bucket(max(4, bucket.bytes // strands), bucket.ready_s) for bucket in buckets]
+    else:
+        own = buckets[(len(buckets) - 1) % strands :: strands]  # with the last one, for which the step waits
+    return simulate_steps(job, own, question.step_s, question.network, rounds=1, warmup=0).total_s
+
+
+def _buckets(question: Question) -> list[Bucket]:
+    """Of equal size, and ready at equal distances from the end of the forward pass to that of the step."""
+    count = max(1, round(question.gradient_bytes / _BUCKET_BYTES))
+    forward_s = _FORWARD_SHARE * question.step_s
+    backward_s = question.step_s - forward_s
+    size_bytes = max(4, question.gradient_bytes // count)
+    return [Bucket(size_bytes, forward_s + backward_s * (number + 1) / count) for number in range(count)]
+
+
+def _parts(workers: int) -> list[int]:
+    return sorted({max(1, workers // 4), max(1, workers // 2), workers})
+
+
+def _instance(name: str) -> Instance:
+    prices = read_prices()
+    if name not in prices:
+        raise ConfigError(f"no price of {name}; there are {', '.join(prices)}")
+    return prices[name]
+
+
+def _cheapest_bandwidth(most_gbits: float) -> Instance:
+    hosts = [instance for instance in read_prices().values() if not instance.accelerator_count]
+    fitting = [instance for instance in hosts if instance.nic_gbits <= most_gbits] or hosts
+    return min(fitting, key=lambda instance: instance.usd_per_hour / instance.nic_gbits)

@@ -1,0 +1,68 @@
+"""``jaxhetero estimate``: what a user types, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxhetero.cli import main
+from jaxhetero.cluster.prices import read_prices
+from jaxhetero.simulator.estimate import SETUPS
+
+STEP = ["estimate", "--workers", "4", "--gradient-bytes", "50MB", "--step-ms", "60"]
+
+
+def test_it_answers_for_each_number_of_reducers(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*STEP, "--worker-type", "p3.16xlarge", "--nic", "10gbit", "--reducer-type", "c5n.9xlarge", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    answers = found["answers"]
+    assert [answer["reducer_count"] for answer in answers] == [0, 1, 2, 4]
+    assert found["recommended"] in answers
+    prices = read_prices()
+    for answer in answers:
+        assert answer["efficiency"] == pytest.approx(0.06 / answer["step_s"])
+        hourly = 4 * prices["p3.16xlarge"].usd_per_hour + answer["reducer_count"] * prices["c5n.9xlarge"].usd_per_hour
+        assert answer["usd_per_hour"] == pytest.approx(hourly)
+        assert answer["usd_per_step"] == pytest.approx(hourly / 3600 * answer["step_s"])
+    assert found["recommended"]["usd_per_step"] == min(answer["usd_per_step"] for answer in answers)
+
+
+def test_the_table_names_what_it_recommends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "steps.png"
+    assert main([*STEP, "--nic", "10gbit", "--reducers", "2", "--reducers", "4", "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    assert "simulated" in out
+    assert "recommended: 4 c7gn.8xlarge" in out or "recommended: 4" in out
+    assert plot.stat().st_size > 0
+
+
+def test_slower_messages_make_slower_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = []
+    for message_us in ("0", "100"):
+        assert main([*STEP, "--nic", "10gbit", "--reducers", "4", "--message-us", message_us, "--json"]) == 0
+        steps.append(json.loads(capsys.readouterr().out)["answers"][0]["step_s"])
+    assert steps[0] < steps[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--workers", "4"], "missing --nic, --gradient-bytes, --step-ms"),
+        (["--setup", "none"], "p3-64+m4"),
+        ([*STEP[1:], "--nic", "fast"], "100gbit"),
+        ([*STEP[1:], "--nic", "10gbit", "--reducer-type", "none"], "c6in.16xlarge"),
+        ([*STEP[1:], "--worker-type", "none"], "p3.16xlarge"),
+        ([*STEP[1:], "--nic", "10gbit", "--gradient-bytes", "much"], "1.3GB"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_types_of_the_set_ups_have_prices() -> None:
+    for setup in SETUPS.values():
+        assert {setup["worker_type"], *setup["reducer_types"]} <= read_prices().keys()
