@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bench.simulate
+import bench.simulate_scaling
 from bench.simulate import simulate_all
 from jaxhetero.errors import ConfigError
 from jaxhetero.simulator import (
@@ -25,6 +28,7 @@ from jaxhetero.simulator import (
     simulate_steps,
     simulate_tree,
 )
+from jaxhetero.simulator.estimate import simulate_one_strand
 
 MEBI = 2**20
 SYSTEM_PYTHON = "/usr/bin/python3"  # of Debian, whose packages it sees
@@ -189,6 +193,27 @@ def test_the_lab_has_measured_the_same() -> None:
     assert len(cases) >= 20
     wrong = [case for case in cases if abs(case.error) > (0.02 if case.is_step else 0.03)]
     assert wrong == []
+
+
+def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    json_file = tmp_path / "figures.json"
+    assert bench.simulate.main(["--only", "gigabit", "--json", str(json_file)]) == 0
+    assert "4+4 64 MiB" in capsys.readouterr().out
+    assert [case["run"] for case in json.loads(json_file.read_text())] == ["gigabit"]
+    assert bench.simulate_scaling.main(["--workers", "16", "--plot", str(tmp_path)]) == 0
+    assert "bert-large" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("*.png")} == {"algorithms.png", "models.png"}
+    for command, wrong in ((bench.simulate, ["--only", "none"]), (bench.simulate_scaling, ["--only", "none"])):
+        assert command.main(wrong) == 2
+
+
+def test_a_job_is_as_fast_as_its_strands() -> None:
+    """The estimate simulates one of them."""
+    hosts = (Host.of_gbits(20),) * 4
+    buckets = [Bucket(16 * MEBI, 0.01 * number) for number in range(1, 4)]
+    whole = Job(hosts, hosts, strands=2)
+    one_s = simulate_one_strand(whole, buckets, 0.03, Network())
+    assert simulate_steps(whole, buckets, 0.03, rounds=1).time_s == pytest.approx(one_s, rel=0.03)
 
 
 @pytest.mark.parametrize("count", [4, 8])

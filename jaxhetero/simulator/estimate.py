@@ -136,21 +136,57 @@ def _answer(question: Question, count: int, instance: Instance) -> Answer:
 
 
 def _simulate(question: Question, count: int, instance: Instance) -> float:
-    """One of the strands, with its part of every interface. The others do the same beside it."""
-    strands = min(_MOST_STRANDS, math.ceil(question.worker_gbits * 1e9 / 8 / _STRAND_BYTES_PER_S))
     job = Job(
-        (Host.of_gbits(question.worker_gbits / strands, cores=1),) * question.workers,
-        (Host.of_gbits(instance.nic_gbits / strands, cores=1),) * count,
+        (Host.of_gbits(question.worker_gbits),) * question.workers,
+        (Host.of_gbits(instance.nic_gbits),) * count,
         question.workers if count * instance.nic_gbits < question.workers * question.worker_gbits else 0,
+        strands=strands_for(question.worker_gbits),
         worker_costs=question.costs,
         reducer_costs=question.costs,
     )
-    buckets = _buckets(question)
-    if replace(job, strands=strands).is_cut(buckets[0].bytes):
-        own = [Bucket(max(4, bucket.bytes // strands), bucket.ready_s) for bucket in buckets]
-    else:
-        own = buckets[(len(buckets) - 1) % strands :: strands]  # with the last one, for which the step waits
-    return simulate_steps(job, own, question.step_s, question.network, rounds=1, warmup=0).total_s
+    return simulate_one_strand(job, _buckets(question), question.step_s, question.network)
+
+
+def strands_for(gbits: float) -> int:
+    """How many strands a job takes where a worker's interfaces have this rate together, if its hosts have the cores.
+
+    Example:
+      >>> from jaxhetero.simulator.estimate import strands_for
+      >>> strands_for(25)
+      3
+    """
+    return min(_MOST_STRANDS, math.ceil(gbits * 1e9 / 8 / _STRAND_BYTES_PER_S))
+
+
+def simulate_one_strand(job: Job, buckets: Sequence[Bucket], step_s: float, network: Network) -> float:
+    """The seconds of a step, by one strand with its part of every interface. The others do the same beside it.
+
+    That takes as many times less as the job has strands, and is the same where interfaces are the limit.
+
+    Example:
+      >>> from jaxhetero.simulator import Bucket, Host, Job, Network
+      >>> from jaxhetero.simulator.estimate import simulate_one_strand
+      >>> host = Host.of_gbits(40)
+      >>> job = Job((host,) * 2, (host,) * 2, strands=4)
+      >>> 0.02 < simulate_one_strand(job, [Bucket(10**8, 0.0)], 0.0, Network()) < 0.05
+      True
+    """
+    strands = job.strands
+    own: list[Bucket] = []
+    whole_count = 0
+    for bucket in reversed(buckets):
+        if job.is_cut(bucket.bytes):
+            own.append(Bucket(max(4, bucket.bytes // strands), bucket.ready_s))
+            continue
+        if whole_count % strands == 0:  # the strands take turns; with the last one, for which the step waits
+            own.append(bucket)
+        whole_count += 1
+    workers, reducers = (
+        tuple(Host((host.bytes_per_s / strands,), cores=1) for host in hosts) for hosts in (job.workers, job.reducers)
+    )
+    one = replace(job, workers=workers, reducers=reducers, strands=1)
+    call_bytes = sum(bucket.bytes for bucket in buckets)
+    return simulate_steps(one, own[::-1], step_s, network, rounds=1, call_bytes=call_bytes).time_s
 
 
 def _buckets(question: Question) -> list[Bucket]:

@@ -182,6 +182,7 @@ def simulate_steps(
     warmup: int = 1,
     seed: int = 0,
     straggling: float = 0.0,
+    call_bytes: int | None = None,
 ) -> Outcome:
     """Train steps: each worker's buckets are all-reduced once they are ready, and the next step starts behind the last.
 
@@ -195,6 +196,8 @@ def simulate_steps(
       seed: for stragglers, and with which reducer a bucket begins.
       straggling: how much the times of workers differ. In each step, each worker's times are multiplied by
         ``exp(straggling * x)``, where x has a normal distribution.
+      call_bytes: of all buckets of the call of ``jaxhetero.psum``, where those here are a part of it: it decides how
+        large chunks are.
 
     Returns:
       The outcome. ``best_s`` is of the all-reduces, without the step's own time.
@@ -216,7 +219,7 @@ def simulate_steps(
     chance = random.Random(seed)
     count = (rounds + warmup) * len(job.workers)
     slowdowns = tuple(chance.lognormvariate(0, straggling) for _ in range(count)) if straggling else ()
-    call_bytes = sum(bucket.bytes for bucket in buckets)
+    call_bytes = call_bytes or sum(bucket.bytes for bucket in buckets)
     return _run(job, buckets, network or Network(), step_s, rounds, warmup, seed, slowdowns, call_bytes)
 
 
