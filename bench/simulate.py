@@ -119,7 +119,7 @@ def simulate_run(name: str, content: Content) -> Iterator[Case]:
     if not content.get("conditions", {}).get("rate_bytes_per_s"):
         return
     options = content["options"]
-    if content["benchmark"] == "allreduce" and options.get("collective", "psum") == "psum" and not options.get("nics"):
+    if content["benchmark"] == "allreduce" and options.get("collective", "psum") == "psum":
         for row in rows_of(content):
             yield _simulate_row(name, content, row)
     elif content["benchmark"] == "train_step":
@@ -137,6 +137,8 @@ def _simulate_row(name: str, content: Content, row: dict[str, Any]) -> Case:
     limit_s = row["median_s"] / row["over_limit"]
     simulated = outcome.time_s / limit_s
     hosts = f"{conditions['worker_count']}+{_reducers(conditions)}"
+    if (interface_count := options.get("nics") or 1) > 1:
+        hosts += f" with {interface_count} interfaces"
     return Case(
         run=name,
         what=f"{hosts} {_size(row['bytes'])} x{row['bucket_count']} {wire_dtype}",
@@ -169,8 +171,10 @@ def _simulate_step(name: str, content: Content, row: dict[str, Any]) -> Case:
 
 
 def _job(conditions: dict[str, Any], options: dict[str, Any], wire_dtype: str) -> Job:
+    interface_count = options.get("nics") or 1
+
     def host(rate_bytes_per_s: float) -> Host:
-        return Host((rate_bytes_per_s,), cores=_CORES, machine=_MACHINE)
+        return Host((rate_bytes_per_s,) * interface_count, cores=_CORES, machine=_MACHINE)
 
     rate = conditions["rate_bytes_per_s"]
     words = options.get("reducer_rates")
@@ -180,6 +184,7 @@ def _job(conditions: dict[str, Any], options: dict[str, Any], wire_dtype: str) -
         reducers=tuple(host(rates[index % len(rates)]) for index in range(conditions["reducer_count"])),
         colocated=conditions["colocated_count"],
         dtype=wire_dtype,
+        strands=interface_count,  # at least one for each
         worker_costs=_COSTS,
         reducer_costs=_COSTS,
     )
