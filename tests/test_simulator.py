@@ -101,9 +101,9 @@ def test_sixteen_bits_take_half_the_time() -> None:
 
 
 def test_two_interfaces_carry_twice_as_much() -> None:
-    two = replace(HOST, interfaces=HOST.interfaces * 2)
+    hosts = (replace(HOST, interfaces=HOST.interfaces * 2),) * 4
     one = simulate(job(4, 4), 64 * MEBI, rounds=2)
-    both = simulate(replace(job(4, 4, host=two), strands=2), 64 * MEBI, rounds=2)
+    both = simulate(replace(job(4, 4), workers=hosts, reducers=hosts, strands=2), 64 * MEBI, rounds=2)
     assert both.time_s / one.time_s == pytest.approx(0.5, rel=0.05)
 
 
@@ -170,6 +170,11 @@ def test_trees_and_servers_take_what_they_must() -> None:
         lambda: Job((HOST,) * 2),
         lambda: Job((HOST,) * 2, colocated=3),
         lambda: Job((HOST,) * 2, colocated=2, dtype="int3"),
+        lambda: Job((HOST,) * 2, colocated=2, chunk_bytes=1),
+        lambda: Job((HOST,) * 2, colocated=2, window_chunks=-1),
+        lambda: Job((Host.of_gbits(10, interface_count=2),) * 2, colocated=2),
+        lambda: Job((HOST,) * 5000, colocated=1),
+        lambda: Bucket(-1),
         lambda: Network(hosts_per_leaf=4),
         lambda: simulate(job(2, 2), 0),
         lambda: simulate_steps(job(2, 2), [], 1.0),

@@ -15,6 +15,9 @@ from jaxhetero.simulator.hosts import Costs, Host, Network, make_cluster
 
 # The number and the bytes of each wire dtype: DType in xla_ffi/sum/reduce.h.
 _DTYPES = {"float16": (1, 2), "bfloat16": (2, 2), "float32": (3, 4), "float64": (4, 8)}
+# As many as a job may have: job_shape.h.
+_MOST_PROCESSES = 4096
+_MOST_STRANDS = 32
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class Bucket:
     """On the wire."""
     ready_s: float = 0.0
     """When its last gradient is computed, after the start of the step."""
+
+    def __post_init__(self) -> None:
+        if self.bytes < 0 or self.ready_s < 0:
+            raise ConfigError(
+                f"a bucket of {self.bytes} bytes that is ready after {self.ready_s} s: both are at least 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,17 @@ class Job:
             )
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype}; one of {', '.join(_DTYPES)}")
-        if self.strands < 1:
-            raise ConfigError(f"strands is {self.strands}; at least 1")
+        if len(self.hosts) > _MOST_PROCESSES:
+            raise ConfigError(
+                f"{len(self.workers)} workers and {len(self.reducers)} reducers: {_MOST_PROCESSES} in all"
+            )
+        rails = max(len(host.interfaces) for host in self.hosts)
+        if not rails <= self.strands <= _MOST_STRANDS:
+            raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it is in {rails}..{_MOST_STRANDS}")
+        if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):
+            raise ConfigError(f"chunk_bytes is {self.chunk_bytes}; 0, or a multiple of 64 from 1024 to 16777216")
+        if self.window_chunks < 0:
+            raise ConfigError(f"window_chunks is {self.window_chunks}; at least 0")
 
     @property
     def hosts(self) -> tuple[Host, ...]:

@@ -14,7 +14,7 @@ uint32_t Network::add_interface(uint32_t host, double bytes_per_s) {
   interface.host = host;
   interface.out = interface.in = port;
   if (config_.hosts_per_leaf > 0) {
-    const size_t links = (host / config_.hosts_per_leaf + 1) * config_.spine_count;
+    const size_t links = size_t{host / config_.hosts_per_leaf + 1} * config_.spine_count;
     const Port link{1 / config_.uplink_bytes_per_s};
     if (up_.size() < links) up_.resize(links, link);
     down_.resize(up_.size(), link);
