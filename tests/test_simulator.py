@@ -129,7 +129,7 @@ def test_one_slow_worker_delays_all() -> None:
 
 def test_a_full_queue_costs_time() -> None:
     deep = simulate(job(8, 1), 4 * MEBI, Network(), rounds=2)
-    shallow = simulate(job(8, 1), 4 * MEBI, Network(queue_bytes=50_000), rounds=2)
+    shallow = simulate(job(8, 1), 4 * MEBI, Network(queue_bytes=50_000, piece_bytes=16384), rounds=2)
     assert deep.lost_count == 0
     assert shallow.lost_count > 0
     assert shallow.time_s > 1.5 * deep.time_s
@@ -176,6 +176,7 @@ def test_trees_and_servers_take_what_they_must() -> None:
         lambda: Job((HOST,) * 5000, colocated=1),
         lambda: Bucket(-1),
         lambda: Network(hosts_per_leaf=4),
+        lambda: Network(queue_bytes=1000),
         lambda: simulate(job(2, 2), 0),
         lambda: simulate_steps(job(2, 2), [], 1.0),
         lambda: simulate_hierarchy([HOST] * 4, 100, 3),

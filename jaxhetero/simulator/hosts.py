@@ -119,6 +119,12 @@ class Network:
         if min(self.packet_bytes, self.bytes_per_ack, self.piece_bytes) < 1:
             raise ConfigError(f"{self}: packets, pieces and bytes_per_ack have at least one byte")
 
+        least_bytes = self.piece_bytes / self.payload_share + self.packet_overhead_bytes
+        if 0 < self.queue_bytes < least_bytes:
+            raise ConfigError(
+                f"queue_bytes is {self.queue_bytes}; a piece would never pass: 0, or {least_bytes:.0f} on"
+            )
+
     @property
     def payload_share(self) -> float:
         """The share of an interface's rate that data gets: its goodput over its rate."""
