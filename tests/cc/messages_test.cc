@@ -26,7 +26,8 @@ constexpr FrameType kAllTypes[] = {FrameType::kRegister, FrameType::kWaiting,  F
                                    FrameType::kLate,     FrameType::kFault,    FrameType::kGoodbye, FrameType::kLost,
                                    FrameType::kHalt,     FrameType::kProgress, FrameType::kLeaving, FrameType::kIdle,
                                    FrameType::kAlive,    FrameType::kShare,    FrameType::kShared,  FrameType::kStill,
-                                   FrameType::kForget,   FrameType::kReads,    FrameType::kAsk,     FrameType::kState};
+                                   FrameType::kForget,   FrameType::kReads,    FrameType::kAsk,     FrameType::kState,
+                                   FrameType::kCredit,   FrameType::kMessage};
 
 auto fields(const FrameHeader& h) {
   return std::tie(h.type, h.last, h.payload_bytes, h.count, h.op, h.round, h.offset, h.has_checksum, h.checksum,
@@ -120,7 +121,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_25", [](FrameHeader& h) { h.type = static_cast<FrameType>(25); }},
+                    Spoiling{"type_27", [](FrameHeader& h) { h.type = static_cast<FrameType>(27); }},
                     Spoiling{"lent_with_a_checksum", [](FrameHeader& h) { h.is_lent = true; }},
                     Spoiling{"lends_no_chunk",
                              [](FrameHeader& h) {
@@ -190,6 +191,7 @@ View some_view() {
   view.strand_count = 4;
   view.own_index = 1;
   view.worker_hosts = {"a", "", "host-c"};
+  view.worker_endpoints = {{"10.0.0.7", 4001}, {"", 0}, {"fd00::3", 65535}};
   view.reducers = {{0, "10.0.0.1", 4000, "a", -1, {}}, {7, "::1", 65535, "b", 2, {"fd00::1"}}};
   view.number = 3;
   view.resume = {{0x1122334455667788, 9}, {2, 0}};
@@ -352,6 +354,11 @@ TEST(View, KeepsEveryField) {
   EXPECT_EQ(got->number, sent.number);
   EXPECT_EQ(got->own_index, sent.own_index);
   EXPECT_EQ(got->worker_hosts, sent.worker_hosts);
+  ASSERT_EQ(got->worker_endpoints.size(), sent.worker_endpoints.size());
+  for (size_t rank = 0; rank < sent.worker_endpoints.size(); ++rank) {
+    EXPECT_EQ(got->worker_endpoints[rank].address, sent.worker_endpoints[rank].address);
+    EXPECT_EQ(got->worker_endpoints[rank].port, sent.worker_endpoints[rank].port);
+  }
   ASSERT_EQ(got->reducers.size(), sent.reducers.size());
   for (size_t i = 0; i < sent.reducers.size(); ++i) {
     EXPECT_EQ(got->reducers[i].number, sent.reducers[i].number);
@@ -371,6 +378,7 @@ TEST(View, OfTheLargestJobFitInAFrame) {
   View view = some_view();
   view.job.worker_count = kMaxWorkers;
   view.worker_hosts.assign(kMaxWorkers, std::string(64, 'h'));  // HOST_NAME_MAX
+  view.worker_endpoints.assign(kMaxWorkers, {std::string(45, '0'), 65535});
   view.resume.assign(size_t{kMaxOps} * kMaxStrands, {1, 2});
   view.reducers.assign(kMaxReducers, {0, std::string(45, '0'), 65535, std::string(64, 'h'), 0, {}});
   const Bytes bytes = encode(view);
@@ -399,12 +407,15 @@ INSTANTIATE_TEST_SUITE_P(
                               [](View& m) {
                                 m.job.worker_count = 0;
                                 m.worker_hosts.clear();
+                                m.worker_endpoints.clear();
                               }},
                     SpoiltJob{"more_workers_than_the_job_has", [](View& m) { m.worker_hosts.emplace_back("d"); }},
+                    SpoiltJob{"a_worker_without_endpoint", [](View& m) { m.worker_endpoints.pop_back(); }},
                     SpoiltJob{"too_many_workers",
                               [](View& m) {
                                 m.job.worker_count = kMaxWorkers + 1;
                                 m.worker_hosts.resize(kMaxWorkers + 1);
+                                m.worker_endpoints.resize(kMaxWorkers + 1);
                               }},
                     SpoiltJob{"no_strand", [](View& m) { m.strand_count = 0; }},
                     SpoiltJob{"too_many_strands", [](View& m) { m.strand_count = kMaxStrands + 1; }},

@@ -39,6 +39,16 @@ TEST_P(EitherWayTest, ClosesWithTheStatusOfItsOwnerAfterAFrame) {
   EXPECT_EQ(server_.call([&] { return server_.frames_.size(); }), 1u) << "it read on";
 }
 
+TEST_P(EitherWayTest, TellsItsOwnerWhatIsWritten) {
+  open(GetParam());
+  const auto is_all = [this] { return client_.written_count_ == client_.connections_[0]->queued_frame_count(); };
+  for (size_t count : {1, 3}) {
+    for (size_t i = 0; i < count; ++i) client_.send(OutFrame::control(FrameType::kDescribe, Bytes(1'000'000)));
+    EXPECT_TRUE(client_.wait(is_all));
+  }
+  ASSERT_TRUE(server_.wait_frames(4));
+}
+
 TEST_P(EitherWayTest, WantsAPlaceForEveryByte) {
   Bytes place(3);
   server_.on_header_ = [&](Connection&, const FrameHeader&, std::vector<iovec>& into) {

@@ -120,6 +120,7 @@ class Side : public ConnectionOwner {
   std::vector<Received> frames_;
   std::vector<Status> closed_;
   size_t open_count_ = 0;
+  uint64_t written_count_ = 0;  // of the frames of a connection, as its owner was told
 
   [[nodiscard]] TcpContext& context() { return context_; }
 
@@ -145,6 +146,7 @@ class Side : public ConnectionOwner {
                        const std::shared_ptr<const std::byte>& payload) override {
     return on_lent_ ? on_lent_(header, payload) : false;
   }
+  void on_written(Connection& connection) override { written_count_ = connection.written_frame_count(); }
   void on_close(Connection&, const Status& why) override { closed_.push_back(why); }
 
   LoopThread thread_;

@@ -27,8 +27,7 @@ void decode_header(std::span<const std::byte> bytes) {
   Result<FrameHeader> header = decode(encoded);
   if (!header.ok()) return;
   if (encode(*header) != encoded) std::abort();
-  const size_t most =
-      header->type == FrameType::kPush || header->type == FrameType::kResult ? kMaxChunkBytes : kMaxControlBytes;
+  const size_t most = carries_data(header->type) ? kMaxChunkBytes : kMaxControlBytes;
   if (header->payload_bytes > most) std::abort();
 }
 

@@ -357,9 +357,7 @@ void Coordinator::end(std::function<void()> done) {
 
 Status Coordinator::admit(Guest& guest, Registration registration) {
   if (guest.is_registered()) return {Code::kProtocol, "it registered twice"};
-  if (registration.role == Role::kReducer && registration.address.empty()) {
-    registration.address = guest.connection->peer_host();
-  }
+  if (registration.address.empty()) registration.address = guest.connection->peer_host();
   if (Status refusal = check(registration); !refusal.ok()) {
     last_refusal_ = named(registration) + " was refused: " + refusal.message();
     log_.add(Severity::kWarning, last_refusal_);
@@ -482,11 +480,14 @@ void Coordinator::tell_reducers() {
   std::memcpy(&view_.job_id, random.data(), sizeof view_.job_id);
   view_.job = job_;
   view_.worker_hosts.resize(job_.worker_count);
+  view_.worker_endpoints.resize(job_.worker_count);
   view_.rail_count = rail_count();
   view_.strand_count = strand_count();
   for (auto& [connection, guest] : guests_) {
     if (guest.is_worker()) {
-      view_.worker_hosts[static_cast<size_t>(guest.registration.rank)] = guest.registration.host_name;
+      const Registration& worker = guest.registration;
+      view_.worker_hosts[static_cast<size_t>(worker.rank)] = worker.host_name;
+      view_.worker_endpoints[static_cast<size_t>(worker.rank)] = {worker.address, worker.port};
     } else if (guest.is_reducer()) {
       give_number(guest.registration);
       add_to_view(guest);

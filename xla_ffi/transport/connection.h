@@ -88,6 +88,9 @@ class ConnectionOwner {
     return false;
   }
 
+  // More frames are written: see Connection::written_frame_count().
+  virtual void on_written(Connection& /*connection*/) {}
+
   // The connection has ended. Called once, but never after close(). `why` is ok if close_after_flush() has finished;
   // else it is the error, or the Status that a callback returned.
   virtual void on_close(Connection& connection, const Status& why) = 0;

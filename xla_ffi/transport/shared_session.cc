@@ -85,7 +85,7 @@ Status SharedSession::on_reads() {
 
 void SharedSession::adopt(std::unique_ptr<SharedRing> ring) {
   ring_ = std::move(ring);
-  if (context_.checksums) return;  // every byte goes through the ring, under a checksum
+  if (context_.checksums || !context_.lends) return;  // checksums want every byte to go through the ring
   // If this fails, payloads go through the ring as well.
   [[maybe_unused]] const Status status = context_.lent_memory->share();
 }

@@ -300,8 +300,7 @@ Status TcpConnection::start_frame() {
   Result<FrameHeader> header = decode(in.header_bytes);
   if (!header.ok()) return header.status();
   in.header = *header;
-  const bool carries_data = in.header.type == FrameType::kPush || in.header.type == FrameType::kResult;
-  if (context_.checksums && carries_data && !in.header.has_checksum) {
+  if (context_.checksums && carries_data(in.header.type) && !in.header.has_checksum) {
     return {Code::kProtocol, "it sends no checksums, which this job asks for"};
   }
   if (in.header.is_lent) return take_lent();
@@ -397,6 +396,7 @@ uint64_t TcpConnection::passed_bytes() const {
 }
 
 void TcpConnection::write_queued() {
+  const uint64_t before = written_frame_count_;
   shared_.drop_read();
   for (size_t turn_bytes = 0; !queue_.empty();) {
     if (!may_write()) return;
@@ -415,6 +415,7 @@ void TcpConnection::write_queued() {
   if (!may_write()) return;
   wait_for_room(!queue_.empty());
   if (phase_ == Phase::kFlushing && queue_.empty()) finish_flushing();
+  if (phase_ == Phase::kOpen && written_frame_count_ > before) owner_->on_written(*this);
 }
 
 // Returns 0 if there is no room now.

@@ -32,7 +32,9 @@ struct TcpContext {
   // Of the processes that connections are made to: which of their strands takes them.
   uint16_t strand = 0;
   std::shared_ptr<Counters> counters = std::make_shared<Counters>();
-  // Payloads allocated here can be lent to peers on this host.
+  // Whether payloads are lent to peers on this host. If not, they are copied through the ring.
+  bool lends = true;
+  // Payloads allocated here can be lent.
   std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>();
   // Payloads that were lent, and not yet read, when their connection ended. A peer may still read them: they stay
   // until whoever owns the context knows better and clears this.

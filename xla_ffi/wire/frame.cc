@@ -15,9 +15,11 @@ constexpr uint8_t kLastFlag = 1;
 constexpr uint8_t kChecksumFlag = 2;
 constexpr uint8_t kLentFlag = 4;
 
-bool carries_chunk(FrameType type) { return type == FrameType::kPush || type == FrameType::kResult; }
-
 }  // namespace
+
+bool carries_data(FrameType type) {
+  return type == FrameType::kPush || type == FrameType::kResult || type == FrameType::kMessage;
+}
 
 EncodedHeader encode(const FrameHeader& header) {
   EncodedHeader encoded;
@@ -73,8 +75,8 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   header.has_checksum = (flags & kChecksumFlag) != 0;
   header.is_lent = (flags & kLentFlag) != 0;
   (header.is_lent ? header.place : header.checksum) = checksum_or_place;
-  if (header.is_lent && !carries_chunk(header.type)) return malformed("frame: only a chunk can be lent");
-  if (header.payload_bytes > (carries_chunk(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {
+  if (header.is_lent && !carries_data(header.type)) return malformed("frame: only data can be lent");
+  if (header.payload_bytes > (carries_data(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {
     return malformed("frame: a payload of " + std::to_string(header.payload_bytes) + " bytes");
   }
   return header;

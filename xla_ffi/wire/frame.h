@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 11;
+inline constexpr uint16_t kProtocolVersion = 12;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -24,7 +24,7 @@ enum class FrameType : uint8_t {
   kWaiting = 2,    // coordinator -> all: text, the processes that are missing
   kView = 3,       // coordinator -> all: View; at the start, and after every change
   kReady = 4,      // reducer -> coordinator: it has the view and accepts workers
-  kJoin = 5,       // worker -> reducer: Join
+  kJoin = 5,       // worker -> reducer, or another worker that it sends messages to: Join
   kDescribe = 6,   // worker -> reducer: OpDescription, once per op and view, before its first chunk
   kPush = 7,       // worker -> reducer: one chunk of a contribution
   kResult = 8,     // reducer -> worker: one chunk of the total
@@ -44,17 +44,23 @@ enum class FrameType : uint8_t {
   kReads = 22,     // reply to a kShared with SharedOffer: I opened the memory that you lend
   kAsk = 23,       // visitor -> coordinator: how is the job; coordinator -> all: how are you
   kState = 24,     // the reply to kAsk: ProcessState to the coordinator, JobState to the visitor
+  kCredit = 25,    // worker -> worker: text, what it has posted memory for; send me the message
+  kMessage = 26,   // worker -> worker: a part of a message, for which it has the credit
 };
-inline constexpr FrameType kLastFrameType = FrameType::kState;
+inline constexpr FrameType kLastFrameType = FrameType::kMessage;
 
 struct FrameHeader {
   FrameType type = FrameType::kFault;
-  bool last = false;           // the shard's last chunk
+  bool last = false;           // the shard's last chunk, the message's last part
   uint32_t payload_bytes = 0;  // bytes that follow the header
-  uint32_t count = 0;          // elements in the chunk (kPush, kResult); ranks that are slow, not stuck (kLate)
-  uint64_t op = 0;
-  uint64_t round = 0;
-  uint64_t offset = 0;  // first element of the chunk, counted in the bucket
+  // Of kPush and kResult: elements in the chunk. Of kLate: ranks that are slow, not stuck. Of kCredit and kMessage: the
+  // number of the channel.
+  uint32_t count = 0;
+  uint64_t op = 0;     // of kCredit and kMessage: the message's tag
+  uint64_t round = 0;  // of kCredit and kMessage: the message's number, counted in its channel
+  // Of kPush and kResult: the first element of the chunk, counted in the bucket. Of kMessage: the part's first byte. Of
+  // kCredit: the message's size in bytes.
+  uint64_t offset = 0;
   bool has_checksum = false;
   uint32_t checksum = 0;
   bool is_lent = false;  // the payload does not follow: the receiver reads it in the sender's memory
@@ -63,6 +69,9 @@ struct FrameHeader {
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
 EncodedHeader encode(const FrameHeader& header);
+
+// Whether frames of this type carry data of the program. Only these can be lent.
+bool carries_data(FrameType type);
 
 // Checks types, flags and lengths: all that can be checked without knowing the op.
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);

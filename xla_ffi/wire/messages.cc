@@ -35,6 +35,13 @@ void fields(Codec& codec, Message& resume)
 }
 
 template <typename Codec, typename Message>
+void fields(Codec& codec, Message& endpoint)
+  requires IsA<Message, View::Endpoint>
+{
+  codec(endpoint.address, endpoint.port);
+}
+
+template <typename Codec, typename Message>
 void fields(Codec& codec, Message& view)
   requires IsA<Message, View>
 {
@@ -42,6 +49,7 @@ void fields(Codec& codec, Message& view)
   fields(codec, view.job);
   codec(view.strand_count, view.rail_count, view.own_index);
   codec.list(view.worker_hosts, kMaxWorkers);
+  codec.list(view.worker_endpoints, kMaxWorkers);
   codec.list(view.reducers, kMaxReducers);
   codec.list(view.resume, kMaxOps * kMaxStrands);
 }
@@ -190,8 +198,9 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
   if (!view.ok()) return view;
   const JobShape& job = view->job;
   const bool is_sane = !view->worker_hosts.empty() && view->worker_hosts.size() == job.worker_count &&
-                       view->strand_count >= 1 && view->strand_count <= kMaxStrands && view->rail_count >= 1 &&
-                       view->rail_count <= kMaxRails && job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
+                       view->worker_endpoints.size() == job.worker_count && view->strand_count >= 1 &&
+                       view->strand_count <= kMaxStrands && view->rail_count >= 1 && view->rail_count <= kMaxRails &&
+                       job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
   if (!is_sane) return malformed("view");
   return view;
 }

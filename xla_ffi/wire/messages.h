@@ -31,8 +31,8 @@ struct Registration {
   uint32_t rail_count = 1;    // its interfaces, of which each strand uses one
   std::string version;
   std::string host_name;
-  uint16_t port = 0;                        // that a reducer listens on
-  std::string address;                      // that workers reach a reducer at; empty: the one it connects from
+  uint16_t port = 0;                        // that it listens on
+  std::string address;                      // that workers reach it at; empty: the one it connects from
   std::vector<std::string> more_addresses;  // of a reducer's other interfaces
 };
 
@@ -55,13 +55,19 @@ struct View {
     uint64_t op = 0;
     uint64_t round = 0;
   };
+  // Where a worker takes connections of other workers.
+  struct Endpoint {
+    std::string address;
+    uint16_t port = 0;
+  };
   uint64_t job_id = 0;
   uint32_t number = 0;
   JobShape job;
   uint32_t strand_count = 1;              // of every process
   uint32_t rail_count = 1;                // the most interfaces of any process
   uint32_t own_index = 0;                 // the receiver's rank, or reducer number
-  std::vector<std::string> worker_hosts;  // by rank
+  std::vector<std::string> worker_hosts;  // by rank, as the next
+  std::vector<Endpoint> worker_endpoints;
   std::vector<Reducer> reducers;
   std::vector<Resume> resume;
 };
@@ -74,7 +80,7 @@ struct OpDescription {
 struct Join {
   uint64_t job_id = 0;
   uint32_t rank = 0;
-  uint32_t view = 0;
+  uint32_t view = 0;  // at a reducer, as the next
   uint64_t plan = 0;  // ShardPlan::digest()
 };
 
