@@ -21,6 +21,13 @@ Place = tuple[int, int]
 # number, its part of the bytes, and when the last of that part was back.
 RoundRecord = tuple[str, int, int, float, float, float, float, list[tuple[int, int, float]]]
 
+class Transfer:
+    """A message that was posted on a channel. Hold it until it is done: it holds the buffers until then."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_ms: int) -> Status | None:
+        """How it ended, or None when ``timeout_ms`` passed first."""
+
 class ReducerServer:
     """A reducer on its own native thread: listens, meets the others at the coordinator, sums until all workers left."""
 
@@ -52,6 +59,8 @@ class Communicator:
         """The outcome of the start, or None when ``timeout_ms`` passed first."""
     def shutdown(self, timeout_ms: int) -> Status: ...
     def next_event(self, timeout_ms: int) -> Event | None: ...
+    def post_send(self, peer: int, channel: int, buffers: list[Any], tag: int, text: str) -> Transfer: ...
+    def post_receive(self, peer: int, channel: int, buffers: list[Any], tag: int, text: str) -> Transfer: ...
     def failure(self) -> Status:
         """Why rounds cannot run any more; "ok" while they can."""
     def metrics(self) -> dict[str, int]: ...

@@ -56,8 +56,8 @@ class Config:
     token: str = field(default="", repr=False)
     """The job's secret. A process without it is refused. Never printed."""
     host: str = ""
-    """The address under which other processes reach a reducer of this process. Default: the address of the interface
-    that leads to the coordinator."""
+    """The address under which other processes reach this worker and a reducer in its process. Default: the address of
+    the interface that leads to the coordinator."""
     interface: str = ""
     """The network interface to use, such as ``eth1``, or several, as in ``eth1,eth2``. Connections come from their
     addresses, of which the first is the default of ``host``. Of several, each carries a part of every large bucket; the
@@ -66,7 +66,7 @@ class Config:
     start_timeout_ms: int = 120_000
     """How long ``initialize`` waits for all workers and reducers."""
     timeout_ms: int = 30_000
-    """How long a round may make no progress before it fails."""
+    """How long a round, or the message of a channel, may make no progress before it fails."""
     chunk_bytes: int = 0
     """The size of a chunk, the unit of pipelining. 0: chosen from the sizes of the bucket and of the whole call. The
     same on every worker of a job."""
@@ -88,8 +88,8 @@ class Config:
     connections of its own. 0: as few as the measured rates need, within what all hosts of the job can spare: a quarter
     of the cores that a worker may use, all of a dedicated reducer's. The same on every worker of a job."""
     shared_memory: bool = True
-    """Whether bytes for reducers on this worker's own host go through shared memory, where possible, and not through
-    the loopback network. It takes about a megabyte for each such reducer."""
+    """Whether bytes for reducers on this worker's own host, and for workers there over channels, go through shared
+    memory, where possible, and not through the loopback network. It takes about a megabyte for each of them."""
     metrics_port: int = 0
     """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
     ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,

@@ -50,7 +50,8 @@ class VersionMismatch(JaxheteroError):
 
 
 class MismatchError(JaxheteroError):
-    """Workers called one collective with different shapes, dtypes, tree structures or operations."""
+    """Workers called one collective with different shapes, dtypes, tree structures or operations, or one sent another
+    message than the other waits for."""
 
 
 class WorkerLost(JaxheteroError):
@@ -62,7 +63,7 @@ class ReducerLost(JaxheteroError):
 
 
 class RoundTimeout(JaxheteroError):
-    """A round made no progress for ``timeout_ms``; the message names who is late."""
+    """A round, or a message between workers, made no progress for ``timeout_ms``; the text names who is late."""
 
 
 class ProtocolError(JaxheteroError):

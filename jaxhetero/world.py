@@ -59,6 +59,10 @@ class Metrics:
     """Bytes given to the network or to shared memory, headers and handshakes included."""
     received_bytes: int = 0
     """Bytes taken from the network or from shared memory, headers and handshakes included."""
+    channel_sent_bytes: int = 0
+    """Part of ``sent_bytes``: what went to other workers over channels, which a pipeline uses."""
+    channel_received_bytes: int = 0
+    """Part of ``received_bytes``: what came from other workers over channels."""
     round_count: int = 0
     """Completed rounds; one for each bucket of each collective that ran."""
     bucket_bytes: int = 0
@@ -72,7 +76,7 @@ class Metrics:
     live_reducer_count: int = 0
     """Reducers that take part now."""
     shared_connection_count: int = 0
-    """Connections to reducers on this host that moved to shared memory."""
+    """Connections to reducers, and for channels, on this host that moved to shared memory."""
     lent_bytes: int = 0
     """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
     refused_count: int = 0

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
@@ -16,7 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/channel/transfer.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
@@ -158,6 +161,88 @@ nb::list to_python(const std::vector<ProcessState::LateWorker>& workers) {
   return late;
 }
 
+// The memory of Python objects that have the buffer protocol. Made and destroyed with the GIL.
+class Buffers {
+ public:
+  Buffers(const nb::list& objects, int flags) {
+    views_.reserve(objects.size());  // a Py_buffer may point into itself
+    for (const nb::handle object : objects) {
+      views_.emplace_back();
+      if (PyObject_GetBuffer(object.ptr(), &views_.back(), flags) == 0) continue;
+      views_.pop_back();
+      release();
+      throw nb::python_error();
+    }
+  }
+  ~Buffers() { release(); }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  [[nodiscard]] Leaves memory() const {
+    Leaves leaves;
+    for (const Py_buffer& view : views_) leaves.append(view.buf, static_cast<size_t>(view.len));
+    return leaves;
+  }
+
+ private:
+  void release() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+    views_.clear();
+  }
+
+  std::vector<Py_buffer> views_;
+};
+
+// A transfer, and the memory that it moves: given back as soon as somebody sees that it is done.
+class BoundTransfer {
+ public:
+  BoundTransfer(std::shared_ptr<Transfer> transfer, std::unique_ptr<Buffers> buffers)
+      : transfer_(std::move(transfer)), buffers_(std::move(buffers)) {}
+  // Python's side holds the object until the transfer is done. If it does not, the memory stays for ever, which is
+  // better than to let the network have what belongs to somebody else.
+  ~BoundTransfer() {
+    if (!transfer_->is_done()) [[maybe_unused]]
+      const Buffers* const kept = buffers_.release();
+  }
+  BoundTransfer(const BoundTransfer&) = delete;
+  BoundTransfer& operator=(const BoundTransfer&) = delete;
+
+  bool is_done() {
+    const bool done = transfer_->is_done();
+    if (done) buffers_.reset();
+    return done;
+  }
+  std::optional<Status> wait(milliseconds patience) {
+    std::optional<Status> result;
+    {
+      const nb::gil_scoped_release unlocked;
+      result = transfer_->wait(patience);
+    }
+    if (result.has_value()) buffers_.reset();
+    return result;
+  }
+
+ private:
+  const std::shared_ptr<Transfer> transfer_;
+  std::unique_ptr<Buffers> buffers_;  // used with the GIL
+};
+
+std::unique_ptr<BoundTransfer> post(Communicator& communicator, Transfer::Direction direction, uint32_t peer,
+                                    uint32_t channel, const nb::list& objects, uint64_t tag, std::string text) {
+  const bool sends = direction == Transfer::Direction::kSend;
+  auto buffers = std::make_unique<Buffers>(objects, sends ? PyBUF_SIMPLE : PyBUF_WRITABLE);
+  Transfer::Message message{peer, channel, tag, std::move(text), buffers->memory()};
+  return std::make_unique<BoundTransfer>(communicator.post(direction, std::move(message)), std::move(buffers));
+}
+
+void bind_transfer(nb::module_& module) {
+  nb::class_<BoundTransfer>(module, "Transfer")
+      .def("done", &BoundTransfer::is_done)
+      .def(
+          "wait", [](BoundTransfer& self, int64_t ms) { return to_python(self.wait(milliseconds(ms))); },
+          "timeout_ms"_a);
+}
+
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
@@ -248,6 +333,20 @@ void bind_communicator(nb::module_& module) {
       .def(
           "next_event", [](Communicator& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
           "timeout_ms"_a, Unlocked())
+      .def(
+          "post_send",
+          [](Communicator& self, uint32_t peer, uint32_t channel, const nb::list& buffers, uint64_t tag,
+             std::string text) {
+            return post(self, Transfer::Direction::kSend, peer, channel, buffers, tag, std::move(text));
+          },
+          "peer"_a, "channel"_a, "buffers"_a, "tag"_a, "text"_a)
+      .def(
+          "post_receive",
+          [](Communicator& self, uint32_t peer, uint32_t channel, const nb::list& buffers, uint64_t tag,
+             std::string text) {
+            return post(self, Transfer::Direction::kReceive, peer, channel, buffers, tag, std::move(text));
+          },
+          "peer"_a, "channel"_a, "buffers"_a, "tag"_a, "text"_a)
       .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
       .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
       .def("place", [](const Communicator& self) { return to_python(self.place()); })
@@ -280,6 +379,7 @@ NB_MODULE(_native, module) {
   module.attr("version") = JAXHETERO_VERSION;
   module.attr("declared_names") = declared_names();
   bind_reducer_server(module);
+  bind_transfer(module);
   bind_communicator(module);
   module.def(
       "clear_current",

@@ -4,14 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -72,6 +75,33 @@ class FakeWorker final : public ConnectionOwner {
   uint64_t job_id() {
     return thread_.call([this] { return job_id_; });
   }
+  // Connects to another worker, as if to send messages, and joins it. The number of the connection, for send().
+  size_t connect_to_worker(uint32_t rank) {
+    return thread_.call([=, this] {
+      const View::Endpoint& endpoint = view_.worker_endpoints.at(rank);
+      connections_.push_back(
+          TcpConnection::connect(context_, *resolve(endpoint.address, endpoint.port), *this, kPatience));
+      return connections_.size() - 1;
+    });
+  }
+  // Once the connection is open.
+  void send_when_open(OutFrame frame, size_t connection) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!thread_.call([=, this] { return open_.contains(connections_.at(connection).get()); })) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    send(std::move(frame), connection);
+  }
+  // Whether a worker gives it so many credits before the patience ends.
+  bool wait_credits(size_t count) {
+    std::unique_lock lock(results_mutex_);
+    return results_changed_.wait_for(lock, kPatience, [&] { return credits_.size() >= count; });
+  }
+  std::vector<FrameHeader> credits() {
+    const std::lock_guard lock(results_mutex_);
+    return credits_;
+  }
   // Reports that it has completed so many rounds of the op, and is idle.
   void say_still(uint64_t op, uint64_t completed_count) {
     thread_.call(
@@ -98,6 +128,7 @@ class FakeWorker final : public ConnectionOwner {
 
  private:
   void join(const View& view) {
+    view_ = view;
     job_id_ = view.job_id;
     plan_ = ShardPlan(std::vector<uint32_t>(view.reducers.size(), 1)).digest();
     for (const View::Reducer& reducer : view.reducers) {
@@ -107,7 +138,8 @@ class FakeWorker final : public ConnectionOwner {
   }
   void on_open(Connection& connection) override {
     if (joins_) send_join(connection);
-    if (++open_count_ == connections_.size()) ready_.set_value();
+    open_.insert(&connection);
+    if (open_.size() == view_.reducers.size()) ready_.set_value();
   }
   Status on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) override {
     payload_.resize(header.payload_bytes);
@@ -120,6 +152,11 @@ class FakeWorker final : public ConnectionOwner {
       const auto from = std::ranges::find_if(connections_, [&](const auto& c) { return c.get() == &connection; });
       const std::lock_guard lock(results_mutex_);
       ++result_counts_[static_cast<size_t>(from - connections_.begin())];
+      results_changed_.notify_all();
+    }
+    if (header.type == FrameType::kCredit) {
+      const std::lock_guard lock(results_mutex_);
+      credits_.push_back(header);
       results_changed_.notify_all();
     }
     return {};
@@ -139,9 +176,10 @@ class FakeWorker final : public ConnectionOwner {
   TcpContext context_{thread_.loop(), config_.token};
   EventLog log_;
   std::unique_ptr<Member> member_;
+  View view_;
   uint64_t job_id_ = 0;
   uint64_t plan_ = 0;
-  size_t open_count_ = 0;
+  std::set<const Connection*> open_;
   bool has_ended_ = false;
   Bytes payload_;
   std::promise<void> ready_;
@@ -150,6 +188,7 @@ class FakeWorker final : public ConnectionOwner {
   std::mutex results_mutex_;
   std::condition_variable results_changed_;
   std::map<size_t, size_t> result_counts_;  // by reducer
+  std::vector<FrameHeader> credits_;
 };
 
 inline const auto kSomeBytes = std::make_shared<const Bytes>(100000);

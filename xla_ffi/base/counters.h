@@ -13,6 +13,8 @@ template <typename Number>
 struct CountersOf {
   Number sent_bytes{0};  // over sockets and through shared memory, headers and handshakes included
   Number received_bytes{0};
+  Number channel_sent_bytes{0};       // part of sent_bytes: for channels to other workers (worker)
+  Number channel_received_bytes{0};   // part of received_bytes, likewise
   Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads in place
   Number shared_connection_count{0};  // connections that moved to shared memory
   Number refused_count{0};            // peers that connected and did not prove that they know the job token
@@ -35,6 +37,8 @@ template <typename Visit>
 void for_each_counter(Visit&& visit) {
   visit("sent_bytes", &Counters::sent_bytes, &Metrics::sent_bytes);
   visit("received_bytes", &Counters::received_bytes, &Metrics::received_bytes);
+  visit("channel_sent_bytes", &Counters::channel_sent_bytes, &Metrics::channel_sent_bytes);
+  visit("channel_received_bytes", &Counters::channel_received_bytes, &Metrics::channel_received_bytes);
   visit("lent_bytes", &Counters::lent_bytes, &Metrics::lent_bytes);
   visit("shared_connection_count", &Counters::shared_connection_count, &Metrics::shared_connection_count);
   visit("refused_count", &Counters::refused_count, &Metrics::refused_count);

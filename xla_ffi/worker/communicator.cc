@@ -44,6 +44,7 @@ Status Communicator::start() {
   loop_ = &loops_.at(0);
   context_ = make_context(*loop_, 0);
   context_->counters = counters_;
+  if (Status status = add_channels(); !status.ok()) return status;
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
     if (Status status = coordinator_->bind(*address); !status.ok()) return status;
@@ -69,6 +70,24 @@ Status Communicator::add_strand() {
   loops_.at(index).post([strand = strand.get()] { strand->start(); });
   const std::lock_guard lock(strands_mutex_);
   strands_.push_back(std::move(strand));
+  return {};
+}
+
+Status Communicator::add_channels() {
+  Channels::Config config{config_.rank,          config_.job.worker_count, own_name(),           config_.host,
+                          config_.start_timeout, config_.timeout,          config_.shared_memory};
+  Channels::Callbacks callbacks{
+      .on_failure = [this](const Status& why) { fail(why); },
+      .on_told = [this](const Status& why) { fail_as_told(why); },
+      .on_idle =
+          [this] {
+            if (awaits_idle_) note_idle();
+          },
+  };
+  auto channels = std::make_unique<Channels>(std::move(config), make_context(*loop_, 0), log_, std::move(callbacks));
+  if (Status status = channels->bind(); !status.ok()) return status;
+  const std::lock_guard lock(strands_mutex_);
+  channels_ = std::move(channels);
   return {};
 }
 
@@ -103,6 +122,8 @@ Registration Communicator::registration() const {
   registration.rail_count = static_cast<uint32_t>(std::max<size_t>(config_.sources.size(), 1));
   registration.version = config_.version;
   registration.host_name = config_.host_name;
+  registration.address = channels_->endpoint().address;
+  registration.port = channels_->endpoint().port;
   return registration;
 }
 
@@ -188,6 +209,7 @@ Metrics Communicator::metrics() const {
   Metrics total = snapshot(*counters_);
   const std::lock_guard lock(strands_mutex_);
   for (const auto& strand : strands_) add(total, strand->metrics());
+  if (channels_) add(total, channels_->metrics());
   return total;
 }
 
@@ -203,6 +225,7 @@ void Communicator::join(const View& view) {
   place_.set({view.job_id, config_.rank});
   counters_->live_reducer_count = view.reducers.size();
   planner_.enter(view);
+  channels_->enter(view);
   while (strands_.size() < view.strand_count) {
     if (const Status status = add_strand(); !status.ok()) return fail(status);
   }
@@ -265,6 +288,7 @@ void Communicator::watch() {
         [this](size_t index) { return strands_[index]->take_still(); },
         [this](const std::vector<OpCounts>& counts) { report_progress(FrameType::kStill, view_.number, counts); });
   }
+  if (const Status stall = channels_->check(EventLoop::Clock::now()); !stall.ok()) return fail(stall);
   loop_->after(kWatchInterval, [this] { watch(); });
 }
 
@@ -340,6 +364,8 @@ Status Communicator::shutdown(milliseconds patience) {
     if (has_ended()) return;
     if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
     phase_ = Phase::kLeaving;
+    channels_->close({Code::kNotInitialized, "a message was posted after the shutdown had begun"});
+    channels_->limit_patience(patience);
     on_strands([patience](WorkerStrand& strand) { strand.limit_patience(patience); });
     if (patience.count() == 0) return fail({Code::kNotInitialized, "shut down at once"});
     note_idle();
@@ -348,7 +374,7 @@ Status Communicator::shutdown(milliseconds patience) {
   return phase_ == Phase::kLeft ? Status() : failure();
 }
 
-// Called when a view has started, when no round is open any more, and when somebody wants to leave.
+// Called when a view has started, when no round or no transfer is open any more, and when somebody wants to leave.
 void Communicator::note_idle() {
   awaits_idle_ = asked_whether_idle_ || phase_ == Phase::kLeaving;
   if (has_ended() || !is_idle()) return;
@@ -356,8 +382,8 @@ void Communicator::note_idle() {
   if (phase_ == Phase::kLeaving) leave();
 }
 
-// Says goodbye once no round runs or waits. The coordinator answers when every worker is idle: until then a reducer may
-// be lost, and other workers may need what this one keeps.
+// Says goodbye once no round and no transfer runs or waits. The coordinator answers when every worker is idle: until
+// then a reducer may be lost, and other workers may need what this one keeps.
 void Communicator::leave() {
   if (coordinator_has_left_) return end_in_order();
   if (std::exchange(has_said_goodbye_, true)) return;
@@ -375,6 +401,7 @@ void Communicator::end_in_order() {
   if (has_ended()) return;
   phase_ = Phase::kLeft;
   on_strands([](WorkerStrand& strand) { strand.end_in_order(); });
+  channels_->end_in_order();
   member_->stop();
   if (!coordinator_) return loop_->stop();
   coordinator_->end([this] { loop_->stop(); });
@@ -389,6 +416,7 @@ void Communicator::fail(const Status& why) {
   const bool ours = why.code() == Code::kNotInitialized;
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
   on_strands([why, word](WorkerStrand& strand) { strand.fail(why, word); });
+  channels_->fail(why, word);
   for (RoundRequest& request : std::exchange(early_, {})) complete(std::move(request), why);
   member_->stop(word);
   // Time for that last word to be sent, and on rank 0 for the coordinator's.
@@ -399,6 +427,8 @@ void Communicator::fail(const Status& why) {
 void Communicator::refuse_inbox() {
   inbox_.close({Code::kNotInitialized, "jaxhetero was shut down"});
   for (RoundRequest& request : inbox_.take_all()) complete(std::move(request), failure());
+  channels_->close(failure());
+  channels_->refuse_inbox();
 }
 
 }  // namespace jaxhetero

@@ -22,9 +22,12 @@
 
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/inbox.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/loop_group.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/channel/channels.h"
+#include "xla_ffi/channel/transfer.h"
 #include "xla_ffi/membership/coordinator.h"
 #include "xla_ffi/membership/member.h"
 #include "xla_ffi/transport/tcp_connection.h"
@@ -33,7 +36,6 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/callback_threads.h"
-#include "xla_ffi/worker/inbox.h"
 #include "xla_ffi/worker/planner.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/round_ledger.h"
@@ -47,12 +49,13 @@ struct CommunicatorConfig {
   JobShape job;
   std::string coordinator;           // "host:port"
   std::vector<std::string> sources;  // the addresses to connect from, an interface each; none: the routes decide
+  std::string host;                  // listens for channels on this address; empty: on every one
   Bytes token;
   std::string host_name;
   std::string version;
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};  // how long a round may go without progress
-  bool shared_memory = true;             // with reducers on this host
+  bool shared_memory = true;             // with reducers on this host, and with workers that have channels
   uint32_t most_strands = 1;             // that this process can run, if the job does not say how many
 };
 
@@ -62,6 +65,7 @@ void for_each_worker_setting(Visit&& visit) {
   visit("rank", &CommunicatorConfig::rank);
   visit("coordinator", &CommunicatorConfig::coordinator);
   visit("sources", &CommunicatorConfig::sources);
+  visit("host", &CommunicatorConfig::host);
   visit("token", &CommunicatorConfig::token);
   visit("start_timeout_ms", &CommunicatorConfig::start_timeout);
   visit("timeout_ms", &CommunicatorConfig::timeout);
@@ -83,17 +87,21 @@ class Communicator {
   [[nodiscard]] std::optional<Status> wait_ready(std::chrono::milliseconds patience) const;
   // Any thread; never blocks. Rounds of one op run one after the other, in the order of these calls.
   void start_round(RoundRequest request);
+  // Any thread; never blocks. See Channels::post().
+  std::shared_ptr<Transfer> post(Transfer::Direction direction, Transfer::Message message) {
+    return channels_->post(direction, std::move(message));
+  }
   // Any thread; never blocks. More bytes of some round's inputs are ready (SlicedTransfer::ready_bytes).
   void feed();
   // Any thread; never blocks. Ends the job for every process.
   void abort(Status why);
-  // Completes the rounds that were started, says goodbye to the reducers and joins the thread. Fails once a round has
-  // made no progress for `patience`, and at once if that is 0. A worker without rounds waits for as long as the others
-  // have some: they may need what it keeps, and end the job themselves when it stalls.
+  // Completes the rounds and the transfers that were started, says goodbye to the reducers and joins the thread. Fails
+  // once one of them has made no progress for `patience`, and at once if that is 0. A worker without rounds waits for
+  // as long as the others have some: they may need what it keeps, and end the job themselves when it stalls.
   Status shutdown(std::chrono::milliseconds patience);
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
-  // Why no round can run any more; ok while rounds can. Any thread.
+  // Why no round or transfer can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const { return inbox_.why_closed(); }
   [[nodiscard]] Metrics metrics() const;
   // The completed rounds. Any thread.
@@ -107,6 +115,7 @@ class Communicator {
 
   // Start.
   Status add_strand();
+  Status add_channels();
   [[nodiscard]] std::unique_ptr<TcpContext> make_context(EventLoop& loop, size_t strand) const;
   [[nodiscard]] Registration registration() const;
   [[nodiscard]] Member::Callbacks member_callbacks();
@@ -142,7 +151,9 @@ class Communicator {
   void fail(const Status& why);
   void refuse_inbox();
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
-  [[nodiscard]] bool is_idle() const { return !halted_ && early_.empty() && ledger_.is_empty(); }
+  [[nodiscard]] bool is_idle() const {
+    return !halted_ && early_.empty() && ledger_.is_empty() && channels_->is_idle();
+  }
   [[nodiscard]] std::string own_name() const;  // "rank 3 (host b)"
 
   const CommunicatorConfig config_;
@@ -151,18 +162,19 @@ class Communicator {
   EventLog log_;
   Place place_;
   Timeline timeline_;
-  Inbox inbox_;  // closed once rounds cannot run any more
+  Inbox<RoundRequest> inbox_;  // closed once rounds cannot run any more
   std::promise<Status> ready_promise_;
   const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
   std::unique_ptr<CallbackThreads> callback_threads_ = std::make_unique<CallbackThreads>();
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // but for the strands' own
   RoundLedger ledger_;
-  std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round is open
+  std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round or transfer is open
 
   LoopGroup loops_;            // of the strands, in their order
   EventLoop* loop_ = nullptr;  // the first of them, which is the communicator's as well
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<WorkerStrand>> strands_;  // changed under the mutex, on the loop's thread
+  std::unique_ptr<Channels> channels_;                  // on the first loop; set under the mutex, in start()
 
   std::vector<TcpAddress> sources_;
   std::unique_ptr<TcpContext> context_;  // of coordinator and member

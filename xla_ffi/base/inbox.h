@@ -1,4 +1,4 @@
-// The requests for rounds on their way from the program's threads to the event loop's thread.
+// Requests of the program's threads, on their way to an event loop's thread.
 #pragma once
 
 #include <mutex>
@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/worker/round.h"
 
 namespace jaxhetero {
 
 // Any thread; the lock is only held to move requests.
+template <typename Request>
 class Inbox {
  public:
   // Takes the request; or leaves it as it is and returns why the inbox is closed.
-  Status add(RoundRequest& request) {
+  Status add(Request& request) {
     const std::lock_guard lock(mutex_);
     if (closed_.has_value()) return *closed_;
     requests_.push_back(std::move(request));
@@ -23,7 +23,7 @@ class Inbox {
   }
 
   // All that have been added since the last call, in their order.
-  std::vector<RoundRequest> take_all() {
+  std::vector<Request> take_all() {
     const std::lock_guard lock(mutex_);
     return std::exchange(requests_, {});
   }
@@ -42,8 +42,8 @@ class Inbox {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<RoundRequest> requests_;  // guarded by mutex_
-  std::optional<Status> closed_;        // guarded by mutex_
+  std::vector<Request> requests_;  // guarded by mutex_
+  std::optional<Status> closed_;   // guarded by mutex_
 };
 
 }  // namespace jaxhetero

@@ -1,0 +1,37 @@
+#include "xla_ffi/channel/transfer.h"
+
+#include <utility>
+
+namespace jaxhetero {
+
+Transfer::Transfer(Direction direction, Message message) : direction_(direction), message_(std::move(message)) {}
+
+std::string Transfer::name() const {
+  return "\"" + message_.text + "\" (channel " + std::to_string(message_.channel) + ")";
+}
+
+bool Transfer::is_done() const {
+  const std::lock_guard lock(mutex_);
+  return result_.has_value();
+}
+
+std::optional<Status> Transfer::wait(std::chrono::milliseconds patience) const {
+  std::unique_lock lock(mutex_);
+  ended_.wait_for(lock, patience, [this] { return result_.has_value(); });
+  return result_;
+}
+
+void Transfer::fail(const Status& why) {
+  const char* const way = direction_ == Direction::kSend ? " to rank " : " from rank ";
+  end({why.code(), why.message() + "; this ended the transfer of " + name() + way + std::to_string(message_.peer)});
+}
+
+void Transfer::end(const Status& how) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!result_.has_value()) result_ = how;
+  }
+  ended_.notify_all();
+}
+
+}  // namespace jaxhetero
