@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, bars, cores, record, sums, train_step
+from bench import allreduce, bars, channels, cores, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
@@ -66,6 +66,20 @@ def test_cores_compares_numbers_of_strands(tmp_path: Path, capsys: pytest.Captur
     assert [row["engine"] for row in rows] == [f"jaxhetero:strands={n}{way}" for way in ways for n in (1, 3)]
     assert all(row["wrong_count"] == 0 for row in rows)
     assert "shared memory" in capsys.readouterr().out
+
+
+def test_channels_compares_ways_to_send_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    engines = ["jaxhetero:shared_memory=0", "transfer", "gloo"]
+    assert channels.main(["--sizes", "1KiB", "--count", "2", "--stream", "4KiB", "--engine", ",".join(engines)]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "KiB" in line]
+    assert [row[1].strip() for row in rows] == engines
+    assert all(float(row[3]) > 0 for row in rows)
+    assert [bool(row[4].strip()) for row in rows] == [True, False, False]
+
+
+def test_channels_refuses_what_it_cannot_measure() -> None:
+    with pytest.raises(BenchError, match="of jaxhetero, transfer, gloo"):
+        channels.Options(engine="mpi").specs()
 
 
 def test_an_engine_takes_settings() -> None:
