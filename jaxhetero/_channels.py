@@ -29,8 +29,8 @@ class Channels:
     error: "activations of stage 2, microbatch 5".
 
     Whatever goes wrong ends the job, on every worker. ``wait()`` of each open transfer then tells why: the peer was
-    lost, has made no progress for ``timeout_ms``, or posted another message (``MismatchError``). So no transfer stays
-    open for longer than that.
+    lost, has made no progress for ``timeout_ms``, or posted another message (``MismatchError``). The time counts from
+    when somebody waits for a transfer, or when it has begun to move: it may be posted long before it is needed.
 
     Raises:
       NotInitializedError: before ``initialize()``.

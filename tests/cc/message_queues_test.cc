@@ -320,8 +320,9 @@ INSTANTIATE_TEST_SUITE_P(All, LyingSenderTest,
 TEST_F(ChannelEndsTest, WhoeverIsLateIsNamedWithTheMessage) {
   MessageMemory memory({3 * kPartBytes});
   for (const char* text : {"first", "second"}) {
-    send(memory, 5, 7, text);
-    receive(memory, 5, 7, text);
+    for (const auto& transfer : {send(memory, 5, 7, text), receive(memory, 5, 7, text)}) {
+      EXPECT_FALSE(transfer->wait(milliseconds(0)).has_value());
+    }
   }
   now_ += kTimeouts.later;
   EXPECT_FALSE(receiver_.find_late(now_, kTimeouts).has_value()) << "the first one may take longer";
@@ -341,6 +342,24 @@ TEST_F(ChannelEndsTest, WhoeverIsLateIsNamedWithTheMessage) {
                   "has taken nothing of \"second\" (channel 5) for 100 ms, after "
                   "131072 of 393216 bytes"));
   EXPECT_TRUE(has(*receiver_.find_late(now_, kTimeouts), "has sent nothing of \"second\""));
+}
+
+TEST_F(ChannelEndsTest, NobodyIsLateForWhatNobodyWaitsFor) {
+  MessageMemory memory({8});
+  const auto sent = send(memory, 5, 7, "gradients");
+  now_ += 10 * kTimeouts.first;
+  EXPECT_FALSE(sender_.find_late(now_, kTimeouts).has_value());
+  EXPECT_FALSE(sent->wait(milliseconds(0)).has_value());
+  EXPECT_FALSE(sender_.find_late(now_, kTimeouts).has_value()) << "the time begins now";
+  now_ += kTimeouts.first;
+  EXPECT_TRUE(sender_.find_late(now_, kTimeouts).has_value());
+}
+
+TEST_F(ChannelEndsTest, WhoeverLeavesWaitsForAll) {
+  MessageMemory memory({8});
+  send(memory, 5, 7, "gradients");
+  now_ += kTimeouts.first;
+  EXPECT_TRUE(sender_.find_late(now_, {kTimeouts.first, kTimeouts.later, true}).has_value());
 }
 
 TEST_F(ChannelEndsTest, WhatIsGivenUpSaysWhatItWas) {

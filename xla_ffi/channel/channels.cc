@@ -252,7 +252,7 @@ void Channels::on_close(Connection& connection, const Status& why) {
 }
 
 Status Channels::check(Clock::time_point now) {
-  for (const auto& [rank, peer] : peers_) {
+  for (auto& [rank, peer] : peers_) {
     if (peer.is_idle()) continue;
     if (!peer.broken.ok() && now - peer.broken_at >= kGrace) {
       return {Code::kWorkerLost, peer.name + " was lost: " + peer.broken.message() + ", in a connection for channels"};
@@ -267,7 +267,7 @@ Status Channels::check(Clock::time_point now) {
 }
 
 void Channels::limit_patience(milliseconds most) {
-  patience_ = {std::min(patience_.first, most), std::min(patience_.later, most)};
+  patience_ = {std::min(patience_.first, most), std::min(patience_.later, most), true};
 }
 
 void Channels::stop_listening() {

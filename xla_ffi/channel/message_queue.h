@@ -15,10 +15,12 @@
 
 namespace jaxhetero {
 
-// How long the front message of a channel may make no progress.
+// How long the front message of a channel may make no progress. A worker may post messages long before it needs them, so
+// the time counts only from when somebody waits, or when the message has begun to move.
 struct ChannelPatience {
   std::chrono::milliseconds first{0};  // of a channel's first message, because workers compile at different speeds
   std::chrono::milliseconds later{0};
+  bool is_for_all = false;  // also for messages that nobody waits for: this worker leaves
 };
 
 // On the loop's thread.
@@ -54,8 +56,10 @@ class MessageQueue {
     complete->succeed();
   }
 
-  // How long the front message has made no progress, if that is longer than it may; else 0.
-  [[nodiscard]] std::chrono::milliseconds lateness(Clock::time_point now, const ChannelPatience& patience) const {
+  // How long the front message has made no progress, if that is longer than it may; else 0. Called a few times a second.
+  [[nodiscard]] std::chrono::milliseconds lateness(Clock::time_point now, const ChannelPatience& patience) {
+    const bool counts = patience.is_for_all || moved_bytes_ > 0 || posted_.empty() || front()->is_awaited();
+    if (!counts) progress_at_ = now;
     const auto most = number_ == 0 ? patience.first : patience.later;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - progress_at_);
     return posted_.empty() || waited < most ? std::chrono::milliseconds(0) : waited;

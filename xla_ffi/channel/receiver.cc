@@ -65,8 +65,8 @@ void Receiver::finish(const FrameHeader& header, Clock::time_point now) {
   --open_count_;
 }
 
-std::optional<std::string> Receiver::find_late(Clock::time_point now, const ChannelPatience& patience) const {
-  for (const auto& [channel, queue] : channels_) {
+std::optional<std::string> Receiver::find_late(Clock::time_point now, const ChannelPatience& patience) {
+  for (auto& [channel, queue] : channels_) {
     const auto late = queue.lateness(now, patience);
     if (late.count() == 0) continue;
     return peer_name_ + " has sent nothing of " + queue.front()->name() + " for " + std::to_string(late.count()) +

@@ -44,7 +44,7 @@ class Receiver {
 
   [[nodiscard]] bool is_empty() const { return open_count_ == 0; }
   // What makes no progress, and since when; nothing if all does.
-  [[nodiscard]] std::optional<std::string> find_late(Clock::time_point now, const ChannelPatience& patience) const;
+  [[nodiscard]] std::optional<std::string> find_late(Clock::time_point now, const ChannelPatience& patience);
   void give_up(const Status& why);
 
  private:

@@ -95,8 +95,8 @@ Status Sender::note_written(uint64_t frame_count, Clock::time_point now) {
   return {};
 }
 
-std::optional<std::string> Sender::find_late(Clock::time_point now, const ChannelPatience& patience) const {
-  for (const auto& [number, channel] : channels_) {
+std::optional<std::string> Sender::find_late(Clock::time_point now, const ChannelPatience& patience) {
+  for (auto& [number, channel] : channels_) {
     const auto late = channel.queue.lateness(now, patience);
     if (late.count() == 0) continue;
     const Transfer& transfer = *channel.queue.front();

@@ -15,8 +15,14 @@ bool Transfer::is_done() const {
   return result_.has_value();
 }
 
-std::optional<Status> Transfer::wait(std::chrono::milliseconds patience) const {
+bool Transfer::is_awaited() const {
+  const std::lock_guard lock(mutex_);
+  return is_awaited_;
+}
+
+std::optional<Status> Transfer::wait(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
+  is_awaited_ = true;
   ended_.wait_for(lock, patience, [this] { return result_.has_value(); });
   return result_;
 }

@@ -37,7 +37,9 @@ class Transfer {
 
   [[nodiscard]] bool is_done() const;
   // How it ended; nothing if it has not after `patience`.
-  [[nodiscard]] std::optional<Status> wait(std::chrono::milliseconds patience) const;
+  [[nodiscard]] std::optional<Status> wait(std::chrono::milliseconds patience);
+  // Whether anybody has waited for it yet.
+  [[nodiscard]] bool is_awaited() const;
 
   // These end the transfer, whose memory is not touched any more. Only the first call counts.
   void succeed() { end({}); }
@@ -52,6 +54,7 @@ class Transfer {
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;
   std::optional<Status> result_;  // guarded by mutex_
+  bool is_awaited_ = false;       // guarded by mutex_
 };
 
 }  // namespace jaxhetero
