@@ -2,7 +2,8 @@
 
 Several reducers and workers that keep to the rules of failover, without sockets: reducers die and come, so views
 change, and what the old view has left undone is pushed again. Every total must be the sum of what all contributed. Of a
-scatter, a worker must get its row alone; of a gather, it pushes its row alone.
+scatter, a worker must get its row alone; of a gather, it pushes its row alone. An op may have a group: then all of this
+holds among its members, and the other workers hear nothing of it.
 """
 
 from __future__ import annotations
@@ -35,24 +36,28 @@ ROW = 3  # elements of a row, so that chunks lie in one row or in two
 WINDOW = 2
 
 
-def total_count(op: int, workers: int) -> int:
-    return TOTAL if KINDS[op] == SUM else ROW * workers
+class Op(NamedTuple):
+    kind: int
+    members: tuple[int, ...]
+    """The ranks that take part, in order."""
 
+    @property
+    def total_count(self) -> int:
+        return TOTAL if self.kind == SUM else ROW * len(self.members)
 
-def row(rank: int) -> range:
-    return range(ROW * rank, ROW * (rank + 1))
+    def row(self, rank: int) -> range:
+        place = self.members.index(rank)
+        return range(ROW * place, ROW * (place + 1))
 
+    def is_pushed(self, rank: int, element: int) -> bool:
+        return self.kind != GATHER or element in self.row(rank)
 
-def is_pushed(op: int, rank: int, element: int) -> bool:
-    return KINDS[op] != GATHER or element in row(rank)
-
-
-def answer(op: int, rank: int, elements: range, total: list[int]) -> list[int]:
-    """What a worker is sent of a chunk; nothing of what it has."""
-    if KINDS[op] == GATHER and all(element in row(rank) for element in elements):
-        return []
-    is_wanted = [KINDS[op] != SCATTER or element in row(rank) for element in elements]
-    return list(itertools.compress(total, is_wanted))
+    def answer(self, rank: int, elements: range, total: list[int]) -> list[int]:
+        """What a worker is sent of a chunk; nothing of what it has."""
+        if self.kind == GATHER and all(element in self.row(rank) for element in elements):
+            return []
+        is_wanted = [self.kind != SCATTER or element in self.row(rank) for element in elements]
+        return list(itertools.compress(total, is_wanted))
 
 
 class Chunk(NamedTuple):
@@ -65,22 +70,23 @@ class Chunk(NamedTuple):
 
 
 class Model:
-    """What a view's reducers are: once everybody's piece of a chunk is there, everybody is answered."""
+    """What a view's reducers are: once every member's piece of a chunk is there, every member is answered."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, ops: list[Op]) -> None:
+        self.ops = ops
         self.pieces: defaultdict[Chunk, dict[int, dict[int, int]]] = defaultdict(dict)
 
     def push(self, rank: int, chunk: Chunk, count: int, piece: dict[int, int]) -> list[str]:
+        op = self.ops[chunk.op]
         pieces = self.pieces[chunk]
         pieces[rank] = piece
-        if len(pieces) < self.workers:
+        if len(pieces) < len(op.members):
             return []
         elements = range(chunk.offset, chunk.offset + count)
         total = [sum(values.get(element, 0) for values in pieces.values()) for element in elements]
         return [
-            " ".join(map(str, ["result", worker, *chunk, count, *answer(chunk.op, worker, elements, total)]))
-            for worker in range(self.workers)
+            " ".join(map(str, ["result", worker, *chunk, count, *op.answer(worker, elements, total)]))
+            for worker in op.members
         ]
 
 
@@ -164,7 +170,10 @@ def reducers(binary: Path) -> Iterator[Reducers]:
 class Job:
     """Honest workers and reducers that die and come, until a worker errs or dies: then everybody must be told."""
 
-    def __init__(self, reducers: Reducers, workers: int, view: int, seen: Counter[str]) -> None:
+    def __init__(self, reducers: Reducers, workers: int, groups: list[set[int]], view: int, seen: Counter[str]) -> None:
+        everybody = set(range(workers))
+        chosen = [sorted(group & everybody or everybody) for group in groups]
+        self.ops = [Op(kind, tuple(group)) for kind, group in zip(KINDS, chosen, strict=True)]
         self.reducers = reducers
         self.seen = seen  # what happened, counted
         self.workers = [Worker(rank) for rank in range(workers)]
@@ -179,24 +188,27 @@ class Job:
         """Everybody connects anew: what was on its way is lost, and so is all that reducers knew."""
         self.view = view
         self.dead: set[int] = set()
-        self.model = Model(len(self.workers))
+        self.model = Model(self.ops)
         self.totals: defaultdict[tuple[int, int], int] = defaultdict(int)  # chunks, by reducer and op
         self.pushes: defaultdict[tuple[int, int, int], int] = defaultdict(int)  # the same by reducer, op and rank
         for reducer in view:
             assert self.reducers("new", reducer, len(self.workers), CHUNK, WINDOW, int(resumed)) == ["ok"]
-            for rank in range(len(self.workers)):
-                for op in range(OPS):
-                    total = total_count(op, len(self.workers))
-                    assert self.reducers("describe", reducer, rank, op, KINDS[op], total) == ["ok"]
+            for number, op in enumerate(self.ops):
+                group = op.members if len(op.members) < len(self.workers) else ()
+                for rank in op.members:
+                    assert self.reducers("describe", reducer, rank, number, op.kind, op.total_count, *group) == ["ok"]
         for op in range(OPS):
             # Those who have completed a round that others have not push it again for them.
-            number = min(worker.completed[op] for worker in self.workers)
-            for worker in self.workers:
+            number = min(worker.completed[op] for worker in self.members(op))
+            for worker in self.members(op):
                 self.seen["replay"] += worker.completed[op] > number
-                worker.begin_round(op, number, view, total_count(op, len(self.workers)))
+                worker.begin_round(op, number, view, self.ops[op].total_count)
         for worker in self.workers:
             worker.begun.clear()
             worker.coming.clear()
+
+    def members(self, op: int) -> list[Worker]:
+        return [self.workers[rank] for rank in self.ops[op].members]
 
     @property
     def living(self) -> list[int]:
@@ -246,7 +258,7 @@ class Job:
         number = worker.running[op]
         if number < worker.completed[op]:
             return worker.kept[op, number]  # a replay: it must have been kept
-        total = total_count(op, len(self.workers))
+        total = self.ops[op].total_count
         return self.given.setdefault((op, number, worker.rank), [random.randrange(-99, 100) for _ in range(total)])
 
     def begin(self, worker: Worker, op: int, segment: Segment, random: Random) -> None:
@@ -254,14 +266,14 @@ class Job:
         values = self.contribution(worker, op, random)
         elements = range(chunk.offset, chunk.offset + count)
         assert self.begin_chunk(worker, segment, chunk, count) == ["ok"]
-        piece = {element: values[element] for element in elements if is_pushed(op, worker.rank, element)}
+        piece = {element: values[element] for element in elements if self.ops[op].is_pushed(worker.rank, element)}
         worker.begun[segment.reducer] = chunk, count, piece
         segment.pushed += 1
         self.pushes[segment.reducer, op, worker.rank] += 1
 
     def begin_chunk(self, worker: Worker, segment: Segment, chunk: Chunk, count: int) -> list[str]:
         op, number, offset, last = chunk
-        pushed = sum(is_pushed(op, worker.rank, element) for element in range(offset, offset + count))
+        pushed = sum(self.ops[op].is_pushed(worker.rank, element) for element in range(offset, offset + count))
         return self.reducers("begin", segment.reducer, worker.rank, op, number, offset, count, last, pushed)
 
     def commit(self, worker: Worker, reducer: int) -> None:
@@ -269,7 +281,7 @@ class Job:
         expected = self.model.push(worker.rank, chunk, count, piece)
         assert self.reducers("commit", reducer, worker.rank, *piece.values()) == [*expected, "ok"]
         self.totals[reducer, chunk.op] += bool(expected)
-        for other, frame in zip(self.workers, expected, strict=False):
+        for other, frame in zip(self.members(chunk.op), expected, strict=False):
             other.coming[reducer].append(frame)
 
     def take_total(self, worker: Worker, reducer: int) -> None:
@@ -281,9 +293,10 @@ class Job:
         assert (rank, (chunk, count)) == (worker.rank, worker.chunk(op, segment, segment.returned))
         elements = range(chunk.offset, chunk.offset + count)
         true = [
-            sum(self.given[op, number, r][e] for r in range(len(self.workers)) if is_pushed(op, r, e)) for e in elements
+            sum(self.given[op, number, r][e] for r in self.ops[op].members if self.ops[op].is_pushed(r, e))
+            for e in elements
         ]
-        assert values == answer(op, rank, elements, true)
+        assert values == self.ops[op].answer(rank, elements, true)
         segment.returned += 1
         replays = number < worker.completed[op]
         if not replays:
@@ -294,7 +307,8 @@ class Job:
             return
         worker.completed[op] += not replays
         self.seen["round"] += not replays
-        worker.begin_round(op, number + 1, self.view, total_count(op, len(self.workers)))
+        self.seen["round of a group"] += not replays and len(self.ops[op].members) < len(self.workers)
+        worker.begin_round(op, number + 1, self.view, self.ops[op].total_count)
 
     # --- What workers do wrong.
 
@@ -304,6 +318,8 @@ class Job:
     def push_out_of_order(self, random: Random) -> None:
         """A chunk that was pushed already, or is not yet due."""
         worker, reducer, op = self.culprit(random), random.choice(self.living), random.randrange(OPS)
+        if worker.rank not in self.ops[op].members:
+            return
         segment = worker.segment_at(op, reducer)
         indices = [index for index in range(len(segment.chunks)) if index != segment.pushed]
         if self.gone or segment.pushed == 0 or not indices:
@@ -336,6 +352,20 @@ class Job:
         frames += self.reducers("lose", reducer, worker.rank)[:-1] if not frames else []
         self.expect_fault(reducer, frames, {worker.rank}, optional=worker.rank)
 
+    def join_another_group(self, random: Random) -> None:
+        """It says of an op that it is one of other workers than the rest says, or than it is one of itself."""
+        culprits = [worker for worker in self.workers if worker.rank not in self.gone]
+        places = [(w, op) for w in culprits for op in range(OPS) if w.rank not in self.ops[op].members]
+        if not places:
+            return
+        (worker, op), reducer = random.choice(places), random.choice(self.living)
+        others = random.choice([self.ops[op].members, (worker.rank,)])
+        kind, total = self.ops[op].kind, self.ops[op].total_count
+        *frames, end = self.reducers("describe", reducer, worker.rank, op, kind, total, *others)
+        assert end.startswith("error"), end
+        self.seen["another group"] += 1
+        self.expect_fault(reducer, frames, set())
+
     def die(self, random: Random) -> None:
         """At any moment, also between the header and the payload of a chunk."""
         worker = self.culprit(random)
@@ -358,8 +388,10 @@ class Job:
                 assert frames == []
 
     def is_awaited(self, worker: Worker, reducer: int, op: int) -> bool:
+        if worker not in self.members(op):
+            return False
         done = self.totals[reducer, op]
-        pushes = [self.pushes[reducer, op, other.rank] for other in self.workers]
+        pushes = [self.pushes[reducer, op, other.rank] for other in self.members(op)]
         return max(pushes) > done and pushes[worker.rank] == done
 
     def expect_fault(self, reducer: int, frames: list[str], dead: set[int], optional: int = -1) -> None:
@@ -396,13 +428,25 @@ def test_any_interleaving_gives_what_the_model_gives(reducers: Reducers) -> None
         workers=st.integers(1, 4),
         view=st.integers(1, 3),
         peace=events(10, 20, Job.go_on, Job.go_on, Job.lose_reducer, Job.change_view),
-        trouble=events(1, 3, Job.go_on, Job.push_out_of_order, Job.push_after_the_last, Job.die, Job.leave),
+        groups=st.lists(st.sets(st.integers(0, 3), max_size=3), min_size=OPS, max_size=OPS),
+        trouble=events(
+            1,
+            3,
+            *(Job.go_on, Job.push_out_of_order, Job.push_after_the_last, Job.die, Job.leave, Job.join_another_group),
+        ),
     )
-    def run(workers: int, view: int, peace: list[tuple[Event, int]], trouble: list[tuple[Event, int]]) -> None:
-        job = Job(reducers, workers, view, seen)
+    def run(
+        workers: int,
+        view: int,
+        groups: list[set[int]],
+        peace: list[tuple[Event, int]],
+        trouble: list[tuple[Event, int]],
+    ) -> None:
+        job = Job(reducers, workers, groups, view, seen)
         for happen, seed in peace + trouble:
             if not job.over:
                 happen(job, Random(seed))
 
     run()
-    assert all(seen[kind] for kind in ("round", "replay", "reducer's death", "worker's death", "one more chunk"))
+    kinds = ("round", "round of a group", "replay", "reducer's death", "worker's death", "one more chunk")
+    assert not [kind for kind in (*kinds, "another group") if not seen[kind]]

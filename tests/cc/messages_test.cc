@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -146,8 +147,10 @@ TEST(Header, WithAnotherMagicOrFlagsIsRefused) {
 }
 
 OpDescription a_description() {
-  return {{Kind::kMax, DType::kBF16, 0, 0x51525354, 0x0142434445464748, 0x61626364, 0x7172737475767778},
-          "psum of grads"};
+  OpSpec spec{Kind::kMax, DType::kBF16, 0, 0x51525354, 0x0142434445464748, 0x61626364, 0x7172737475767778};
+  spec.group = {0, 2, 0x0f1};
+  spec.site = 0x5152535455565758;
+  return {spec, "psum of grads"};
 }
 
 struct SpecSpoiling {
@@ -170,7 +173,14 @@ INSTANTIATE_TEST_SUITE_P(All, RefusedSpec,
                                          SpecSpoiling{"dtype_13", [](OpSpec& s) { s.dtype = static_cast<DType>(13); }},
                                          SpecSpoiling{"root_that_no_job_has", [](OpSpec& s) { s.root = kMaxWorkers; }},
                                          SpecSpoiling{"total_whose_bytes_overflow",
-                                                      [](OpSpec& s) { s.total_count = ~uint64_t{0}; }}),
+                                                      [](OpSpec& s) { s.total_count = ~uint64_t{0}; }},
+                                         SpecSpoiling{"group_out_of_order", [](OpSpec& s) { s.group = {2, 0}; }},
+                                         SpecSpoiling{"rank_twice", [](OpSpec& s) { s.group = {0, 2, 2}; }},
+                                         SpecSpoiling{"group_that_no_job_has",
+                                                      [](OpSpec& s) {
+                                                        s.group.resize(kMaxWorkers + 1);
+                                                        std::iota(s.group.begin(), s.group.end(), 0u);
+                                                      }}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
@@ -230,12 +240,12 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"view", encode(some_view()), &again<decode_view>},
-          {"op_description", encode(a_description()), &again<decode_op_description>, 42},
+          {"op_description", encode(a_description()), &again<decode_op_description>, 66},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
           {"halt", encode(Halt{2, "why"}), &again<decode_halt>},
-          {"progress", encode(Progress{2, {{7, 1}, {8, 0}}}), &again<decode_progress>},
+          {"progress", encode(Progress{2, {{7, 1}, {8, 0, 2}}}), &again<decode_progress>},
           {"process_state", encode(a_process_state()), &again<decode_process_state>},
           {"job_state", encode(a_job_state()), &again<decode_job_state>},
           {"fault", encode(Status(Code::kMismatch, "rank 1 differs")),

@@ -35,6 +35,12 @@ inline OpSpec f32_broadcast(uint64_t count, uint32_t root) {
   return {Kind::kBroadcast, DType::kF32, root, 1, count, 99};
 }
 
+inline OpSpec f32_sum(uint64_t count, std::vector<uint32_t> group) {
+  OpSpec spec = f32_sum(count);
+  spec.group = std::move(group);
+  return spec;
+}
+
 inline OpSpec f32_rows(Kind kind, uint64_t count) { return {kind, DType::kF32, 0, 1, count, 99}; }
 
 using Values = std::vector<float>;
@@ -98,9 +104,14 @@ class ReducerTest : public testing::Test {
     const std::string text = "op" + std::to_string(op) + " of " + std::to_string(rank);
     return reducer_->describe_op(rank, header, {spec, text}, sent_);
   }
-  // By every worker, alike.
+  // By every worker that takes part, alike.
   void describe(const OpSpec& spec, uint64_t op = kOp) {
-    for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) ASSERT_TRUE(describe(rank, spec, op).ok());
+    for (const uint32_t rank : members(spec)) ASSERT_TRUE(describe(rank, spec, op).ok());
+  }
+  std::vector<uint32_t> members(const OpSpec& spec) {
+    std::vector<uint32_t> ranks(spec.member_count(reducer_->worker_count()));
+    for (uint32_t place = 0; place < ranks.size(); ++place) ranks[place] = spec.rank_at(place);
+    return ranks;
   }
 
   Status push(uint32_t rank, const FrameHeader& header, std::span<const std::byte> payload) {

@@ -12,7 +12,7 @@
 namespace jaxhetero {
 namespace {
 
-constexpr uint32_t kWorkers = 3;
+constexpr uint32_t kWorkers = 3;  // that take part
 constexpr uint64_t kRow = 5;
 constexpr uint64_t kTotal = kWorkers * kRow;
 
@@ -31,9 +31,8 @@ TEST(Overlap, IsInBoth) {
 
 class EveryKind : public testing::TestWithParam<Kind> {};
 
-// How often each element of a chunk is pushed and answered, over all ranks, whatever the chunk.
-TEST_P(EveryKind, MovesWhatItMust) {
-  const OpSpec spec = spec_of(GetParam());
+// How often each element of a chunk is pushed and answered, over all members, whatever the chunk.
+void expect_to_move_what_it_must(const OpSpec& spec, uint32_t worker_count) {
   for (uint64_t offset = 0; offset <= kTotal; ++offset) {
     for (uint64_t count = 0; offset + count <= kTotal; ++count) {
       const Range chunk{offset, count};
@@ -42,8 +41,8 @@ TEST_P(EveryKind, MovesWhatItMust) {
       const auto add = [](std::vector<uint32_t>& to, const Range& part) {
         for (uint64_t i = 0; i < part.count; ++i) ++to[part.offset + i];
       };
-      for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-        const Stake stake = stake_of(spec, kWorkers, rank);
+      for (uint32_t place = 0; place < spec.member_count(worker_count); ++place) {
+        const Stake stake = stake_of(spec, worker_count, spec.rank_at(place));
         for (const Range& part : {stake.pushed(chunk), stake.answered(chunk)}) {
           ASSERT_EQ(overlap(part, chunk), part) << "it lies in the chunk";
         }
@@ -56,6 +55,14 @@ TEST_P(EveryKind, MovesWhatItMust) {
       }
     }
   }
+}
+
+TEST_P(EveryKind, MovesWhatItMust) { expect_to_move_what_it_must(spec_of(GetParam()), kWorkers); }
+
+TEST_P(EveryKind, MovesInAGroupWhatItMust) {
+  OpSpec spec = spec_of(GetParam());
+  spec.group = {1, 4, 6};
+  expect_to_move_what_it_must(spec, 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryKind,
@@ -88,6 +95,43 @@ TEST(Check, WantsARowForEachWorker) {
   }
   EXPECT_TRUE(check(spec_of(Kind::kSum), 4).ok());
   EXPECT_EQ(check(spec_of(Kind::kBroadcast), 1).code(), Code::kProtocol) << "the root is rank 1";
+}
+
+TEST(Group, KnowsItsMembersAndTheirPlaces) {
+  OpSpec spec = spec_of(Kind::kSum);
+  EXPECT_EQ(spec.member_count(4), 4u);
+  EXPECT_TRUE(spec.has_member(3));
+  EXPECT_EQ(spec.place_of(3), 3u);
+  spec.group = {1, 4, 6};
+  EXPECT_EQ(spec.member_count(8), 3u);
+  for (uint32_t place = 0; place < 3; ++place) EXPECT_EQ(spec.place_of(spec.rank_at(place)), place);
+  for (const uint32_t rank : {0u, 2u, 3u, 5u, 7u}) EXPECT_FALSE(spec.has_member(rank));
+}
+
+TEST(Group, HasRowsForItsMembersAlone) {
+  OpSpec spec = spec_of(Kind::kGather);
+  spec.group = {1, 4, 6};
+  EXPECT_TRUE(check(spec, 8).ok());
+  EXPECT_EQ(stake_of(spec, 8, 4).operands, (Range{5, 5}));
+  spec.group = {1, 4};
+  EXPECT_EQ(check(spec, 8).code(), Code::kProtocol) << "15 elements in 2 rows";
+}
+
+TEST(Group, IsOneOfTheJob) {
+  OpSpec spec = spec_of(Kind::kBroadcast);
+  spec.group = {1, 4, 6};
+  EXPECT_TRUE(check(spec, 7).ok());
+  EXPECT_EQ(check(spec, 6).code(), Code::kProtocol);
+  spec.group = {0, 4};
+  EXPECT_EQ(check(spec, 7).code(), Code::kProtocol) << "the root is rank 1";
+}
+
+TEST(Group, IsDescribedInAFewWords) {
+  OpSpec spec = spec_of(Kind::kSum);
+  spec.group = {1, 4, 6};
+  EXPECT_EQ(describe(spec), "sum of float32[15] over ranks 1, 4, 6");
+  const std::vector<uint32_t> many(100, 7);
+  EXPECT_TRUE(describe_ranks(many).ends_with("7, 7 and 84 more")) << describe_ranks(many);
 }
 
 }  // namespace

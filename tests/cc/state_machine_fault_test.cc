@@ -240,6 +240,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Disagreement{"count", [](OpSpec& s) { s.total_count = 9; }, {"sum of float32[9]"}},
                     Disagreement{"leaves", [](OpSpec& s) { s.leaf_count = 2; }, {"sum of float32[8] in 2 leaves"}},
                     Disagreement{"shapes", [](OpSpec& s) { s.signature = 1; }, {"(op7 of 0)"}},
+                    Disagreement{"group",
+                                 [](OpSpec& s) { s.group = {0, 1}; },
+                                 {"sum of float32[8] over ranks 0, 1 (op7 of 0)", "for the same workers"}},
                     Disagreement{
                         "kind", [](OpSpec& s) { s.kind = Kind::kBroadcast; }, {"broadcast of float32[8] from rank 0"}}),
     [](const auto& info) { return info.param.name; });
@@ -281,6 +284,41 @@ INSTANTIATE_TEST_SUITE_P(All, OtherCutTest,
                                                   }},
                                          OtherCut{"last", [](FrameHeader& h) { h.last = false; }}),
                          [](const auto& info) { return info.param.name; });
+
+TEST_F(ReducerTest, NamesBothGroups) {
+  ASSERT_TRUE(describe(0, f32_sum(8, {0, 2})).ok());
+  EXPECT_EQ(describe(1, f32_sum(8, {0, 1})).code(), Code::kMismatch);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    expect_fault(rank, Code::kMismatch,
+                 {"rank 1 (host b) sent sum of float32[8] over ranks 0, 1 (op7 of 1)",
+                  "rank 0 (host a) sent sum of float32[8] over ranks 0, 2 (op7 of 0)"});
+  }
+}
+
+TEST_F(ReducerTest, TakesNothingOfAWorkerOutsideOfTheGroup) {
+  ASSERT_TRUE(describe(0, f32_sum(8, {0, 2})).ok());
+  EXPECT_EQ(push(1, push_header(1, f32_sum(8, {0, 1}), 0)).code(), Code::kProtocol) << "it has not described the op";
+  EXPECT_EQ(describe(1, f32_sum(8, {0, 2})).code(), Code::kMismatch);
+  expect_fault(2, Code::kMismatch, {"rank 1 (host b) sent", "over ranks 0, 2", "is none of these ranks itself"});
+}
+
+TEST_F(ReducerTest, RefusesAGroupThatTheJobDoesNotHave) {
+  EXPECT_EQ(describe(0, f32_sum(8, {0, 3})).code(), Code::kProtocol);
+  EXPECT_TRUE(reducer_->fault().ok());
+}
+
+// A worker that shuts down is missed by its own groups alone.
+TEST_F(ReducerTest, GoesOnInGroupsWithoutAWorkerThatHasLeft) {
+  const OpSpec spec = f32_sum(4, {0, 2});
+  describe(spec);
+  ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
+  reducer_->leave(1, {}, sent_);
+  EXPECT_TRUE(reducer_->fault().ok());
+  ASSERT_TRUE(push(2, push_header(2, spec, 0)).ok());
+  EXPECT_EQ(take_results(0, spec), Values(4, 2.0f));
+  reducer_->leave(2, {}, sent_);
+  EXPECT_EQ(push(0, push_header(0, spec, 0, 1)).code(), Code::kWorkerLost);
+}
 
 TEST_F(ReducerTest, NamesBothRootsOfABroadcast) {
   ASSERT_TRUE(describe(0, f32_broadcast(8, 0)).ok());

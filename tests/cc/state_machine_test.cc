@@ -269,6 +269,75 @@ TEST_F(LateTest, TellsTheSlowFromTheStuck) {
   EXPECT_EQ(moving_count({true, false, true}), 2);
 }
 
+// Two groups at once, which share a worker; the others hear nothing of them.
+TEST_F(ReducerTest, SumsOverTheGroupAlone) {
+  const OpSpec first = f32_sum(kItemsPerChunk + 5, {0, 2});
+  const OpSpec second = f32_sum(kItemsPerChunk + 5, {1, 2});
+  describe(first, 1);
+  describe(second, 2);
+  for (const auto& [op, rank] : {std::pair(1u, 2u), {2u, 1u}, {1u, 0u}, {2u, 2u}}) {
+    for (const uint64_t chunk : {0, 1}) {
+      const OpSpec& spec = op == 1 ? first : second;
+      ASSERT_TRUE(push(rank, push_header(rank, spec, chunk, 0, op), values_of(rank, spec.total_count)).ok());
+    }
+  }
+  const auto total = [&](uint32_t a, uint32_t b) {
+    return total_of({values_of(a, first.total_count), values_of(b, first.total_count)});
+  };
+  for (const auto& [op, ranks] : {std::pair(1u, std::pair(0u, 2u)), {2u, {1u, 2u}}}) {
+    std::vector<Outgoing> of_other_op;
+    std::erase_if(sent_, [&](const Outgoing& frame) {
+      if (frame.header.op != op) of_other_op.push_back(frame);
+      return frame.header.op != op;
+    });
+    for (const uint32_t rank : {ranks.first, ranks.second}) {
+      EXPECT_EQ(take_results(rank, first, 0, op), total(ranks.first, ranks.second)) << "op " << op << " rank " << rank;
+    }
+    EXPECT_TRUE(sent_.empty()) << "op " << op;
+    sent_ = of_other_op;
+  }
+}
+
+TEST_F(LateTest, NamesMembersOfTheGroupAlone) {
+  const OpSpec spec = f32_sum(4, {1, 2});
+  describe(spec);
+  ASSERT_TRUE(push(2, push_header(2, spec, 0)).ok());
+  now_ms_ += kPatience;
+  EXPECT_EQ(report(2), "rank 1 (host b)");
+  EXPECT_EQ(report(0), "");
+  ASSERT_EQ(reducer_->late_workers(now_ms_).size(), 1u);
+  EXPECT_EQ(reducer_->late_workers(now_ms_)[0].rank, 1u);
+}
+
+// Both have come to the same call, each with other workers, and neither will come to the other's.
+TEST_F(LateTest, TellsWhoWaitsInAnotherGroup) {
+  OpSpec spec = f32_sum(4, {0, 1});
+  OpSpec other = f32_sum(4, {0, 1, 2});
+  spec.site = other.site = 5;
+  for (const uint64_t site : {6, 5}) {
+    other.site = site;
+    const uint64_t op = site;
+    ASSERT_TRUE(describe(1, other, op).ok());
+    ASSERT_TRUE(push(1, push_header(1, other, 0, 0, op)).ok());
+  }
+  ASSERT_TRUE(describe(0, spec).ok());
+  ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
+  now_ms_ += kPatience;
+  reducer_->report_late(now_ms_, kPatience, sent_);
+  std::vector<Outgoing> frames = take(0, FrameType::kLate);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_EQ(decode_text(frames[0].payload), "rank 1 (host b), which waits in op5 of 1 instead");
+  EXPECT_EQ(frames[0].header.offset, 1u);
+  // It comes: it was only late.
+  ASSERT_TRUE(describe(1, spec).ok());
+  sent_.clear();
+  reducer_->report_late(now_ms_, kPatience, sent_);
+  frames = take(0, FrameType::kLate);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_EQ(decode_text(frames[0].payload), "rank 1 (host b)");
+  EXPECT_EQ(frames[0].header.offset, 0u);
+}
+
 // A worker at its window's edge in every round: memory comes from a bounded set of buffers.
 TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
   std::set<const std::byte*> buffers;
@@ -293,9 +362,9 @@ TEST_F(ReducerTest, TakesNoMoreMemoryThanTheWindows) {
   EXPECT_LE(buffers.size(), 3 * kWindow);
 }
 
-// Any number of workers, ops, rounds, sizes and kinds, in a random order of what may happen next. The model: per op,
-// workers push or lend chunks in order, at most a window ahead of the results they have; a round's total is a plain
-// loop.
+// Workers and groups of any number, any ops, rounds, sizes and kinds, in a random order of what may happen next. The
+// model: per op, workers push or lend chunks in order, at most a window ahead of the results they have; a round's total
+// is a plain loop.
 class Interleaving : public ReducerTest, public testing::WithParamInterface<uint32_t> {
  protected:
   static constexpr uint64_t kOps = 3;
@@ -304,7 +373,7 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
   Interleaving() : ReducerTest(GetParam() % 5 + 1), random_(GetParam()) {}
 
   struct Model {                 // of a round
-    std::vector<Values> inputs;  // by rank
+    std::vector<Values> inputs;  // by place in the group
     Values total;
   };
   struct Worker {  // at one op
@@ -315,8 +384,26 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
   };
 
   OpSpec make_spec() {
+    const std::vector<uint32_t> group = make_group();
     const uint64_t count = random_() % 4 == 0 ? 0 : random_() % (5 * kItemsPerChunk);
-    const uint32_t workers = reducer_->worker_count();
+    const uint32_t workers = group.empty() ? reducer_->worker_count() : static_cast<uint32_t>(group.size());
+    OpSpec spec = make_spec(count, workers);
+    spec.group = group;
+    if (spec.kind == Kind::kBroadcast) spec.root = spec.rank_at(spec.root);
+    return spec;
+  }
+
+  // In half of the cases, all workers.
+  std::vector<uint32_t> make_group() {
+    std::vector<uint32_t> group;
+    if (random_() % 2 == 0) return group;
+    for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) {
+      if (random_() % 2 == 0) group.push_back(rank);
+    }
+    return group;
+  }
+
+  OpSpec make_spec(uint64_t count, uint32_t workers) {
     switch (random_() % 6) {
       case 0:
       case 1:
@@ -332,11 +419,11 @@ class Interleaving : public ReducerTest, public testing::WithParamInterface<uint
 
   Model make_model(const OpSpec& spec, uint64_t op, uint64_t round) {
     Model model;
-    for (uint32_t rank = 0; rank < reducer_->worker_count(); ++rank) {
+    for (const uint32_t rank : members(spec)) {
       model.inputs.push_back(values_of(rank, spec.total_count, static_cast<uint32_t>(op * kRounds + round)));
     }
     model.total = total_of(model.inputs);
-    if (spec.kind == Kind::kBroadcast) model.total = model.inputs[spec.root];
+    if (spec.kind == Kind::kBroadcast) model.total = model.inputs[spec.place_of(spec.root)];
     if (spec.kind == Kind::kGather) {
       const uint64_t row = spec.total_count / model.inputs.size();
       for (uint64_t i = 0; i < spec.total_count; ++i) model.total[i] = model.inputs[i / row][i];
@@ -352,13 +439,15 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
   std::vector<OpSpec> specs;  // by op
   std::map<std::pair<uint64_t, uint64_t>, Model> models;
   std::map<std::pair<uint64_t, uint32_t>, Worker> workers;
+  uint64_t due = 0;
   for (uint64_t op = 0; op < kOps; ++op) {
     specs.push_back(make_spec());
     describe(specs[op], op);
+    due += members(specs[op]).size() * kRounds;
     for (uint64_t round = 0; round < kRounds; ++round) models[{op, round}] = make_model(specs[op], op, round);
   }
   std::vector<std::deque<Outgoing>> on_the_way(worker_count);
-  for (uint64_t done = 0; done < kOps * worker_count * kRounds;) {
+  for (uint64_t done = 0; done < due;) {
     const auto rank = static_cast<uint32_t>(random_() % worker_count);
     if (random_() % 2 == 0 && !on_the_way[rank].empty()) {  // a result arrives
       const Outgoing frame = on_the_way[rank].front();
@@ -379,6 +468,7 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
       continue;
     }
     const uint64_t op = random_() % kOps;
+    if (!specs[op].has_member(rank)) continue;
     Worker& worker = workers[{op, rank}];
     if (worker.round == kRounds || worker.pushed_last) continue;
     if (worker.pushed - worker.results / kItemsPerChunk >= kWindow) continue;
@@ -386,7 +476,8 @@ TEST_P(Interleaving, GivesWhatThePlainLoopGives) {
     const FrameHeader header = push_header(rank, specs[op], worker.pushed++, worker.round, op);
     worker.pushed_last = header.last;
     const bool is_lent = random_() % 2 == 0 && header.payload_bytes > 0;
-    ASSERT_TRUE((is_lent ? lend(rank, header, model.inputs[rank]) : push(rank, header, model.inputs[rank])).ok());
+    const Values& input = model.inputs[specs[op].place_of(rank)];
+    ASSERT_TRUE((is_lent ? lend(rank, header, input) : push(rank, header, input)).ok());
     for (const Outgoing& frame : sent_) on_the_way[frame.rank].push_back(frame);
     sent_.clear();
   }

@@ -70,13 +70,18 @@ class Server {
     FrameHeader header;
     header.op = op();
     OpDescription description{specs_[header.op], input_.ConsumeRandomLengthString(20)};
-    if (input_.ConsumeIntegralInRange(0, 7) == 0) {
+    const bool errs = input_.ConsumeIntegralInRange(0, 7) == 0;
+    if (!errs && !description.spec.has_member(rank)) return;
+    if (errs) {
       OpSpec& spec = description.spec;
       spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 7));
       spec.dtype = static_cast<DType>(input_.ConsumeIntegralInRange(0, 14));
       spec.root = input_.ConsumeIntegralInRange<uint32_t>(0, 4);
       spec.total_count = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
       spec.signature = input_.ConsumeIntegralInRange<uint32_t>(0, 1);
+      for (uint32_t rank = 0; rank <= kWorkers; ++rank) {
+        if (input_.ConsumeIntegralInRange(0, 3) == 0) spec.group.push_back(rank);
+      }
     }
     Result<OpDescription> received = decode_op_description(encode(description));
     if (!received.ok()) return leave(rank, received.status());
@@ -184,7 +189,7 @@ class Server {
   FuzzedDataProvider& input_;
   const std::array<OpSpec, kOps> specs_{OpSpec{Kind::kSum, DType::kF32, 0, 1, kTotalCount, 0},
                                         OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
-                                        OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0},
+                                        OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0, 0, 0, 0, {0, 2}},
                                         OpSpec{Kind::kScatter, DType::kF32, 0, 1, kTotalCount, 0},
                                         OpSpec{Kind::kGather, DType::kF32, 0, 1, kTotalCount, 0}};
   ReducerStateMachine reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};

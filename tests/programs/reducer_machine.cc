@@ -3,7 +3,7 @@
 // what had it.
 //
 //   new REDUCER WORKERS CHUNK WINDOW RESUMED                   for chunks of so many int64; of the first view or not
-//   describe REDUCER RANK OP KIND TOTAL
+//   describe REDUCER RANK OP KIND TOTAL RANK...                of an op of these ranks; none: all
 //   begin REDUCER RANK OP ROUND OFFSET COUNT LAST PUSHED       the header of a push with a payload of so many
 //   commit REDUCER RANK VALUE...                               its payload
 //   leave REDUCER RANK / lose REDUCER RANK                     in order, or not
@@ -87,8 +87,10 @@ class Machine {
   Status describe(uint32_t rank, std::istringstream& words) {
     FrameHeader header;
     header.op = next<uint64_t>(words);
-    const auto kind = static_cast<Kind>(next<int>(words));
-    return reducer_.describe_op(rank, header, {{kind, DType::kI64, 0, 1, next<uint64_t>(words), 0}, "op"}, outgoing_);
+    OpSpec spec{static_cast<Kind>(next<int>(words)), DType::kI64, 0, 1, 0, 0};
+    spec.total_count = next<uint64_t>(words);
+    for (uint32_t member = 0; words >> member;) spec.group.push_back(member);
+    return reducer_.describe_op(rank, header, {spec, "op"}, outgoing_);
   }
 
   Status begin(uint32_t rank, std::istringstream& words) {

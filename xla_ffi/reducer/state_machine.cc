@@ -87,10 +87,11 @@ std::string ReducerStateMachine::op_name(uint64_t op_id, const OpState& op) cons
 }
 
 // The workers that the first open chunk waits for.
-std::vector<uint32_t> ReducerStateMachine::missing_workers(const OpState& op) const {
+std::vector<uint32_t> ReducerStateMachine::missing_workers(const OpState& op) {
   std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
-    if (!op.open.front().pieces[rank].arrived) ranks.push_back(rank);
+  const std::vector<Piece>& pieces = op.open.front().pieces;
+  for (uint32_t place = 0; place < pieces.size(); ++place) {
+    if (!pieces[place].arrived) ranks.push_back(op.spec.rank_at(place));
   }
   return ranks;
 }
@@ -116,10 +117,14 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
     return {Code::kProtocol, worker_name(rank) + " described " + op_name(header.op, op) + " twice"};
   }
   op.descriptions[rank] = std::move(description.text);
-  if (spec == op.spec) return {};
-  fail(disagreement(header, says(rank, spec, op) + "; " + says(op.first_rank, op.spec, op) +
-                                ". Every worker must call the collective with the same tree, shapes and dtypes"),
-       outgoing);
+  if (!spec.has_member(rank)) {
+    fail(disagreement(header, says(rank, spec, op) + ", and is none of these ranks itself"), outgoing);
+  } else if (spec != op.spec) {
+    fail(disagreement(header, says(rank, spec, op) + "; " + says(op.first_rank, op.spec, op) +
+                                  ". Every worker must call the collective with the same tree, shapes and dtypes" +
+                                  (spec.group == op.spec.group ? "" : ", for the same workers")),
+         outgoing);
+  }
   return fault_;
 }
 
@@ -163,8 +168,9 @@ Result<ReducerStateMachine::Piece*> ReducerStateMachine::start_piece(uint32_t ra
   Result<Chunk*> chunk = next_chunk(op, rank, header, outgoing);
   if (!chunk.ok()) return chunk.status();
 
-  op.pushed[rank] = {op.pushed[rank].chunk_count + 1, header.offset + header.count, header.last};
-  return &chunk.value()->pieces[rank];
+  const uint32_t place = op.spec.place_of(rank);
+  op.pushed[place] = {op.pushed[place].chunk_count + 1, header.offset + header.count, header.last};
+  return &chunk.value()->pieces[place];
 }
 
 // Ok if the chunk lies in its bucket and has the payload that the worker contributes.
@@ -187,13 +193,13 @@ void ReducerStateMachine::start_round(OpState& op, const FrameHeader& header, in
   op.progress_ms = now_ms;
   op.completed_chunk_count = 0;
   op.items_per_chunk = header.count;
-  op.pushed.assign(worker_count(), {});
+  op.pushed.assign(member_count(op), {});
 }
 
 Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op, uint32_t rank,
                                                                     const FrameHeader& header,
                                                                     std::vector<Outgoing>& outgoing) {
-  const PushPosition& pushed = op.pushed[rank];
+  const PushPosition& pushed = op.pushed[op.spec.place_of(rank)];
   const uint64_t position = pushed.chunk_count - op.completed_chunk_count;
   const size_t item = item_bytes(op.spec.dtype);
   const size_t chunk_bytes = std::max(op.items_per_chunk * item, least_chunk_bytes(job_.shape));
@@ -206,7 +212,7 @@ Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op,
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk out of order in " + op_name(header.op, op));
   }
   if (position == op.open.size()) {
-    op.open.push_back({header.offset, header.count, header.last, rank, 0, std::vector<Piece>(worker_count())});
+    op.open.push_back({header.offset, header.count, header.last, rank, 0, std::vector<Piece>(member_count(op))});
   }
   Chunk& chunk = op.open[position];
   if (chunk.offset != header.offset || chunk.count != header.count || chunk.last != header.last) {
@@ -215,8 +221,9 @@ Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op,
          outgoing);
     return fault_;
   }
-  for (uint32_t other = 0; other < worker_count(); ++other) {
-    if (!gone_[other] || chunk.pieces[other].arrived) continue;
+  for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
+    const uint32_t other = op.spec.rank_at(place);
+    if (!gone_[other] || chunk.pieces[place].arrived) continue;
     fail({Code::kWorkerLost, worker_name(other) + " shut down, but " + worker_name(rank) + " waits for it in " +
                                  op_name(header.op, op) + " round " + std::to_string(header.round)},
          outgoing);
@@ -229,11 +236,12 @@ Status ReducerStateMachine::finish_push(uint32_t rank, const FrameHeader& header
                                         std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
   OpState& op = ops_[header.op];
-  const uint64_t position = op.pushed[rank].chunk_count - 1 - op.completed_chunk_count;
+  const uint32_t place = op.spec.place_of(rank);
+  const uint64_t position = op.pushed[place].chunk_count - 1 - op.completed_chunk_count;
   Chunk& chunk = op.open[position];
-  chunk.pieces[rank].arrived = true;
+  chunk.pieces[place].arrived = true;
   // Every worker pushes the chunks of a shard in order, so the first chunk is always the first to be complete.
-  if (++chunk.arrived_count == worker_count()) {
+  if (++chunk.arrived_count == chunk.pieces.size()) {
     complete_front(header.op, op, outgoing);
     op.progress_ms = now_ms;
   }
@@ -253,7 +261,8 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   header.op = op_id;
   header.round = op.round;
   header.offset = chunk.offset;
-  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
+  for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
+    const uint32_t rank = op.spec.rank_at(place);
     const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
     header.payload_bytes = static_cast<uint32_t>(bytes_of(op.spec, part));
     outgoing.push_back({rank, header, total, {total.get() + chunk.place_of(part, op.spec), header.payload_bytes}});
@@ -277,12 +286,12 @@ std::shared_ptr<std::byte> ReducerStateMachine::reduce(const OpSpec& spec, const
   return total;
 }
 
-// Each rank's elements in their place; those of one rank alone stay where they are.
+// Each worker's elements in their place; those of one worker alone stay where they are.
 std::shared_ptr<std::byte> ReducerStateMachine::join(const OpSpec& spec, const Chunk& chunk) {
   std::shared_ptr<std::byte> total;
-  for (uint32_t rank = 0; rank < worker_count(); ++rank) {
-    const Piece& piece = chunk.pieces[rank];
-    const Range part = stake_of(spec, worker_count(), rank).pushed(chunk.range());
+  for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
+    const Piece& piece = chunk.pieces[place];
+    const Range part = stake_of(spec, worker_count(), spec.rank_at(place)).pushed(chunk.range());
     if (part == chunk.range()) return piece.memory;
     if (part.count == 0) continue;
     if (!total) total = pool_->take(bytes_of(spec, chunk.range()));
@@ -310,7 +319,8 @@ void ReducerStateMachine::leave(uint32_t rank, const Status& why, std::vector<Ou
     return;
   }
   for (const auto& [op_id, op] : ops_) {
-    if (!op.running || op.open.empty() || op.open.front().pieces[rank].arrived) continue;
+    if (!op.running || op.open.empty() || !op.spec.has_member(rank)) continue;
+    if (op.open.front().pieces[op.spec.place_of(rank)].arrived) continue;
     fail({Code::kWorkerLost, worker_name(rank) + " shut down, but others wait for it in " + op_name(op_id, op) +
                                  " round " + std::to_string(op.round)},
          outgoing);
@@ -322,11 +332,15 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
                                       const std::vector<bool>& moving) const {
   if (!fault_.ok()) return;
   for (const auto& [op_id, op] : ops_) {
-    if (!op.running || op.open.empty() || now_ms - op.progress_ms < patience_ms) continue;
+    if (!op.is_late(now_ms, patience_ms)) continue;
     std::string names;
     FrameHeader header;
     for (const uint32_t rank : missing_workers(op)) {
       names += (names.empty() ? "" : ", ") + worker_name(rank);
+      if (const OpState* other = find_other_group(op, rank, now_ms, patience_ms); other != nullptr) {
+        names += ", which waits in " + *other->descriptions[rank] + " instead";
+        header.offset = 1;
+      }
       header.count += rank < moving.size() && moving[rank] ? 1 : 0;
     }
     const auto text = std::make_shared<const Bytes>(encode(names));
@@ -334,10 +348,26 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
     header.payload_bytes = static_cast<uint32_t>(text->size());
     header.op = op_id;
     header.round = op.round;
-    for (uint32_t rank = 0; rank < worker_count(); ++rank) {
-      if (op.open.front().pieces[rank].arrived) outgoing.push_back({rank, header, text, *text});
+    const std::vector<Piece>& pieces = op.open.front().pieces;
+    for (uint32_t place = 0; place < pieces.size(); ++place) {
+      if (pieces[place].arrived) outgoing.push_back({op.spec.rank_at(place), header, text, *text});
     }
   }
+}
+
+// The op in which a worker waits that `op` waits for: the same call over another group, which some member of `op` has
+// not come to either. Null if there is none.
+const ReducerStateMachine::OpState* ReducerStateMachine::find_other_group(const OpState& op, uint32_t rank,
+                                                                          int64_t now_ms, int64_t patience_ms) const {
+  if (op.spec.group.empty() || op.descriptions[rank].has_value()) return nullptr;
+  for (const auto& [op_id, other] : ops_) {
+    if (other.spec.group.empty() || other.spec.site != op.spec.site || !other.is_late(now_ms, patience_ms)) continue;
+    const auto waits_for = [&](uint32_t member) {
+      return op.descriptions[member].has_value() && !other.descriptions[member].has_value();
+    };
+    if (other.descriptions[rank].has_value() && std::ranges::any_of(other.spec.group, waits_for)) return &other;
+  }
+  return nullptr;
 }
 
 std::vector<ProcessState::LateWorker> ReducerStateMachine::late_workers(int64_t now_ms) const {

@@ -1,9 +1,9 @@
 // A reducer without sockets: frames of workers go in, frames for workers come out.
 //
-// A chunk of a round is open until every worker's piece of it is here; then the pieces are summed in rank order and the
-// total goes to every worker. Stake tells which part of the chunk a worker pushes, and which part of the total it is
-// sent. A worker's window bounds how many chunks of a shard it may have open, so memory is bounded by
-// workers x window x chunk for each op that runs.
+// A chunk of a round is open until the piece of every worker of the op's group is here; then the pieces are summed in
+// rank order and the total goes to these workers. Stake tells which part of the chunk a worker pushes, and which part
+// of the total it is sent. A worker's window bounds how many chunks of a shard it may have open, so memory is bounded
+// by workers x window x chunk for each op that runs.
 //
 // There are two kinds of errors. A Status returned for a frame means that this one worker broke the protocol: the
 // caller closes its connection. A fault means that the job cannot go on: every worker is told why.
@@ -109,7 +109,7 @@ class ReducerStateMachine {
     bool last = false;
     uint32_t first_rank = 0;  // the worker that pushed it first
     uint32_t arrived_count = 0;
-    std::vector<Piece> pieces;  // by rank
+    std::vector<Piece> pieces;  // by place in the group
 
     [[nodiscard]] Range range() const { return {offset, count}; }
     // Where a part of the chunk lies in the chunk's memory, in bytes.
@@ -134,7 +134,12 @@ class ReducerStateMachine {
     uint64_t completed_chunk_count = 0;
     uint32_t items_per_chunk = 0;      // elements; the shard's last chunk may have fewer
     std::deque<Chunk> open;            // the chunks behind the completed ones
-    std::vector<PushPosition> pushed;  // by rank
+    std::vector<PushPosition> pushed;  // by place in the group
+
+    // Whether its round waits for a worker, and has made no progress for so long.
+    [[nodiscard]] bool is_late(int64_t now_ms, int64_t patience_ms) const {
+      return running && !open.empty() && now_ms - progress_ms >= patience_ms;
+    }
   };
 
   Result<Piece*> start_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
@@ -147,7 +152,10 @@ class ReducerStateMachine {
   [[nodiscard]] Status disagreement(const FrameHeader& header, const std::string& how) const;
   [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const OpState& op) const;
   [[nodiscard]] std::string op_name(uint64_t op_id, const OpState& op) const;
-  [[nodiscard]] std::vector<uint32_t> missing_workers(const OpState& op) const;
+  [[nodiscard]] const OpState* find_other_group(const OpState& op, uint32_t rank, int64_t now_ms,
+                                                int64_t patience_ms) const;
+  [[nodiscard]] static std::vector<uint32_t> missing_workers(const OpState& op);
+  [[nodiscard]] uint32_t member_count(const OpState& op) const { return op.spec.member_count(worker_count()); }
 
   Job job_;
   std::shared_ptr<Pool> pool_;

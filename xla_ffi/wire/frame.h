@@ -54,12 +54,12 @@ struct FrameHeader {
   bool last = false;           // the shard's last chunk, the message's last part
   uint32_t payload_bytes = 0;  // bytes that follow the header
   // Of kPush and kResult: elements in the chunk. Of kLate: ranks that are slow, not stuck. Of kCredit and kMessage: the
-  // number of the channel.
+  // number of the channel. Of kGoodbye and kIdle: whether the worker has run an op of a group.
   uint32_t count = 0;
   uint64_t op = 0;     // of kCredit and kMessage: the message's tag
   uint64_t round = 0;  // of kCredit and kMessage: the message's number, counted in its channel
   // Of kPush and kResult: the first element of the chunk, counted in the bucket. Of kMessage: the part's first byte. Of
-  // kCredit: the message's size in bytes.
+  // kCredit: the message's size in bytes. Of kLate: whether a late rank names another group.
   uint64_t offset = 0;
   bool has_checksum = false;
   uint32_t checksum = 0;

@@ -87,7 +87,7 @@ template <typename Codec, typename Message>
 void fields(Codec& codec, Message& op)
   requires IsA<Message, Progress::OpProgress>
 {
-  codec(op.op, op.completed_count);
+  codec(op.op, op.completed_count, op.group_size);
 }
 
 template <typename Codec, typename Message>

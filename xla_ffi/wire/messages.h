@@ -108,6 +108,7 @@ struct Progress {
   struct OpProgress {
     uint64_t op = 0;
     uint64_t completed_count = 0;
+    uint32_t group_size = 0;  // how many workers take part; 0: all
   };
   uint32_t view = 0;
   std::vector<OpProgress> ops;

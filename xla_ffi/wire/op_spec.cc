@@ -1,9 +1,8 @@
 #include "xla_ffi/wire/op_spec.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
-
-#include "xla_ffi/wire/job_shape.h"
 
 namespace jaxhetero {
 
@@ -16,8 +15,8 @@ Range overlap(const Range& range, const Range& other) {
 Stake stake_of(const OpSpec& spec, uint32_t worker_count, uint32_t rank) {
   const Range nothing;
   const Range all{0, spec.total_count};
-  const uint64_t row_count = spec.total_count / worker_count;
-  const Range row{rank * row_count, row_count};
+  const uint64_t row_count = spec.total_count / spec.member_count(worker_count);
+  const Range row{spec.place_of(rank) * row_count, row_count};
   const Range operands = spec.kind == Kind::kGather                           ? row
                          : spec.kind == Kind::kBroadcast && spec.root != rank ? nothing
                                                                               : all;
@@ -30,14 +29,20 @@ Status check(const OpSpec& spec) {
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
   if (std::max(spec.total_count, spec.bucket_count) > std::numeric_limits<uint64_t>::max() / 16)
     return malformed("op: impossible total count");
+  if (std::ranges::adjacent_find(spec.group, std::greater_equal()) != spec.group.end())
+    return malformed("op: a group whose ranks are not in order");
   return {};
 }
 
 Status check(const OpSpec& spec, uint32_t worker_count) {
   if (spec.root >= worker_count) return malformed("op: rank " + std::to_string(spec.root) + " as the root");
-  if (has_rows(spec.kind) && spec.total_count % worker_count != 0) {
-    return malformed("op: " + std::to_string(spec.total_count) + " elements in " + std::to_string(worker_count) +
-                     " rows");
+  if (!spec.group.empty() && spec.group.back() >= worker_count)
+    return malformed("op: rank " + std::to_string(spec.group.back()) + " in the group");
+  if (spec.kind == Kind::kBroadcast && !spec.has_member(spec.root))
+    return malformed("op: a root outside of " + describe_ranks(spec.group));
+  const uint32_t row_count = spec.member_count(worker_count);
+  if (has_rows(spec.kind) && spec.total_count % row_count != 0) {
+    return malformed("op: " + std::to_string(spec.total_count) + " elements in " + std::to_string(row_count) + " rows");
   }
   return {};
 }
@@ -60,12 +65,23 @@ std::string_view kind_name(Kind kind) {
   return "?";
 }
 
+std::string describe_ranks(std::span<const uint32_t> ranks) {
+  constexpr size_t kMostNamed = 16;
+  std::string text = "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kMostNamed) text += " and " + std::to_string(ranks.size() - kMostNamed) + " more";
+  return text;
+}
+
 std::string describe(const OpSpec& spec) {
   const uint64_t count = std::max(spec.bucket_count, spec.total_count);
   std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +
                      std::to_string(count) + "]";
   if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
   if (spec.kind == Kind::kBroadcast) text += " from rank " + std::to_string(spec.root);
+  if (!spec.group.empty()) text += " over " + describe_ranks(spec.group);
   if (spec.call_bytes > count * item_bytes(spec.dtype)) {
     text += " in a call of " + std::to_string(spec.call_bytes) + " bytes";
   }

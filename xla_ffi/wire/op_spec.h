@@ -1,13 +1,17 @@
 // The description of an op that all workers must share: the kind of reduction, and the bucket that it reduces.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/job_shape.h"
 
 namespace jaxhetero {
 
@@ -33,11 +37,32 @@ struct OpSpec {
   uint64_t call_bytes = 0;    // on the wire, of all buckets of the collective call that this bucket is part of; else 0
   uint64_t bucket_count = 0;  // elements in the whole bucket, where strands carry parts of it; else 0
   uint32_t part = 0;          // the number of this part; each bucket has a part 0
+  // The op's group, that is the ranks that take part in it, in their order; empty: all of the job.
+  std::vector<uint32_t> group = {};
+  // Of an op with a group: the call that it is of, which other groups may have as well; else 0.
+  uint64_t site = 0;
 
   bool operator==(const OpSpec&) const = default;
+
+  // The number by which a small op chooses its reducer and its strand. Workers that disagree about the group, and so
+  // about the op's own number, meet there.
+  [[nodiscard]] uint64_t number_to_meet(uint64_t op) const { return group.empty() ? op : site; }
+
+  // The members of the group, by their places in it, in a job of so many workers.
+  [[nodiscard]] uint32_t member_count(uint32_t worker_count) const {
+    return group.empty() ? worker_count : static_cast<uint32_t>(group.size());
+  }
+  [[nodiscard]] uint32_t rank_at(uint32_t place) const { return group.empty() ? place : group[place]; }
+  [[nodiscard]] bool has_member(uint32_t rank) const {
+    return group.empty() || std::ranges::binary_search(group, rank);
+  }
+  // Of a member.
+  [[nodiscard]] uint32_t place_of(uint32_t rank) const {
+    return group.empty() ? rank : static_cast<uint32_t>(std::ranges::lower_bound(group, rank) - group.begin());
+  }
 };
 
-// The bucket of a scatter or a gather consists of rows of equal size, one for each rank and in their order. A row has
+// The bucket of a scatter or a gather consists of rows of equal size, one for each member and in their order. A row has
 // the row of each leaf, one after the other.
 inline bool has_rows(Kind kind) { return kind == Kind::kScatter || kind == Kind::kGather; }
 // Whether each element of the result is one rank's, unchanged.
@@ -53,8 +78,8 @@ struct Range {
 // The part of `range` that lies in `other`. If that is nothing, it is at the offset of `range`.
 Range overlap(const Range& range, const Range& other);
 
-// What of a bucket one rank has to do with. Every rank pushes every chunk, and is answered every chunk, if only as a
-// header: a push shows that the rank has reached the round, an answer that all have.
+// What of a bucket one member has to do with. Every member pushes every chunk, and is answered every chunk, if only as
+// a header: a push shows that it has reached the round, an answer that all members have.
 struct Stake {
   Range operands;  // what it contributes
   Range results;   // what it gets
@@ -76,7 +101,9 @@ Status check(const OpSpec& spec);
 // The same in a job of so many workers.
 Status check(const OpSpec& spec, uint32_t worker_count);
 
-// For people: "sum of float32[1024] in 2 leaves".
+// For people: "ranks 0, 2".
+std::string describe_ranks(std::span<const uint32_t> ranks);
+// For people: "sum of float32[1024] in 2 leaves over ranks 0, 2".
 std::string describe(const OpSpec& spec);
 
 template <typename Codec, typename Spec>
@@ -84,7 +111,8 @@ void fields(Codec& codec, Spec& spec)
   requires IsA<Spec, OpSpec>
 {
   codec(spec.kind, spec.dtype, spec.root, spec.leaf_count, spec.total_count, spec.signature, spec.call_bytes,
-        spec.bucket_count, spec.part);
+        spec.bucket_count, spec.part, spec.site);
+  codec.list(spec.group, kMaxWorkers);
 }
 
 }  // namespace jaxhetero
