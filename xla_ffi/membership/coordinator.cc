@@ -117,12 +117,12 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
       return on_still(guest, progress.value());
     }
     case FrameType::kIdle:
-      on_idle(guest);
+      on_idle(guest, header.count > 0);
       return {};
     case FrameType::kState:
       return on_state(guest);
     case FrameType::kGoodbye:
-      on_goodbye(guest);
+      on_goodbye(guest, header.count > 0);
       return {};
     default:
       refuse_all(decode_fault(guest.control));
@@ -214,6 +214,7 @@ Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
     Completed& completed = completed_[op.op];
     completed.least = completed.reports == 0 ? op.completed_count : std::min(completed.least, op.completed_count);
     completed.most = std::max(completed.most, op.completed_count);
+    completed.group_size = op.group_size;
     ++completed.reports;
   }
   const auto is_halting = [](const auto& entry) { return entry.second.phase == Guest::Phase::kHalting; };
@@ -231,7 +232,7 @@ Status Coordinator::on_progress(Guest& guest, const Progress& progress) {
 std::vector<View::Resume> Coordinator::rounds_to_resume() const {
   std::vector<View::Resume> resume;
   for (const auto& [op, completed] : completed_) {
-    const uint64_t least = completed.reports == job_.worker_count ? completed.least : 0;
+    const uint64_t least = completed.reports == member_count(completed.group_size) ? completed.least : 0;
     if (least < completed.most) resume.push_back({op, least});
   }
   return resume;
@@ -244,7 +245,7 @@ Status Coordinator::on_still(const Guest& guest, const Progress& progress) {
     Still& still = still_[op.op];
     if (op.completed_count > still.completed_count) still = {op.completed_count, {}};
     if (op.completed_count == still.completed_count) still.ranks.insert(guest.registration.rank);
-    if (still.ranks.size() < job_.worker_count) continue;
+    if (still.ranks.size() < member_count(op.group_size)) continue;
     forgettable.ops.push_back({op.op, still.completed_count});
     still_.erase(op.op);
   }
@@ -310,9 +311,11 @@ bool Coordinator::is_cut_off() const {
 
 // --- Leaving.
 
-void Coordinator::on_goodbye(Guest& guest) {
+void Coordinator::on_goodbye(Guest& guest, bool has_groups) {
+  has_groups_ = has_groups_ || has_groups;
   if (guest.phase == Guest::Phase::kRegistered) guest.phase = Guest::Phase::kLeaving;
-  if (!is_asking_) ask_whether_idle();
+  if (!is_asking_) return ask_whether_idle();
+  release_idle();
 }
 
 void Coordinator::ask_whether_idle() {
@@ -324,11 +327,18 @@ void Coordinator::ask_whether_idle() {
   }
 }
 
+void Coordinator::on_idle(Guest& guest, bool has_groups) {
+  has_groups_ = has_groups_ || has_groups;
+  guest.idle = true;
+  release_idle();
+}
+
 // Workers may leave once no worker has a round running: then every completed round is complete everywhere.
-void Coordinator::on_idle(Guest& idle) {
-  idle.idle = true;
-  const auto is_busy = [](const auto& entry) {
-    return entry.second.is_worker() && entry.second.is_member() && !entry.second.idle;
+void Coordinator::release_idle() {
+  const auto is_busy = [this](const auto& entry) {
+    const Guest& guest = entry.second;
+    if (!guest.is_worker() || !guest.is_member()) return false;
+    return !guest.idle || (has_groups_ && guest.phase != Guest::Phase::kLeaving);
   };
   if (!is_asking_ || phase_ != Phase::kStarted || std::ranges::any_of(guests_, is_busy)) return;
   is_asking_ = false;

@@ -17,7 +17,8 @@
 // all members, waits a second for their answers, and tells the visitor: also that of some there was none.
 //
 // Leaving. A worker that has no more rounds says goodbye. The coordinator releases it once no worker has a round
-// running: until then, others may need the contributions that it keeps.
+// running: until then, others may need the contributions that it keeps. Where ops have groups, others may still run
+// rounds without it, and need its reducer and its voice in changes. So all workers are released together then.
 #pragma once
 
 #include <sys/uio.h>
@@ -70,7 +71,7 @@ class Coordinator final : private ConnectionOwner {
     // A reducer:  kRegistered -> kReady        on_ready()
     //             kReady      -> kReleased     lose_reducer()
     // A worker:   kRegistered -> kLeaving      on_goodbye()
-    //             kLeaving    -> kReleased     on_idle(), and then no view changes any more
+    //             kLeaving    -> kReleased     release_idle(), and then no view changes any more
     //             kRegistered, kLeaving, kHalted -> kHalting   change_view()
     //             kHalting    -> kHalted       on_progress()
     //             kHalted     -> kRegistered   on_progress() of the last worker; goodbyes are said anew
@@ -104,8 +105,9 @@ class Coordinator final : private ConnectionOwner {
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
-  void on_idle(Guest& guest);
-  void on_goodbye(Guest& guest);
+  void on_idle(Guest& guest, bool has_groups);
+  void on_goodbye(Guest& guest, bool has_groups);
+  void release_idle();
   void lose_reducer(uint32_t number, const std::string& why);
   void change_view(const std::string& why);
   void tell_view();
@@ -113,6 +115,9 @@ class Coordinator final : private ConnectionOwner {
   [[nodiscard]] bool is_cut_off() const;
   void ask_whether_idle();
   [[nodiscard]] std::vector<View::Resume> rounds_to_resume() const;
+  [[nodiscard]] uint32_t member_count(uint32_t group_size) const {
+    return group_size == 0 ? job_.worker_count : group_size;
+  }
   void add_to_view(const Guest& reducer);
 
   Status on_ask(Guest& visitor);
@@ -161,6 +166,7 @@ class Coordinator final : private ConnectionOwner {
   // Rounds of an op that workers have completed, over the reports of a change of view.
   struct Completed {
     uint32_t reports = 0;
+    uint32_t group_size = 0;  // 0: all workers
     uint64_t least = 0;
     uint64_t most = 0;
   };
@@ -172,6 +178,7 @@ class Coordinator final : private ConnectionOwner {
   };
   std::unordered_map<uint64_t, Still> still_;  // by op
   bool is_asking_ = false;                     // the workers, whether they are idle
+  bool has_groups_ = false;                    // some worker has said that it has run an op of a group
   bool has_visitors_ = false;                  // who wait for an answer
   EventLoop::TimerId visit_ends_ = 0;
   bool has_released_ = false;  // a worker: from then on no view changes

@@ -329,6 +329,7 @@ void Communicator::enqueue(RoundRequest request) {
 }
 
 void Communicator::start(RoundRequest request) {
+  has_groups_ = has_groups_ || !request.spec.group.empty();
   const PartPlan& plan = planner_.parts_of(request);
   request.whole = ledger_.open(request, plan.part_count(request.spec));
   for (RoundPart& part : plan.cut(std::move(request))) {
@@ -378,7 +379,9 @@ Status Communicator::shutdown(milliseconds patience) {
 void Communicator::note_idle() {
   awaits_idle_ = asked_whether_idle_ || phase_ == Phase::kLeaving;
   if (has_ended() || !is_idle()) return;
-  if (std::exchange(asked_whether_idle_, false)) member_->send(OutFrame::control(FrameType::kIdle, {}));
+  if (std::exchange(asked_whether_idle_, false)) {
+    member_->send(OutFrame::control(FrameType::kIdle, {}, groups_header()));
+  }
   if (phase_ == Phase::kLeaving) leave();
 }
 
@@ -393,8 +396,14 @@ void Communicator::leave() {
     return std::monostate();
   };
   loops_.ask<std::monostate>(say, [this](const std::vector<std::monostate>& /*all*/) {
-    if (!has_ended() && !halted_) member_->send(OutFrame::control(FrameType::kGoodbye, {}));
+    if (!has_ended() && !halted_) member_->send(OutFrame::control(FrameType::kGoodbye, {}, groups_header()));
   });
+}
+
+FrameHeader Communicator::groups_header() const {
+  FrameHeader header;
+  header.count = has_groups_ ? 1 : 0;
+  return header;
 }
 
 void Communicator::end_in_order() {

@@ -97,7 +97,8 @@ class Communicator {
   void abort(Status why);
   // Completes the rounds and the transfers that were started, says goodbye to the reducers and joins the thread. Fails
   // once one of them has made no progress for `patience`, and at once if that is 0. A worker without rounds waits for
-  // as long as the others have some: they may need what it keeps, and end the job themselves when it stalls.
+  // as long as the others have some: they may need what it keeps, and end the job themselves when it stalls. Where ops
+  // have groups, it waits until all others leave as well.
   Status shutdown(std::chrono::milliseconds patience);
 
   std::optional<Event> next_event(std::chrono::milliseconds patience) { return log_.next(patience); }
@@ -146,6 +147,7 @@ class Communicator {
   // Losses and the end.
   void fail_as_told(const Status& why);
   void note_idle();
+  [[nodiscard]] FrameHeader groups_header() const;
   void leave();
   void end_in_order();
   void fail(const Status& why);
@@ -190,6 +192,7 @@ class Communicator {
   EventLoop::Clock::time_point halted_at_;
   Planner planner_{config_.job};
   std::vector<RoundRequest> early_;  // of the program, before the plan is known
+  bool has_groups_ = false;          // it has run an op of a group
   bool has_said_goodbye_ = false;    // in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;

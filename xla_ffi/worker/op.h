@@ -31,6 +31,8 @@ class Op {
   void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
   // Whether the spec is that of the first round: the reducers are told it once.
   [[nodiscard]] bool agrees(const OpSpec& spec);
+  // How many workers take part; 0: all of the job.
+  [[nodiscard]] uint32_t group_size() const { return spec_ ? static_cast<uint32_t>(spec_->group.size()) : 0; }
   // The request of the next round; null if none waits.
   [[nodiscard]] const RoundRequest* next() const { return waiting_.empty() ? nullptr : &waiting_.front(); }
   // Null if none runs.

@@ -67,14 +67,14 @@ Round* Schedule::running_round(uint64_t op_id, uint64_t number) {
 
 std::vector<Progress::OpProgress> Schedule::progress() const {
   std::vector<Progress::OpProgress> progress;
-  for (const auto& [op_id, op] : ops_) progress.push_back({op_id, op.started_count()});
+  for (const auto& [op_id, op] : ops_) progress.push_back({op_id, op.started_count(), op.group_size()});
   return progress;
 }
 
 std::vector<Progress::OpProgress> Schedule::take_still(Clock::time_point since) {
   std::vector<Progress::OpProgress> still;
   for (auto& [op_id, op] : ops_) {
-    if (op.becomes_still(since)) still.push_back({op_id, op.started_count()});
+    if (op.becomes_still(since)) still.push_back({op_id, op.started_count(), op.group_size()});
   }
   return still;
 }
