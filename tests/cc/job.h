@@ -10,6 +10,7 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -58,7 +59,7 @@ inline testing::AssertionResult failed_with(const Status& status, Code code, con
 
 // --- Rounds.
 
-// What all workers reduce or broadcast in one round.
+// What all workers, or those of a group, reduce or broadcast in one round.
 struct TestRound {
   uint64_t op = 1;
   Kind kind = Kind::kSum;
@@ -67,14 +68,24 @@ struct TestRound {
   uint32_t root = 0;
   uint32_t seed = 0;
   uint64_t call_bytes = 0;
-  bool in_place = false;  // the results take the operands' memory, as XLA may have it
-  bool converts = false;  // the program has float32, and `dtype` is that of the wire
-  uint32_t rows = 1;      // of a scatter or a gather: the number of workers
+  bool in_place = false;             // the results take the operands' memory, as XLA may have it
+  bool converts = false;             // the program has float32, and `dtype` is that of the wire
+  uint32_t rows = 1;                 // of a scatter or a gather: the number of workers that take part
+  std::vector<uint32_t> group = {};  // as in OpSpec
 
   [[nodiscard]] OpSpec spec() const {
     uint64_t count = 0;
     for (size_t leaf : leaf_counts) count += leaf;
-    return {kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), rows * count, 0, call_bytes};
+    OpSpec spec{kind, dtype, root, static_cast<uint32_t>(leaf_counts.size()), rows * count, 0, call_bytes};
+    spec.group = group;
+    return spec;
+  }
+  // The ranks that take part.
+  [[nodiscard]] std::vector<uint32_t> members(uint32_t worker_count) const {
+    if (!group.empty()) return group;
+    std::vector<uint32_t> all(worker_count);
+    std::iota(all.begin(), all.end(), 0u);
+    return all;
   }
   [[nodiscard]] uint32_t input_rows() const { return kind == Kind::kGather ? 1 : rows; }
   [[nodiscard]] uint32_t output_rows() const { return kind == Kind::kScatter ? 1 : rows; }
@@ -98,17 +109,17 @@ struct TestRound {
   }
   [[nodiscard]] Bytes output(uint32_t worker_count, uint32_t rank = 0) const {
     if (kind == Kind::kBroadcast) return input(root);
-    if (kind == Kind::kGather) return gathered();
+    if (kind == Kind::kGather) return gathered(worker_count);
     const Bytes sum = total(worker_count);
     if (kind != Kind::kScatter) return sum;
-    const auto row = std::span(sum).subspan(rank * sum.size() / rows, sum.size() / rows);
+    const auto row = std::span(sum).subspan(spec().place_of(rank) * sum.size() / rows, sum.size() / rows);
     return {row.begin(), row.end()};
   }
 
  private:
-  [[nodiscard]] Bytes gathered() const {
+  [[nodiscard]] Bytes gathered(uint32_t worker_count) const {
     Bytes all;
-    for (uint32_t rank = 0; rank < rows; ++rank) {
+    for (const uint32_t rank : members(worker_count)) {
       const Bytes row = input(rank);
       all.insert(all.end(), row.begin(), row.end());
     }
@@ -117,7 +128,7 @@ struct TestRound {
   [[nodiscard]] Bytes total(uint32_t worker_count) const {
     std::vector<Bytes> inputs;
     std::vector<const std::byte*> pieces;
-    for (uint32_t rank = 0; rank < worker_count; ++rank) inputs.push_back(wire_input(rank));
+    for (const uint32_t rank : members(worker_count)) inputs.push_back(wire_input(rank));
     for (const Bytes& bytes : inputs) pieces.push_back(bytes.data());
     Bytes total(bytes());
     const Arithmetic arithmetic = kind == Kind::kMax   ? Arithmetic::kMax
@@ -314,14 +325,15 @@ class Job {
 
   std::vector<Part> begin(const TestRound& round) {
     std::vector<Part> parts;
-    for (uint32_t rank = 0; rank < workers.size(); ++rank) parts.emplace_back(*workers[rank], round, rank);
+    for (const uint32_t rank : round.members(shape_.workers)) parts.emplace_back(*workers[rank], round, rank);
     return parts;
   }
   void expect_done(const TestRound& round, std::vector<Part>& parts) const {
-    for (uint32_t rank = 0; rank < parts.size(); ++rank) {
-      const Status status = parts[rank].wait();
+    for (uint32_t place = 0; place < parts.size(); ++place) {
+      const uint32_t rank = round.spec().rank_at(place);
+      const Status status = parts[place].wait();
       ASSERT_TRUE(status.ok()) << "rank " << rank << ": " << status.message();
-      ASSERT_TRUE(parts[rank].output() == round.output(shape_.workers, rank)) << "rank " << rank;
+      ASSERT_TRUE(parts[place].output() == round.output(shape_.workers, rank)) << "rank " << rank;
     }
   }
   void expect_works(const TestRound& round = {}) {

@@ -90,6 +90,17 @@ TEST(PartPlan, GivesAnOpOneNumberOnAStrandWhateverTheBucketsSize) {
   }
 }
 
+// Nor where they disagree about the group, and so about the op's number.
+TEST(PartPlan, SendsSmallOpsOfOneCallThroughOneStrandWhateverTheirGroups) {
+  OpSpec spec = spec_of(10);
+  for (spec.site = 1; spec.site < 100; ++spec.site) {
+    spec.group = {0, 2};
+    const uint32_t strand = cut(4, spec, 2 * spec.site).at(0).strand;
+    spec.group = {0, 1, 2};
+    EXPECT_EQ(cut(4, spec, 2 * spec.site + 1).at(0).strand, strand);
+  }
+}
+
 TEST(PartPlan, GivesThePartsOfAnOpNumbersOfTheirOwn) {
   std::vector<uint64_t> ops;
   for (uint64_t op = 0; op < 1000; ++op) {

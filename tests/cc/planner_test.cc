@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/part_plan.h"
 #include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -40,6 +42,38 @@ TEST(Planner, GivesStrandsEqualShares) {
   EXPECT_EQ(shares_of(1, 1), Shares({12}));
   EXPECT_EQ(shares_of(3, 1), Shares({4, 4, 4}));
   EXPECT_EQ(shares_of(4, 2), Shares({3, 3, 3, 3}));
+}
+
+// A group's shares of a large bucket, by reducer, in units of the whole bucket's twentieth. Of four workers each has a
+// reducer, whose number is behind those of the dedicated ones.
+Shares shares_of_group(const std::vector<uint32_t>& group, uint32_t dedicated_count) {
+  const JobShape job{.worker_count = 4, .reducer_count = dedicated_count, .colocated_count = 4};
+  View view;
+  view.job = job;
+  for (uint32_t number = 0; number < dedicated_count + 4; ++number) {
+    const auto rank = static_cast<int32_t>(number) - static_cast<int32_t>(dedicated_count);
+    view.reducers.push_back({number, "10.0.0.1", 4000, "a", std::max(rank, -1), {}});
+  }
+  Planner planner(job);
+  planner.enter(view);
+  constexpr uint64_t kTwentieth = 1 << 20;
+  RoundRequest request;
+  request.spec.total_count = 20 * kTwentieth;
+  request.spec.group = group;
+  Shares shares(view.reducers.size());
+  for (const Shard& shard : planner.plans().plan_of(request)->cut(7, request.spec.total_count, 4)) {
+    shares[shard.reducer] = (shard.count + kTwentieth / 2) / kTwentieth;
+  }
+  return shares;
+}
+
+TEST(Planner, BalancesWithinTheGroup) {
+  EXPECT_EQ(shares_of_group({}, 0), Shares({5, 5, 5, 5}));
+  // Worker 3 carries no contribution of its own, so its reducer is like a dedicated one.
+  EXPECT_EQ(shares_of_group({0, 1, 2}, 0), Shares({4, 4, 4, 8}));
+  EXPECT_EQ(shares_of_group({1, 2, 3}, 0), Shares({8, 4, 4, 4}));
+  EXPECT_EQ(shares_of_group({0, 2}, 0), Shares({0, 10, 0, 10}));
+  EXPECT_EQ(shares_of_group({0, 2}, 2), Shares({5, 5, 0, 5, 0, 5}));
 }
 
 // Two strands of one interface have together what the only strand of another one has.

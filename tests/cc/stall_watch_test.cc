@@ -98,6 +98,16 @@ TEST_F(StallWatchTest, NamesTheWorkersThatTheReducersWaitFor) {
   EXPECT_TRUE(accused_.empty());
 }
 
+// Two workers wait for each other in one call, each over a group of its own: that is a mistake of the program.
+TEST_F(StallWatchTest, TellsADisagreementFromALateWorker) {
+  Round& round = start_second_round();
+  watch_->note_late(round, "rank 1 (host b), which waits in an op of ranks 1, 2 instead", 0, /*disagree=*/true);
+  EXPECT_TRUE(check_after(kTimeout / 2).ok());
+  const Status status = check_after(kTimeout);
+  EXPECT_EQ(status.code(), Code::kMismatch);
+  EXPECT_NE(status.message().find("which waits in an op of ranks 1, 2 instead: no progress"), std::string::npos);
+}
+
 TEST_F(StallWatchTest, WaitsForWorkersThatAreSlow) {
   Round& round = start_second_round();
   round.times.progress_at -= 10 * kTimeout;

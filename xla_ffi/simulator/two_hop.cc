@@ -61,7 +61,7 @@ void SimulatedWorker::handle(const Message& message) {
 void SimulatedWorker::start_round(Running& running) {
   Round& round = running.round;
   round.times.started_at = round.times.progress_at = job_.now();
-  round.cut(job_.plans_.plan_of(round.request));
+  round.cut(*job_.plans_.plan_of(round.request));
   running.segments.resize(links_.size());
   for (Segment& segment : round.segments) {
     const uint32_t reducer = segment.shard.reducer;

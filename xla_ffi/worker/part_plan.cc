@@ -72,12 +72,12 @@ std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
   const OpSpec& spec = request.spec;
   std::vector<RoundPart> parts;
   if (part_count(spec) == 1) {
-    const auto strand = static_cast<uint32_t>(mix(request.op) % shares_.size());
+    const auto strand = static_cast<uint32_t>(mix(spec.number_to_meet(request.op)) % shares_.size());
     request.op = op_of_part(request.op, strand);
     parts.push_back({strand, std::move(request)});
     return parts;
   }
-  const uint64_t width = spec.total_count / (has_rows(spec.kind) ? worker_count_ : 1);
+  const uint64_t width = spec.total_count / (has_rows(spec.kind) ? spec.member_count(worker_count_) : 1);
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / item_bytes(spec.dtype));
   uint64_t first = 0;
   uint64_t cut_off = 0;  // of the shares

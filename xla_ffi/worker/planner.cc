@@ -23,15 +23,30 @@ void Planner::enter(const View& view) {
 
 // From the view and the rates only, which are the same on every worker.
 void Planner::make_plans() {
-  std::vector<ReducerPlace> rated = places_;
-  for (size_t i = 0; i < rated.size(); ++i) rated[i].rate = rate_of(reducers_[i]);
-  ShardPlan::Pace pace{.chunk_bytes = job_.chunk_bytes};
-  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, places_), pace);
+  std::vector<ReducerPlace> rated;
+  rated_.clear();
+  for (const View::Reducer& reducer : reducers_) {
+    rated.push_back({reducer.colocated_rank >= 0, rate_of(reducer)});
+    rated_.push_back({rated.back(), reducer.colocated_rank});
+  }
+  pace_ = {.chunk_bytes = job_.chunk_bytes};
+  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, places_), pace_);
   strand_count_ = strands_for_rates();
   even_parts_ = PartPlan(job_, std::vector<uint32_t>(most_strands_, 1));
   parts_ = PartPlan(job_, strand_shares());
-  if (window_bytes_ > 0) pace.window_bytes = window_bytes_ / strand_count_;
-  plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace);
+  if (window_bytes_ > 0) pace_.window_bytes = window_bytes_ / strand_count_;
+  plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace_);
+}
+
+// The balance of a job of the members alone. To them, a reducer inside another worker is like a dedicated one.
+ShardPlan Plans::plan_of_group(const OpSpec& spec) const {
+  std::vector<ReducerPlace> places;
+  for (const Reducer& reducer : reducers) {
+    places.push_back(reducer.place);
+    if (reducer.place.colocated)
+      places.back().colocated = spec.has_member(static_cast<uint32_t>(reducer.colocated_rank));
+  }
+  return {balanced_shares(static_cast<uint32_t>(spec.group.size()), places), pace};
 }
 
 uint32_t Planner::rate_of(const View::Reducer& reducer) const {

@@ -14,6 +14,7 @@
 
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/part_plan.h"
 #include "xla_ffi/worker/rate_probe.h"
 #include "xla_ffi/worker/round.h"
@@ -24,18 +25,29 @@ namespace jaxhetero {
 
 // What strands need to know of the plans.
 struct Plans {
+  struct Reducer {
+    ReducerPlace place;
+    int32_t colocated_rank = -1;  // -1: dedicated
+  };
   std::shared_ptr<const ShardPlan> even;     // as if all interfaces had one rate; for internal rounds
   std::shared_ptr<const ShardPlan> program;  // from the measured rates; for the program's rounds
   // The probe's own plan is for the reducers of the view in which it started. In a later view, workers that have the
   // rates may replay a round of the measurement for others that do not, so internal rounds are cut evenly.
   bool is_undisturbed = true;
+  // What the plan of a group follows from, beside its members.
+  std::vector<Reducer> reducers;
+  ShardPlan::Pace pace;
 
-  [[nodiscard]] const ShardPlan& plan_of(const RoundRequest& request) const {
-    if (request.plan && is_undisturbed) return *request.plan;
-    return request.is_internal ? *even : *program;
+  [[nodiscard]] std::shared_ptr<const ShardPlan> plan_of(const RoundRequest& request) const {
+    if (request.plan && is_undisturbed) return request.plan;
+    if (!request.spec.group.empty()) return std::make_shared<ShardPlan>(plan_of_group(request.spec));
+    return request.is_internal ? even : program;
   }
   // By which reducers see whether all workers have the same plan. The measurement does not change it.
   [[nodiscard]] uint64_t digest() const { return even->digest(); }
+
+ private:
+  [[nodiscard]] ShardPlan plan_of_group(const OpSpec& spec) const;
 };
 
 class Planner {
@@ -46,7 +58,7 @@ class Planner {
   // A view starts, with these reducers. Called before all else.
   void enter(const View& view);
   // Of the view, and of what has been measured so far.
-  [[nodiscard]] Plans plans() const { return {even_plan_, plan_, !probe_ || is_undisturbed()}; }
+  [[nodiscard]] Plans plans() const { return {even_plan_, plan_, !probe_ || is_undisturbed(), rated_, pace_}; }
   // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
   [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
     return request.is_internal ? even_parts_ : parts_;
@@ -75,6 +87,8 @@ class Planner {
   uint32_t view_number_ = 0;
   std::vector<View::Reducer> reducers_;  // of the view
   std::vector<ReducerPlace> places_;     // the same, as if all interfaces had one rate
+  std::vector<Plans::Reducer> rated_;    // the same, with the rates that are known
+  ShardPlan::Pace pace_;                 // of the program's rounds
   std::shared_ptr<const ShardPlan> even_plan_;
   std::shared_ptr<const ShardPlan> plan_;
   uint32_t most_strands_ = 1;  // that every process of the job has

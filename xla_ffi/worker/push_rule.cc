@@ -37,19 +37,22 @@ size_t lead_bytes(const Round& round, const Segment& segment) {
 }  // namespace
 
 void PushRule::start_segment(Round& round, Segment& segment, ChunkSender& sender) {
-  if (unfinished_.empty()) {
-    window_.restart(2 * frame_bytes(round, segment), round.times.started_at);
-    last_result_at_ = round.times.started_at;
-  }
-  unfinished_.emplace(round.turn(), std::pair(&round, &segment));
-  push_chunks(sender);
+  if (queues_.empty()) window_.restart(2 * frame_bytes(round, segment), round.times.started_at);
+  Queue& queue = queues_[round.request.spec.group];
+  if (queue.unfinished.empty()) queue.last_result_at = round.times.started_at;
+  queue.unfinished.emplace(round.turn(), std::pair(&round, &segment));
+  push_chunks(queue, sender);
+}
+
+void PushRule::push_chunks(ChunkSender& sender) {
+  for (const auto& [group, queue] : queues_) push_chunks(queue, sender);
 }
 
 // Fills the window, round by round. A round counts the bytes under way of itself and of earlier turns only: later
 // rounds, which other workers may not have reached, cannot hold it up.
-void PushRule::push_chunks(ChunkSender& sender) {
+void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
   size_t under_way_bytes = 0;
-  for (const auto& [turn, entry] : unfinished_) {
+  for (const auto& [turn, entry] : queue.unfinished) {
     const auto [round, segment] = entry;
     under_way_bytes += segment->in_flight_bytes;
     const size_t room_bytes = window_bytes(*round, *segment);
@@ -67,9 +70,13 @@ void PushRule::push_chunks(ChunkSender& sender) {
 // the others hold back, for ever. A worker does not know which round the others want, so it tries more and more of them
 // for as long as no total comes.
 void PushRule::feed_starved(Round::Time now, ChunkSender& sender) {
-  if (unfinished_.size() < 2 || now - last_result_at_ < kStall) return;
-  size_t left = std::exchange(feed_count_, std::min(2 * feed_count_, unfinished_.size()));
-  for (const auto& [turn, entry] : unfinished_) {
+  for (auto& [group, queue] : queues_) feed_starved(queue, now, sender);
+}
+
+void PushRule::feed_starved(Queue& queue, Round::Time now, ChunkSender& sender) {
+  if (queue.unfinished.size() < 2 || now - queue.last_result_at < kStall) return;
+  size_t left = std::exchange(queue.feed_count, std::min(2 * queue.feed_count, queue.unfinished.size()));
+  for (const auto& [turn, entry] : queue.unfinished) {
     const auto [round, segment] = entry;
     if (segment->was_starved || !segment->in_flight.empty() || !can_push(*round, *segment)) continue;
     if (left-- == 0) return;
@@ -112,11 +119,17 @@ void PushRule::finish_result(const Round& round, Segment& segment, const FrameHe
   segment.in_flight_bytes -= pushed.bytes;
   segment.next_result += header.count;
   segment.done = header.last;
-  last_result_at_ = now;
-  feed_count_ = 1;
   window_.returned(pushed.pushed_at, pushed.bytes, now);
-  if (segment.done) unfinished_.erase(round.turn());
-  push_chunks(sender);
+  const auto found = queues_.find(round.request.spec.group);
+  Queue& queue = found->second;
+  queue.last_result_at = now;
+  queue.feed_count = 1;
+  if (segment.done) queue.unfinished.erase(round.turn());
+  if (queue.unfinished.empty()) {
+    queues_.erase(found);
+  } else {
+    push_chunks(queue, sender);
+  }
 }
 
 }  // namespace jaxhetero

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/job_shape.h"
@@ -46,17 +47,25 @@ class PushRule {
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header, Round::Time now,
                      ChunkSender& sender);
   // Pushes nothing more of any segment.
-  void clear() { unfinished_.clear(); }
+  void clear() { queues_.clear(); }
 
  private:
+  // The rounds of one group of workers. Each group has the whole window: one that waits for a late member must not hold
+  // up those that do not.
+  struct Queue {
+    std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished;
+    Round::Time last_result_at;  // or the start of the first segment after the queue was empty
+    size_t feed_count = 1;       // rounds to feed at the next stall
+  };
+
+  void push_chunks(const Queue& queue, ChunkSender& sender);
+  static void feed_starved(Queue& queue, Round::Time now, ChunkSender& sender);
   [[nodiscard]] size_t window_bytes(const Round& round, const Segment& segment) const;
   static size_t push_chunk(const Round& round, Segment& segment, ChunkSender& sender);
 
   const JobShape& job_;
-  std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished_;
+  std::map<std::vector<uint32_t>, Queue> queues_;  // by group; each has a round
   Window window_;
-  Round::Time last_result_at_;  // or the start of the first segment after the link was idle
-  size_t feed_count_ = 1;       // rounds to feed at the next stall
 };
 
 }  // namespace jaxhetero

@@ -158,6 +158,7 @@ struct Round {
     std::string late_workers;  // the reducers wait for them, by their last word
     Time moved_at;             // when the reducers last said that a late worker is slow, not stuck
     Time next_report_at;
+    bool disagree = false;  // one of them waits in the same call over another group
     bool has_accused = false;
   };
 
@@ -244,7 +245,7 @@ struct Round {
     const OpSpec& spec = request.spec;
     const size_t item = item_bytes(spec.dtype);
     const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
-    for (const Shard& shard : plan.cut(request.op, spec.total_count, item, has_rows(spec.kind))) {
+    for (const Shard& shard : plan.cut(spec.number_to_meet(request.op), spec.total_count, item, has_rows(spec.kind))) {
       segments.emplace_back(shard, items_per_chunk);
     }
     open_segment_count = slowest_count = segments.size();

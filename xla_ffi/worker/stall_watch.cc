@@ -28,7 +28,7 @@ Status StallWatch::check_rounds(Clock::time_point now) {
     text += late_workers.empty() ? "no word from " + silent_reducers(round)
                                  : "still waiting for " + late_workers + ": no progress";
     text += " for " + std::to_string(patience.count()) + " ms in " + round.name();
-    return {Code::kRoundTimeout, text};
+    return {round.delay.disagree ? Code::kMismatch : Code::kRoundTimeout, text};
   }
   return {};
 }
@@ -69,9 +69,10 @@ std::string StallWatch::silent_reducers(const Round& round) const {
   return names;
 }
 
-void StallWatch::note_late(Round& round, const std::string& late_workers, uint32_t moving_count) {
+void StallWatch::note_late(Round& round, const std::string& late_workers, uint32_t moving_count, bool disagree) {
   const Clock::time_point now = Clock::now();
   round.delay.late_workers = late_workers;
+  round.delay.disagree = disagree;
   if (moving_count > 0) round.delay.moved_at = now;
   if (now < round.delay.next_report_at) return;
   round.delay.next_report_at = now + kReportInterval;

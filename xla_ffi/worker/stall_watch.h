@@ -44,7 +44,8 @@ class StallWatch {
   [[nodiscard]] Status check_halt(Clock::time_point now, Clock::time_point halted_at) const;
 
   // A reducer says that the round waits for `late_workers`, of which `moving_count` still move data: slow, not stuck.
-  void note_late(Round& round, const std::string& late_workers, uint32_t moving_count);
+  // `disagree`: one of them waits in the same call over another group.
+  void note_late(Round& round, const std::string& late_workers, uint32_t moving_count, bool disagree = false);
 
   // No round may go longer without progress than this from now on.
   void limit_patience(std::chrono::milliseconds most) { most_patience_ = most; }

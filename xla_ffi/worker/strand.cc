@@ -125,7 +125,7 @@ void WorkerStrand::start_waiting() {
 
 void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
-  round.cut(plans_.plan_of(round.request));
+  round.cut(*plans_.plan_of(round.request));
   for (Segment& segment : round.segments) {
     describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
@@ -247,7 +247,7 @@ void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
 
 void WorkerStrand::note_late(const FrameHeader& header, const Bytes& late_workers) {
   Round* round = schedule_.running_round(header.op, header.round);
-  if (round != nullptr) stall_watch_.note_late(*round, decode_text(late_workers), header.count);
+  if (round != nullptr) stall_watch_.note_late(*round, decode_text(late_workers), header.count, header.offset > 0);
 }
 
 // --- Stalls, losses and the end.
