@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 from jax._src import compute_on, core, distributed, source_info_util
@@ -100,6 +102,20 @@ def new_channel(context: mlir.LoweringRuleContext) -> int:
     Why: ``module_context`` is not public. JAX numbers its own collectives so. Since 0.10.
     """
     return int(context.module_context.new_channel())
+
+
+_numbers: WeakKeyDictionary[Any, Counter[Hashable]] = WeakKeyDictionary()
+
+
+def new_number(context: mlir.LoweringRuleContext, key: Hashable) -> int:
+    """A number that no other call of this ``key`` in the program has that is lowered, whatever its other calls are.
+
+    Why: ``module_context`` is not public, and is another one inside ``jax.shard_map``. Of what it has once for a whole
+    program, ``shape_poly_state`` is an object that a weak reference can hold. Since 0.10.
+    """
+    counts = _numbers.setdefault(context.module_context.shape_poly_state, Counter())
+    counts[key] += 1
+    return counts[key]
 
 
 def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:

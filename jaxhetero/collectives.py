@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -39,6 +39,7 @@ def psum(
     axis_name: AxisName = None,
     *,
     axis_index_groups: None = None,
+    workers: Sequence[int] | None = None,
     wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
@@ -62,6 +63,9 @@ def psum(
         goes over those and over all workers. XLA sums the devices of a worker first, and each device sends its equal
         part. Global arrays whose type is "unreduced" over an axis need no name: they are summed over that axis.
       axis_index_groups: only ``None``; it is here because ``jax.lax.psum`` has it.
+      workers: the ranks of the workers that take part, for a sum over a *group* of them, without ``axis_name``. Each of
+        these workers calls with the same ranks, and nobody else calls. Sums of other groups, or of all workers, may run
+        at the same time. A group of this worker alone gives ``x`` itself.
       wire_dtype: ``jnp.bfloat16`` or ``jnp.float16`` sends leaves of float32 in half the bytes, and of float64 in a
         quarter. A number is rounded once before it is sent, summed in float32, and the total is rounded once more. The
         result has the dtype of ``x``. A number above 65504 is infinity in float16. Other leaves are sent as they are.
@@ -77,8 +81,9 @@ def psum(
 
     Raises:
       NotInitializedError: before ``jaxhetero.initialize()``.
-      ConfigError: for a dtype or mesh that is not supported; for a float that does not vary over ``axis_name``; or,
-        when the program is compiled, for an array that is sharded over several devices outside ``shard_map``.
+      ConfigError: for a dtype or mesh that is not supported; for a float that does not vary over ``axis_name``; for
+        ``workers`` that lack this worker, or are no ranks; or, when the program is compiled, for an array that is
+        sharded over several devices outside ``shard_map``.
       jax.errors.JaxRuntimeError: when the program runs and a peer fails; see ``jaxhetero.errors``.
 
     Example:
@@ -95,9 +100,9 @@ def psum(
     """
     label = _label("psum", name, axis_index_groups)
     if has_unreduced(x):
-        options = {"wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
+        options = {"workers": workers, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
         return cast(Tree, over_mesh(x, axis_name, label, functools.partial(psum, **options)))
-    axes = classify(axis_name, label)
+    axes = classify(axis_name, label, workers)
     refuse_invariant(x, axis_name, label, mean=False)
     return _sum(x, axes, label, bucket_bytes, wire_dtype)
 
@@ -107,13 +112,15 @@ def pmean(
     axis_name: AxisName = None,
     *,
     axis_index_groups: None = None,
+    workers: Sequence[int] | None = None,
     wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
     """The mean of every leaf over all workers, as ``jax.lax.pmean``: ``psum`` divided by the number of workers.
 
-    Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does.
+    Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does. With
+    ``workers`` it is the mean over those.
 
     Example:
       The loss and the number of correct answers of a batch, as means over all workers:
@@ -123,9 +130,9 @@ def pmean(
     """
     label = _label("pmean", name, axis_index_groups)
     if has_unreduced(x):
-        options = {"wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
+        options = {"workers": workers, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
         return cast(Tree, over_mesh(x, axis_name, label, functools.partial(pmean, **options)))
-    axes = classify(axis_name, label)
+    axes = classify(axis_name, label, workers)
     refuse_invariant(x, axis_name, label, mean=True)
     return _mean(x, axes, label, bucket_bytes, wire_dtype)
 
@@ -135,6 +142,7 @@ def pmax(
     axis_name: AxisName = None,
     *,
     axis_index_groups: None = None,
+    workers: Sequence[int] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
@@ -153,7 +161,7 @@ def pmax(
       >>> jaxhetero.pmax(jnp.isinf(jnp.array([1.0, jnp.inf])).any())
       Array(True, dtype=bool)
     """
-    return _extreme(x, axis_name, Kind.MAX, _label("pmax", name, axis_index_groups), bucket_bytes)
+    return _extreme(x, axis_name, workers, Kind.MAX, _label("pmax", name, axis_index_groups), bucket_bytes)
 
 
 def pmin(
@@ -161,6 +169,7 @@ def pmin(
     axis_name: AxisName = None,
     *,
     axis_index_groups: None = None,
+    workers: Sequence[int] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
@@ -177,7 +186,7 @@ def pmin(
       >>> jaxhetero.pmin(jnp.int32(120))
       Array(120, dtype=int32)
     """
-    return _extreme(x, axis_name, Kind.MIN, _label("pmin", name, axis_index_groups), bucket_bytes)
+    return _extreme(x, axis_name, workers, Kind.MIN, _label("pmin", name, axis_index_groups), bucket_bytes)
 
 
 def all_gather(
@@ -295,6 +304,7 @@ def broadcast(
     root: int = 0,
     axis_name: AxisName = None,
     *,
+    workers: Sequence[int] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> Tree:
@@ -304,7 +314,7 @@ def broadcast(
       x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool. The other workers pass a tree of the same
         structure, shapes and dtypes; its values are not used.
       root: the rank of the worker whose values all workers get.
-      axis_name, bucket_bytes, name: as in ``psum``; ``axis_name`` may name the workers' axis alone.
+      axis_name, workers, bucket_bytes, name: as in ``psum``; ``axis_name`` may name the workers' axis alone.
 
     Returns:
       A pytree like ``x``, of the same shapes and dtypes.
@@ -312,7 +322,7 @@ def broadcast(
     Blocking and errors are those of ``psum``.
 
     Raises:
-      ConfigError: there is no such ``root``, or an axis lies inside a worker.
+      ConfigError: there is no such ``root``, ``workers`` has it not, or an axis lies inside a worker.
 
     Example:
       Each worker draws parameters from its own seed, and all start from those of rank 0:
@@ -325,7 +335,9 @@ def broadcast(
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
     label = _label("broadcast", name)
-    axes = classify(axis_name, label)
+    axes = classify(axis_name, label, workers)
+    if workers is not None and root not in workers:
+        raise ConfigError(f"{label}: root {root} is not one of workers {tuple(workers)}")
     if axes.devices_per_worker > 1:
         raise ConfigError(
             f"{label}: along {axis_name!r} lie {axes.devices_per_worker} devices of each worker; broadcast goes over "
@@ -397,17 +409,19 @@ def replicated(
     return same
 
 
-def barrier(*, name: str | None = None) -> None:
+def barrier(*, workers: Sequence[int] | None = None, name: str | None = None) -> None:
     """Wait until every worker has called this: for the host, between programs, for example around files.
 
     Args:
+      workers: the ranks of those that call it and wait for each other, as in ``psum``. Default: all.
       name: the name of this op in error messages. Default: the file and function of the caller.
 
     Blocks, without holding the GIL, for at most ``timeout_ms`` (``start_timeout_ms`` the first time).
 
     Raises:
       NotInitializedError: before ``jaxhetero.initialize()``.
-      ConfigError: inside a traced function, where there is nothing to block.
+      ConfigError: inside a traced function, where there is nothing to block; for ``workers`` that lack this worker, or
+        are no ranks.
       JaxheteroError: a worker did not come, or was lost.
 
     Example:
@@ -422,7 +436,7 @@ def barrier(*, name: str | None = None) -> None:
       ['the', 'a', 'of']
     """
     label = _label("barrier", name)
-    arrived = psum(np.ones((), np.int32), name=label)
+    arrived = psum(np.ones((), np.int32), workers=workers, name=label)
     if isinstance(arrived, jax.core.Tracer):
         raise ConfigError(f"{label}: inside a traced function there is nothing to block; call barrier() outside")
     try:
@@ -457,8 +471,10 @@ def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype:
     return mean
 
 
-def _extreme(x: Tree, axis_name: AxisName, kind: Kind, label: str, bucket_bytes: int) -> Tree:
-    axes = classify(axis_name, label)
+def _extreme(
+    x: Tree, axis_name: AxisName, workers: Sequence[int] | None, kind: Kind, label: str, bucket_bytes: int
+) -> Tree:
+    axes = classify(axis_name, label, workers)
     for leaf in jax.tree.leaves(x):
         if jnp.iscomplexobj(leaf):
             raise ConfigError(
@@ -502,8 +518,9 @@ def _label(collective: str, name: str | None, axis_index_groups: Any = None) -> 
     label = name or f"{collective} at {_caller()}"
     if axis_index_groups is not None:
         raise ConfigError(
-            f"{label}: axis_index_groups is not supported, because every worker takes part in every round; for groups "
-            "of devices inside a worker give the mesh one more axis and name the axes to reduce over"
+            f"{label}: axis_index_groups is not supported; for a group of workers pass their ranks as workers, without "
+            "axis_name; for groups of devices inside a worker give the mesh one more axis and name the axes to reduce "
+            "over"
         )
     return label
 

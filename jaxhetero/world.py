@@ -231,10 +231,10 @@ def initialize(
 def shutdown() -> None:
     """Finish all rounds, disconnect from the reducers, and free everything. Does nothing if not initialized.
 
-    Blocks until the programs that this thread has launched have run. Then blocks until no worker has a round running.
-    Fails a round that makes no progress for ``timeout_ms``. A worker with a co-located reducer then waits until the
-    other workers, who need that reducer, have left: for up to ``start_timeout_ms``. Runs by itself when the process
-    ends.
+    Blocks until the programs that this thread has launched have run. Then blocks until no worker has a round running;
+    if any collective was one of a group, until all workers shut down. Fails a round that makes no progress for
+    ``timeout_ms``. A worker with a co-located reducer then waits until the other workers, who need that reducer, have
+    left: for up to ``start_timeout_ms``. Runs by itself when the process ends.
 
     Raises:
       JaxheteroError: the job had failed, or a round could not be finished.

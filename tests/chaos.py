@@ -57,23 +57,23 @@ class Killer:
 
 
 @contextmanager
-def _training(workers: int, reducers: int, colocated: int) -> Iterator[tuple[Cluster, Path]]:
+def _training(workers: int, reducers: int, colocated: int, program: str) -> Iterator[tuple[Cluster, Path]]:
     """A job that trains until the file is there."""
     settings = {"JAXHETERO_COLOCATED_COUNT": str(colocated), "JAXHETERO_TIMEOUT_MS": "20000"}
     with TemporaryDirectory() as directory, Cluster(workers, reducers, settings) as cluster:
         end = Path(directory) / "end"
         cluster.start_reducers()
-        cluster.start_workers("train_bits.py", str(end))
+        cluster.start_workers(program, str(end))
         for rank in range(workers):
             cluster.wait_for_output(f"worker {rank}", "running")
         yield cluster, end
 
 
-def run_job(seed: int, strikes: int, workers: int = 3, pause_s: float = 0.5) -> Toll:
+def run_job(seed: int, strikes: int, workers: int = 3, pause_s: float = 0.5, program: str = "train_bits.py") -> Toll:
     chance = random.Random(seed)
     reducers = chance.randint(2, 8)
     colocated = chance.choice([0, 0, 1, workers])
-    with _training(workers, reducers, colocated) as (cluster, end):
+    with _training(workers, reducers, colocated, program) as (cluster, end):
         killer = Killer(cluster, chance, [f"reducer {index}" for index in range(reducers)], [])
         for _ in range(strikes):
             time.sleep(pause_s * chance.random())

@@ -112,6 +112,15 @@ def test_groups_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_the_sum_over_a_group_of_one_is_the_value_itself() -> None:
+    x = jnp.arange(3.0)
+    for collective in (jaxhetero.psum, jaxhetero.pmean, jaxhetero.pmax, jaxhetero.pmin, jaxhetero.broadcast):
+        np.testing.assert_array_equal(collective(x, workers=(0,)), x)
+        np.testing.assert_array_equal(jax.jit(lambda x, c=collective: c(x, workers=[0]))(x), x)
+    jaxhetero.barrier(workers=(0,))
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -122,6 +131,16 @@ def test_groups_are_refused_by_name(name: str) -> None:
         (lambda: jaxhetero.psum_scatter(jnp.ones(2)), r"axis 0 of float32\[2\] cannot be scattered over 1"),
         (lambda: jaxhetero.psum(jnp.ones(2), (0,)), "axis_name has 0, a position"),
         (lambda: jax.jit(lambda: jaxhetero.barrier())(), "barrier at .*: inside a traced function"),
+        (
+            lambda: jaxhetero.psum(jnp.ones(2), workers=(0, 1)),
+            r"workers is \(0, 1\); it must be different ranks",
+        ),
+        (
+            lambda: jaxhetero.pmax(jnp.ones(2), workers=(0, 0)),
+            r"\(0, 0\); it must be different ranks of 0..0",
+        ),
+        (lambda: jaxhetero.pmean(jnp.ones(2), workers=()), r"workers is \(\), and this is rank 0; only the workers of"),
+        (lambda: jaxhetero.psum(jnp.ones(2), "axis", workers=(0,)), "by their ranks or by a mesh axis, not by both"),
     ],
 )
 def test_what_is_refused_says_why(call: Any, message: str) -> None:

@@ -81,7 +81,7 @@ def psum_scatter(
 
 
 def _bind(bucket: Sequence[jax.Array], *, label: str, **params: Any) -> list[jax.Array]:
-    params = {"root": 0, "wire_dtype": "", **params}
+    params = {"root": 0, "wire_dtype": "", "group": (), **params}
     with jax.named_scope(f"{label}, {wire_bytes(bucket, '')} bytes"):
         return bind(bucket, label=label, **params)
 

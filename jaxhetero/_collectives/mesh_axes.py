@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -30,6 +32,8 @@ class ReducedAxes:
     """How many devices of each worker lie side by side along ``worker_axis``."""
     worker_position: int = 0
     """The position of the workers among the named axes, for collectives whose result depends on the order."""
+    group: tuple[int, ...] = ()
+    """The ranks of the workers that take part, in order; empty for all."""
 
     @property
     def are_named(self) -> bool:
@@ -39,7 +43,7 @@ class ReducedAxes:
     @property
     def count(self) -> int:
         """How many contributions a sum has."""
-        return self.devices_per_worker * (world.size() if self.spans_workers else 1)
+        return self.devices_per_worker * ((len(self.group) or world.size()) if self.spans_workers else 1)
 
     @property
     def devices_per_worker(self) -> int:
@@ -54,13 +58,36 @@ def axis_names(axis_name: AxisName) -> tuple[str, ...]:
     return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
 
 
-def classify(axis_name: AxisName, label: str) -> ReducedAxes:
+def classify_group(workers: Sequence[int], axis_name: AxisName, label: str) -> ReducedAxes:
+    """The group of a call that names its workers by their ranks and no axes."""
+    size = world.size()
+    ranks = tuple(sorted(map(operator.index, workers)))
+    if axis_name is not None:
+        raise ConfigError(
+            f"{label}: workers is {ranks} and axis_name is {axis_name!r}; name the workers by their ranks or by a mesh "
+            "axis, not by both"
+        )
+    if len(set(ranks)) < len(ranks) or any(not 0 <= rank < size for rank in ranks):
+        raise ConfigError(f"{label}: workers is {ranks}; it must be different ranks of 0..{size - 1}")
+    if world.rank() not in ranks:
+        raise ConfigError(
+            f"{label}: workers is {ranks}, and this is rank {world.rank()}; only the workers of a group call"
+        )
+    group = ranks if len(ranks) < size else ()  # an op of all workers is one without a group
+    return ReducedAxes(None, (), 1, spans_workers=len(ranks) > 1, group=group)
+
+
+def classify(axis_name: AxisName, label: str, ranks: Sequence[int] | None = None) -> ReducedAxes:
     """Sort the axes of a call into the workers' axis and the axes inside a worker.
+
+    ``ranks``: in place of axes, those of the workers that take part.
 
     A JAX process whose mesh has only its own devices reduces over all of ``axis_name`` and over the workers. In a
     global mesh, made with ``jax.distributed``, the workers' axis is the first axis with as many devices as there are
     workers, or else with a multiple of that. ``make_lanes`` checks that when the program is compiled.
     """
+    if ranks is not None:
+        return classify_group(ranks, axis_name, label)
     names = axis_names(axis_name)
     if positional := [name for name in names if isinstance(name, int)]:
         raise ConfigError(

@@ -23,6 +23,7 @@ from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
     is_computed,
     new_channel,
+    new_number,
     on_gpu_stream,
     operation_name,
     program_device_count,
@@ -58,6 +59,7 @@ class CallAttributes:
     wire_dtype: str
     call_bytes: np.int64
     worker_count: np.int64
+    group: np.ndarray
     device_ids: np.ndarray
     device_lanes: np.ndarray
 
@@ -74,8 +76,9 @@ def all_reduce(
     in_groups: bool = True,
     wire_dtype: str = "",
     call_bytes: int = 0,
+    group: tuple[int, ...] = (),
 ) -> list[jax.Array]:
-    """Reduce one bucket over all workers.
+    """Reduce one bucket over all workers, or over those of a group.
 
     Args:
       bucket: arrays of one dtype.
@@ -89,6 +92,7 @@ def all_reduce(
       in_groups: False where XLA has reduced inside each worker, and each of those devices has a part of its own.
       wire_dtype: "bfloat16" or "float16" to send a float32 sum in; "" to send the dtype of the bucket.
       call_bytes: bytes on the wire of all buckets of the collective together; the same on all workers.
+      group: the ranks that take part, in order; empty for all.
     """
     with jax.named_scope(f"{label}, {wire_bytes(bucket, wire_dtype)} bytes"):
         return bind(
@@ -102,6 +106,7 @@ def all_reduce(
             in_groups=in_groups and devices_along > 1,
             wire_dtype=wire_dtype,
             call_bytes=call_bytes,
+            group=group,
         )
 
 
@@ -216,6 +221,7 @@ def _attributes(
     in_groups: bool,
     wire_dtype: str,
     call_bytes: int,
+    group: tuple[int, ...],
     invariant: bool = True,
     by_number_on_host: bool = False,
 ) -> CallAttributes:
@@ -234,12 +240,14 @@ def _attributes(
         ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
     return CallAttributes(
         label=label,
-        channel=np.int64(new_channel(ctx)),
+        # The programs of a group's members may differ in all other calls.
+        channel=np.int64(new_number(ctx, (label, group)) if group else new_channel(ctx)),
         kind=np.int64(kind),
         root=np.int64(root),
         wire_dtype=wire_dtype,
         call_bytes=np.int64(call_bytes),
         worker_count=np.int64(worker_count),
+        group=np.array(group, np.int64),
         device_ids=ids,
         device_lanes=lanes,
     )

@@ -62,6 +62,7 @@ def reduce_tree(
             devices_along=axes.devices_along,
             wire_dtype=primitive_wire_dtype(bucket[0].dtype, wire_dtype),
             call_bytes=call_bytes,
+            group=axes.group,
         )
 
     results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes, wire_dtype)

@@ -19,7 +19,7 @@ from jaxhetero._compat import varying_axes
 # Every parameter of any of the primitives.
 _PARAMETERS = (
     *("label", "kind", "root", "worker_count", "axis_name", "devices_along", "in_groups"),
-    *("wire_dtype", "call_bytes", "invariant"),
+    *("wire_dtype", "call_bytes", "group", "invariant"),
 )
 
 Bucket = list[jax.Array]

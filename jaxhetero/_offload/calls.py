@@ -93,7 +93,7 @@ def _obstacle(call: Call, scope: Scope) -> str | None:
     if call.name not in _REPLACED:
         return f"jaxhetero has no {call.name}"
     if call.equation.params.get("axis_index_groups") is not None:
-        return "axis_index_groups is not supported, because every worker takes part in every round"
+        return "axis_index_groups is not supported; jaxhetero.psum takes a group of workers outside of a mesh"
     if not all(isinstance(axis, str) for axis in call.axes):
         return f"its axes {call.axes} have positions among them; reduce over array axes first"
     if call.name in _GATHERS.keys() | _SCATTERS and scope.worker_axis not in (None, call.axes[0]):

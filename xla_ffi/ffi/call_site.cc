@@ -180,7 +180,8 @@ ffi::ErrorOr<CallSiteAttributes> read_attributes(const ffi::Dictionary& dictiona
 
 // The number of an op must be the same on every worker. JAX numbers the calls of a program in the order in which they
 // are written, before XLA knows the program's constants, by which it may order calls of one label differently on
-// another worker. The rest is "the how-manyth instruction of this label and number that this process instantiates".
+// another worker. The members of a group may have different programs, so it is numbered within its group alone. The
+// rest is "the how-manyth instruction of this label, number and group that this process instantiates".
 void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.label = attributes.label;
   site.kind = static_cast<Kind>(attributes.kind);
@@ -190,12 +191,15 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   }
   site.call_bytes = static_cast<uint64_t>(attributes.call_bytes);
   site.worker_count = attributes.worker_count;
+  site.group.assign(attributes.group.begin(), attributes.group.end());
   for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
     site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
   }
   Hash hash;
   hash.add(site.label);
   hash.add(static_cast<uint64_t>(attributes.channel));
+  if (!site.group.empty()) site.site = hash.value();
+  for (const uint32_t rank : site.group) hash.add(uint64_t{rank});
   const std::lock_guard lock(registry().mutex);
   hash.add(registry().instance_counts[hash.value()]++);
   site.op = hash.value();
@@ -229,10 +233,12 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
   request.spec.kind = site.kind;
   request.spec.root = site.root;
   request.spec.call_bytes = site.call_bytes;
+  request.spec.group = site.group;
+  request.spec.site = site.site;
   request.spec.leaf_count = static_cast<uint32_t>(args.size());
-  const auto worker_count = static_cast<size_t>(site.worker_count);
-  const size_t operand_rows = site.kind == Kind::kScatter ? worker_count : 1;
-  const size_t result_rows = site.kind == Kind::kGather ? worker_count : 1;
+  const size_t row_count = request.spec.member_count(static_cast<uint32_t>(site.worker_count));
+  const size_t operand_rows = site.kind == Kind::kScatter ? row_count : 1;
+  const size_t result_rows = site.kind == Kind::kGather ? row_count : 1;
   std::vector<iovec> operands;
   std::vector<iovec> results;
   Hash signature;
@@ -266,6 +272,7 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
     for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);
     if (site.wire_dtype.has_value()) shapes += " as " + std::string(dtype_name(*site.wire_dtype));
     site.description = site.label + " (" + shapes + ")";
+    if (!site.group.empty()) site.description += " of " + describe_ranks(site.group);
   });
   request.description = site.description;
   if (site.wire_dtype.has_value()) {

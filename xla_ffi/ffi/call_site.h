@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/status.h"
@@ -26,9 +27,11 @@ struct CallSite {
   std::string label;
   Kind kind = Kind::kSum;
   uint32_t root = 0;
-  std::optional<DType> wire_dtype;             // if not that of the operands, which are float32 then
-  uint64_t call_bytes = 0;                     // of the collective that this is a bucket of, on the wire
-  int64_t worker_count = 0;                    // that the program was traced for
+  std::optional<DType> wire_dtype;  // if not that of the operands, which are float32 then
+  uint64_t call_bytes = 0;          // of the collective that this is a bucket of, on the wire
+  int64_t worker_count = 0;         // that the program was traced for
+  std::vector<uint32_t> group;      // as in OpSpec, like the next one
+  uint64_t site = 0;
   std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
   std::once_flag described;
   std::string description;
@@ -39,12 +42,13 @@ struct CallSite {
 // The attributes of the instruction, as jaxhetero/_collectives/primitive.py writes them.
 struct CallSiteAttributes {
   std::string_view label;
-  int64_t channel = 0;  // unlike that of any other call of the program
+  int64_t channel = 0;  // unlike that of any other call of the program with this label and group
   int64_t kind = 0;
   int64_t root = 0;
   std::string_view wire_dtype;  // "bfloat16", "float16", or "" for that of the operands
   int64_t call_bytes = 0;
   int64_t worker_count = 0;
+  xla::ffi::Span<const int64_t> group;  // the ranks that take part; empty: all
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;
 };
@@ -59,6 +63,7 @@ void for_each_attribute(Visit&& visit) {
   visit("wire_dtype", &CallSiteAttributes::wire_dtype);
   visit("call_bytes", &CallSiteAttributes::call_bytes);
   visit("worker_count", &CallSiteAttributes::worker_count);
+  visit("group", &CallSiteAttributes::group);
   visit("device_ids", &CallSiteAttributes::device_ids);
   visit("device_lanes", &CallSiteAttributes::device_lanes);
 }
