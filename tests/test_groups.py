@@ -2,6 +2,7 @@
 
 import pytest
 from cluster import Cluster, Outcome, run
+from patience import PATIENCE
 
 from tests.chaos import run_job
 
@@ -32,8 +33,8 @@ def test_deaths_of_reducers_change_no_bit(seed: int) -> None:
     assert toll.same_bits
 
 
-def run_mistake(mistake: str) -> list[Outcome]:
-    settings = {"JAXHETERO_TIMEOUT_MS": str(PATIENCE_MS), "JAXHETERO_START_TIMEOUT_MS": "20000"}
+def run_mistake(mistake: str, start_timeout_ms: int = 60_000) -> list[Outcome]:
+    settings = {"JAXHETERO_TIMEOUT_MS": str(PATIENCE_MS), "JAXHETERO_START_TIMEOUT_MS": str(start_timeout_ms)}
     with Cluster(4, 2, settings) as cluster:
         cluster.start_reducers()
         cluster.start_workers("group_mistakes.py", mistake)
@@ -65,7 +66,8 @@ def test_workers_that_disagree_about_shapes_are_told_who_sent_what() -> None:
 
 def test_workers_that_name_different_groups_are_told_both() -> None:
     """Each waits for a worker that does not come: the error comes with the deadline of the round."""
-    for outcome in run_mistake("groups")[:3]:
+    start_timeout_ms = round(30_000 * PATIENCE)  # as long as a first round may take
+    for outcome in run_mistake("groups", start_timeout_ms)[:3]:
         message = outcome.exception_line
         assert "jaxhetero.MismatchError" in message
         assert "which waits in sums bucket 0 (float32[5]) of ranks 0, " in message
