@@ -245,16 +245,26 @@ def equation_context(equation: Equation) -> Iterator[None]:
         yield
 
 
+def bind(primitive: Primitive, params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """The results of a primitive in the trace of the caller."""
+    results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(results) if primitive.multiple_results else [results]
+
+
 def run_equation(equation: Equation, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation in the trace of the caller."""
-    results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
-    return list(results) if equation.primitive.multiple_results else [results]
+    return bind(equation.primitive, equation.params, operands)
 
 
 def equation_source(equation: Equation) -> str:
     """``train.py:train_step``, where the user's program made an equation."""
     frame = source_info_util.user_frame(equation.source_info.traceback)
     return f"{Path(frame.file_name).name}:{frame.function_name}" if frame else "an unknown place"
+
+
+def equation_functions(equation: Equation) -> list[str]:
+    """The functions of the user's program, and of libraries, in which an equation was made; the innermost first."""
+    return [frame.function_name for frame in source_info_util.user_frames(equation.source_info.traceback)]
 
 
 def is_tracing() -> bool:

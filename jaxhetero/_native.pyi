@@ -75,6 +75,27 @@ class Communicator:
     def make_current(self) -> None:
         """Let the FFI handlers of this process find this communicator."""
 
+class ProgramRunner:
+    """An optimizer's program, as reducers run it. For tests and benchmarks."""
+
+    @property
+    def kernel(self) -> str:
+        """The name of the fused kernel that runs it; empty if it is interpreted."""
+    def choose(self, interpret: bool, baseline: bool) -> None:
+        """Interpret it whatever it is; use the vectors of the platform's baseline."""
+    def run(
+        self, inputs: list[Any], scalars: Any, outputs: list[Any], first: int
+    ) -> tuple[Status, list[list[tuple[int, int, float]]]]:
+        """Write the outputs of a piece of a tensor, which begins at its element ``first``.
+
+        Inputs, scalars and outputs are contiguous arrays with one axis: float32, and uint16 for bfloat16. The result
+        has, for each summand of the program, the subtrees of its sum: (first, level, sum).
+        """
+
+def load_program(encoded: bytes) -> tuple[Status, ProgramRunner | None]: ...
+def sum_of_tensor(subtrees: list[tuple[int, int, float]], count: int) -> tuple[Status, float]:
+    """The sum over a tensor of ``count`` elements, of what its pieces gave."""
+
 def clear_current() -> None:
     """Let the FFI handlers find no communicator, and end what GPUs had of it."""
 

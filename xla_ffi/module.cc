@@ -1,9 +1,11 @@
 // The native module jaxhetero._native: thin bindings, no logic. Nothing here holds the GIL while it waits.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,6 +29,9 @@
 #include "xla_ffi/membership/visit.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/update/program.h"
+#include "xla_ffi/update/run.h"
+#include "xla_ffi/update/tensor_sum.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/communicator.h"
@@ -371,6 +377,63 @@ void bind_communicator(nb::module_& module) {
       .def("make_current", [](const std::shared_ptr<Communicator>& self) { set_current_communicator(self); });
 }
 
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Memory = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using SubtreeTuple = std::tuple<uint64_t, uint32_t, double>;
+
+// For tests and benchmarks: reducers load and run programs themselves.
+std::pair<NativeStatus, std::unique_ptr<Runner>> load_program(const nb::bytes& encoded) {
+  const auto bytes = std::as_bytes(std::span(encoded.c_str(), encoded.size()));
+  Result<Program> program = decode_program(bytes);
+  if (!program.ok()) return {to_python(program.status()), nullptr};
+  return {to_python(Status()), std::make_unique<Runner>(std::move(*program))};
+}
+
+std::pair<NativeStatus, std::vector<std::vector<SubtreeTuple>>> run_program(Runner& runner,
+                                                                            const std::vector<Floats>& inputs,
+                                                                            const Floats& scalars,
+                                                                            const std::vector<Memory>& outputs,
+                                                                            uint64_t first) {
+  std::vector<std::span<const float>> from;
+  std::vector<std::span<std::byte>> to;
+  for (const Floats& input : inputs) from.emplace_back(input.data(), input.size());
+  for (const Memory& output : outputs) to.emplace_back(static_cast<std::byte*>(output.data()), output.nbytes());
+  std::vector<PieceSum> totals(runner.program().summands.size(), PieceSum(first));
+  const size_t count = from.empty() ? 1 : from[0].size();
+  const Status status = [&] {
+    const nb::gil_scoped_release unlocked;
+    return runner.run({from, {scalars.data(), scalars.size()}, to, count, first}, totals);
+  }();
+  std::vector<std::vector<SubtreeTuple>> found(totals.size());
+  for (size_t i = 0; i < totals.size(); ++i) {
+    for (const Subtree& subtree : totals[i].subtrees())
+      found[i].emplace_back(subtree.first, subtree.level, subtree.sum);
+  }
+  return {to_python(status), std::move(found)};
+}
+
+std::pair<NativeStatus, float> sum_of_pieces(const std::vector<SubtreeTuple>& subtrees, uint64_t count) {
+  std::vector<Subtree> pieces;
+  for (const auto& [first, level, sum] : subtrees) pieces.push_back({first, level, sum});
+  Result<float> total = sum_of_tensor(std::move(pieces), count);
+  return {to_python(total.status()), total.ok() ? *total : 0.0f};
+}
+
+void bind_programs(nb::module_& module) {
+  nb::class_<Runner>(module, "ProgramRunner")
+      .def_prop_ro("kernel", [](const Runner& self) { return std::string(self.kernel()); })
+      .def(
+          "choose",
+          [](Runner& self, bool interpret, bool baseline) {
+            if (interpret) self.interpret();
+            if (baseline) self.use_baseline();
+          },
+          "interpret"_a, "baseline"_a)
+      .def("run", run_program, "inputs"_a, "scalars"_a, "outputs"_a, "first"_a);
+  module.def("load_program", load_program, "encoded"_a);
+  module.def("sum_of_tensor", sum_of_pieces, "subtrees"_a, "count"_a);
+}
+
 }  // namespace
 }  // namespace jaxhetero
 
@@ -381,6 +444,7 @@ NB_MODULE(_native, module) {
   bind_reducer_server(module);
   bind_transfer(module);
   bind_communicator(module);
+  bind_programs(module);
   module.def(
       "clear_current",
       [] {
