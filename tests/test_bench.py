@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_channels_compares_ways_to_send_a_message(capsys: pytest.CaptureFixture[
 def test_channels_refuses_what_it_cannot_measure() -> None:
     with pytest.raises(BenchError, match="of jaxhetero, transfer, gloo"):
         channels.Options(engine="mpi").specs()
+
+
+def test_updates_of_every_engine(tmp_path: Path) -> None:
+    """In a process of its own, because it takes one core for itself."""
+    found = tmp_path / "updates.json"
+    options = ["--millions", "0.01", "--turns", "1", "--json", str(found)]
+    subprocess.run([sys.executable, "-m", "bench.updates", *options], check=True, stdout=subprocess.DEVNULL)
+    rates = json.loads(found.read_text())["params_per_s"]
+    assert {"fused", "interpreted", "memory copy", "jit(optax.adamw), donated"} <= rates.keys()
+    assert all(rate > 0 for rate in rates.values())
 
 
 def test_an_engine_takes_settings() -> None:
