@@ -15,8 +15,8 @@
 
 namespace jaxhetero {
 
-// How long the front message of a channel may make no progress. A worker may post messages long before it needs them, so
-// the time counts only from when somebody waits, or when the message has begun to move.
+// How long the front message of a channel may make no progress. A worker may post messages long before it needs them,
+// so the time counts only from when somebody waits, or when the message has begun to move.
 struct ChannelPatience {
   std::chrono::milliseconds first{0};  // of a channel's first message, because workers compile at different speeds
   std::chrono::milliseconds later{0};
@@ -56,7 +56,8 @@ class MessageQueue {
     complete->succeed();
   }
 
-  // How long the front message has made no progress, if that is longer than it may; else 0. Called a few times a second.
+  // How long the front message has made no progress, if that is longer than it may; else 0. Called a few times a
+  // second.
   [[nodiscard]] std::chrono::milliseconds lateness(Clock::time_point now, const ChannelPatience& patience) {
     const bool counts = patience.is_for_all || moved_bytes_ > 0 || posted_.empty() || front()->is_awaited();
     if (!counts) progress_at_ = now;
