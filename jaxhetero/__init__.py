@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from jaxhetero import optimizers as optimizers
+    from jaxhetero import pipeline as pipeline
     from jaxhetero.buckets import make_buckets as make_buckets
     from jaxhetero.collectives import all_gather as all_gather
     from jaxhetero.collectives import barrier as barrier
@@ -83,6 +85,8 @@ _HOMES = {
     "write_timeline": "world",
 }
 
+_MODULES = ("optimizers", "pipeline")
+
 __all__ = sorted(_HOMES)
 
 
@@ -91,10 +95,12 @@ def __getattr__(name: str) -> Any:
         from jaxhetero._native import version
 
         return version
+    if name in _MODULES:
+        return importlib.import_module(f"jaxhetero.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxhetero' has no attribute {name!r}")
     return getattr(importlib.import_module(f"jaxhetero.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_MODULES, "__version__"]

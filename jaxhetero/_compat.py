@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax._src import compute_on, core, distributed, source_info_util
+from jax._src import compute_on, core, distributed, effects, source_info_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
@@ -254,6 +254,34 @@ def bind(primitive: Primitive, params: dict[str, Any], operands: Sequence[Any]) 
 def run_equation(equation: Equation, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation in the trace of the caller."""
     return bind(equation.primitive, equation.params, operands)
+
+
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+def inlined_program(equation: Equation) -> Any | None:
+    """The jaxpr of an equation that does nothing but run it; None for any other equation.
+
+    Why: the names of primitives and of their parameters are not public. Since 0.10.
+    """
+    name = _INLINED.get(equation.primitive.name)
+    return None if name is None else equation.params[name]
+
+
+def scan_counts(equation: Equation) -> tuple[int, int]:
+    """How many of the first operands of a scan are constants, and how many after them are carried. Why: as above."""
+    return equation.params["num_consts"], equation.params["num_carry"]
+
+
+def with_params(equation: Equation, **changed: Any) -> Equation:
+    """The same equation with other parameters. Why: as above."""
+    changed_equation: Equation = equation.replace(params={**equation.params, **changed})
+    return changed_equation
+
+
+def is_ordered(equation: Equation) -> bool:
+    """Whether the effects of an equation must happen in the order of the program. Why: as above."""
+    return bool(effects.ordered_effects.filter_in(equation.effects))
 
 
 def equation_source(equation: Equation) -> str:

@@ -1,0 +1,63 @@
+"""What all workers of a pipeline must have in common, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxhetero import _compat, collectives, world
+from jaxhetero.errors import MismatchError
+from jaxhetero.pipeline.graph import Graph
+
+
+def digest(graph: Graph, more: str) -> bytes:
+    """Of what a graph computes: its operations, and the shapes of what they make."""
+    text = hashlib.sha256(more.encode())
+    numbers: dict[Any, int] = {}
+
+    def name(atom: Any) -> str:
+        if hasattr(atom, "val"):
+            return f"{atom.val}"
+        return str(numbers.setdefault(atom, len(numbers)))
+
+    for value in graph.inputs:
+        text.update(f"{name(value)}:{value.aval.str_short()};".encode())
+    for equation in graph.equations:
+        inputs = ",".join(name(atom) for atom in equation.inputs)
+        outputs = ",".join(f"{name(value)}:{value.aval.str_short()}" for value in equation.outputs)
+        text.update(f"{outputs}={equation.name}({inputs}){_inner(equation.source)};".encode())
+    text.update(",".join(name(value) for value in graph.outputs).encode())
+    return text.digest()
+
+
+def _inner(source: _compat.Equation) -> str:
+    """The primitives inside an equation, for example those of a scan's body."""
+    programs = _compat.inner_programs(source.params)
+    return ";".join(f"{equation.primitive.name}{_inner(equation)}" for program in programs for equation in program.eqns)
+
+
+def check_digest(own: bytes, what: str) -> None:
+    """Compare a digest with those of all workers. Blocks until all have come.
+
+    Raises:
+      MismatchError: on every worker, if they differ. It names two of them.
+    """
+    if world.current().is_alone:
+        return
+    digests = np.asarray(collectives.all_gather(np.frombuffer(own, np.uint8), name="pipeline"))
+    for rank, other in enumerate(digests):
+        if not np.array_equal(other, digests[0]):
+            raise MismatchError(
+                f"pipeline: {what} of rank {rank} is another than that of rank 0; start the same program with the "
+                "same settings on every worker"
+            )
+
+
+def edges_of_rank_0(edges: Sequence[int]) -> tuple[int, ...]:
+    """The edges that rank 0 has found; costs that were measured differ a little. Blocks until rank 0 has come."""
+    if world.current().is_alone:
+        return tuple(edges)
+    return tuple(np.asarray(collectives.broadcast(np.asarray(edges, np.int32), name="pipeline")).tolist())

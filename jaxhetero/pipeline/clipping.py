@@ -1,0 +1,44 @@
+"""Clipping by the norm of gradients that lie on several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero.collectives import psum
+from jaxhetero.pipeline.arguments import is_none
+from jaxhetero.pipeline.places import Places
+
+if TYPE_CHECKING:
+    import optax
+
+
+def clip_by_global_norm(max_norm: float, sharers: Mapping[int, int], places: Places) -> optax.GradientTransformation:
+    """Scale gradients down if their norm over all stages is larger than ``max_norm``.
+
+    Args:
+      sharers: by the numbers of the leaves of this worker, how many workers of the pipeline have the leaf.
+    """
+    import optax  # only who clips needs it
+
+    workers = tuple(places.rank_at(place) for place in range(places.count))
+
+    def update(grads: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        leaves = jax.tree.leaves(grads, is_leaf=is_none)
+        squares = [
+            jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) / sharers[number]
+            for number, leaf in enumerate(leaves)
+            if leaf is not None
+        ]
+        square = sum(squares, start=jnp.float32(0))
+        if len(workers) > 1:
+            square = psum(square, workers=workers, name="pipeline.clip_by_global_norm")
+        norm = jnp.sqrt(square)
+        factor = jnp.where(norm > max_norm, max_norm / norm, 1.0)
+        return jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

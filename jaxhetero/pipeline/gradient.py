@@ -1,0 +1,463 @@
+"""``value_and_grad`` over several workers: the loss is traced, cut into stages, and run as a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxhetero import _compat, collectives, world
+from jaxhetero._channels import Channels
+from jaxhetero.errors import ConfigError, JaxheteroError
+from jaxhetero.pipeline import costs as known_costs
+from jaxhetero.pipeline.agreement import check_digest, digest, edges_of_rank_0
+from jaxhetero.pipeline.arguments import Signature, Splitter, TracedLoss, is_none, shape_of, trace_loss
+from jaxhetero.pipeline.clipping import clip_by_global_norm
+from jaxhetero.pipeline.decision import Decision, Wishes, decide, simulate_step
+from jaxhetero.pipeline.executor import Executor, Step
+from jaxhetero.pipeline.graph import evaluate, trace
+from jaxhetero.pipeline.operations import Operations
+from jaxhetero.pipeline.places import Places
+from jaxhetero.pipeline.programs import Programs, make_programs
+from jaxhetero.pipeline.reduction import Reduction
+from jaxhetero.pipeline.report import Report, StageReport, balance
+from jaxhetero.pipeline.results import Results
+from jaxhetero.pipeline.schedules import ScheduleName
+from jaxhetero.pipeline.simulation import Network, Simulation
+from jaxhetero.pipeline.stages import Stage, make_stages
+
+if TYPE_CHECKING:
+    import optax
+
+# A scan is taken apart into several times as many as there are stages, so that these can be nearly equal.
+_SCAN_PARTS_PER_STAGE = 4
+_HOW_TO_SPLIT = (
+    "it runs many programs, in the order of a schedule. Call it between jitted functions: "
+    "`loss, grads = grad_fn(params, batch)`, then `params, opt_state = jax.jit(update)(grads, opt_state, params)`"
+)
+
+
+def value_and_grad(
+    loss_fn: Callable[..., Any],
+    *,
+    stages: int | Literal["auto"] = "auto",
+    microbatches: int,
+    schedule: ScheduleName | Literal["auto"] = "auto",
+    stages_per_worker: int | None = None,
+    has_aux: bool = False,
+    whole_argnums: Sequence[int] = (),
+    state_argnum: int | None = None,
+    costs: Literal["flops", "measured"] = "flops",
+    memory_bytes: float | None = None,
+    network: Network | None = None,
+) -> Pipeline:
+    """As ``jax.value_and_grad``, of a loss that is cut into stages on several workers.
+
+    The loss is traced, and nothing in the model changes. The workers of the job are *replicas* of a pipeline of
+    ``stages`` workers each. Neighbours are one replica: with 8 workers and 4 stages, ranks 0 to 3 and ranks 4 to 7.
+    Gradients are reduced over the replicas by the reducers of the job; do not reduce them again.
+
+    Args:
+      loss_fn: ``(params, *arguments) -> loss``, a scalar that is a mean over the examples. It is traced for the shapes
+        of one microbatch.
+      stages: workers in a pipeline. "auto" chooses, by simulated time, a number that divides the workers.
+      microbatches: into how many the batch is divided along the leading axis of each of its leaves. The loss and the
+        gradients are means over them, as with gradient accumulation.
+      schedule: "simple" (GPipe), "interleaved" (1F1B), "virtual" (interleaved 1F1B of Megatron), "breadth_first" or
+        "zero_bubble" (ZB-H1). "auto" takes the one with the shortest simulated step.
+      stages_per_worker: for "virtual" and "breadth_first". Default: 2 or 4, by simulated time.
+      has_aux: the loss returns ``(loss, aux)``. Floats in ``aux`` are averaged over the microbatches, integers added.
+      whole_argnums: arguments that are no part of the batch: each microbatch gets them as they are.
+      state_argnum: an argument that each microbatch changes for the next one, such as BatchNorm's statistics. The loss
+        then returns ``(loss, state)``, or with ``has_aux`` ``(loss, (aux, state))``.
+      costs: what the operations of the model take: "flops" estimates it from shapes, "measured" runs each kind of
+        operation on rank 0's device.
+      memory_bytes: at most so much for the parameters of a worker, the sums of their gradients, and the activations
+        that it keeps. The optimizer's state is not in it.
+      network: the rate and latency between workers that the choice of a cut reckons with. Default: 12.5 GB/s, 20 us.
+
+    Returns:
+      A ``Pipeline``, which is called as the function of ``jax.value_and_grad``. Call it outside of ``jax.jit``.
+
+    Raises:
+      ConfigError: a setting makes no sense. When called: inside ``jax.jit``; or what ``Pipeline.cut`` raises.
+
+    Example:
+      In a world of one worker, two stages of it:
+
+      >>> def loss_fn(params, x, y):
+      ...     return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - y) ** 2)
+      >>> grad_fn = jaxhetero.pipeline.value_and_grad(
+      ...     loss_fn, microbatches=4, schedule="breadth_first", stages_per_worker=2
+      ... )
+      >>> params = {"in": jnp.ones((2, 3)), "out": jnp.ones((3, 1))}
+      >>> loss, grads = grad_fn(params, jnp.ones((8, 2)), jnp.ones((8, 1)))
+      >>> grads["in"].shape
+      (2, 3)
+    """
+    if microbatches < 1:
+        raise ConfigError(f"pipeline: microbatches is {microbatches}; it must be at least 1")
+    if costs not in ("flops", "measured"):
+        raise ConfigError(f"pipeline: costs is {costs!r}; it must be 'flops' or 'measured'")
+    wishes = Wishes(
+        None if stages == "auto" else stages,
+        microbatches,
+        None if schedule == "auto" else schedule,
+        stages_per_worker,
+        memory_bytes,
+        network or Network(12.5e9, 20e-6),
+    )
+    signature = Signature(tuple(whole_argnums), state_argnum, has_aux)
+    return Pipeline(loss_fn, signature, wishes, is_measured=costs == "measured")
+
+
+class Pipeline:
+    """What ``value_and_grad`` returns. Each worker holds the parameters of its stages; others are None in its trees."""
+
+    def __init__(self, loss_fn: Callable[..., Any], signature: Signature, wishes: Wishes, *, is_measured: bool) -> None:
+        self._loss_fn = loss_fn
+        self._signature = signature
+        self._wishes = wishes
+        self._cost: known_costs.Cost = known_costs.Measure() if is_measured else known_costs.estimate
+        self._cut: _Cut | None = None
+        self._engine: _Engine | None = None
+        self._failure: JaxheteroError | None = None
+
+    def cut(self, params: Any, *arguments: Any) -> Report:
+        """Trace the loss and cut it, for arguments of these shapes. Every worker calls it, with the same shapes.
+
+        Nothing is computed, and no memory is taken for parameters.
+
+        Args:
+          params: the whole tree: arrays, or ``jax.ShapeDtypeStruct``, for example of ``jax.eval_shape``.
+          arguments: as the function is called; a whole batch of one replica.
+
+        Returns:
+          The cut, to be printed.
+
+        Raises:
+          ConfigError: the arguments do not fit the settings, or the loss cannot be cut so.
+          MismatchError: the loss is another one on another worker.
+        """
+        self._cut = self._make_cut(params, arguments)
+        self._engine = None
+        return self.report()
+
+    def report(self) -> Report:
+        """The cut that was made: what each stage computes, receives and holds. Does not block.
+
+        Raises:
+          ConfigError: nothing has been cut yet.
+        """
+        return self._known_cut.report()
+
+    def simulate(self, network: Network | None = None) -> Simulation:
+        """A step of the cut that was made, with another network. Does not block."""
+        cut = self._known_cut
+        decision = cut.decision
+        return simulate_step(
+            cut.operations,
+            decision.schedule,
+            decision.partition,
+            network or self._wishes.network,
+            cut.places.replica_count,
+        )
+
+    @property
+    def replica(self) -> int:
+        """The number of this worker's pipeline. All workers of a replica need the same batches."""
+        return self._known_cut.places.replica
+
+    @property
+    def replica_count(self) -> int:
+        """How many pipelines there are."""
+        return self._known_cut.places.replica_count
+
+    def init(self, init_fn: Callable[..., Any], *arguments: Any) -> Any:
+        """The parameters of this worker's stages, and nothing else: the rest of ``init_fn`` is not computed.
+
+        Args:
+          init_fn: a function that makes the whole tree of parameters.
+          arguments: of ``init_fn``.
+
+        Returns:
+          The tree of parameters, with None in the place of those of other workers.
+        """
+        structure = jax.tree.structure(jax.eval_shape(init_fn, *arguments))
+        self._check_structure(structure)
+        graph = trace(lambda *traced: jax.tree.leaves(init_fn(*traced)), *arguments)
+        own = self._known_cut.own_params
+        part = graph.keep_live([graph.outputs[number] for number in own])
+
+        def make(operands: list[Any]) -> list[Any]:
+            known = {**part.constants, **dict(zip(part.inputs, operands, strict=True))}
+            return evaluate(part.equations, known, part.outputs)
+
+        made = jax.jit(make)(jax.tree.leaves(arguments))
+        return self._tree(structure, dict(zip(own, made, strict=True)))
+
+    def own(self, params: Any) -> Any:
+        """The tree of parameters with None in the place of those that this worker does not hold. Does not block."""
+        leaves, structure = jax.tree.flatten(params, is_leaf=is_none)
+        self._check_structure(structure)
+        return self._tree(structure, {number: leaves[number] for number in self._known_cut.own_params})
+
+    def clip_by_global_norm(self, max_norm: float) -> optax.GradientTransformation:
+        """As ``optax.clip_by_global_norm``, over the gradients of all stages of the pipeline.
+
+        Its ``update`` is a collective of the workers of a replica, and may be jitted.
+
+        Example:
+          >>> import optax
+          >>> grad_fn = jaxhetero.pipeline.value_and_grad(lambda w, x: jnp.mean((x @ w) ** 2), microbatches=2)
+          >>> w, x = jnp.ones(3), jnp.ones((4, 3))
+          >>> _ = grad_fn.cut(w, x)
+          >>> tx = optax.chain(grad_fn.clip_by_global_norm(1.0), optax.sgd(0.1))
+          >>> loss, grads = grad_fn(w, x)
+          >>> updates, _ = tx.update(grads, tx.init(w))
+          >>> float(jnp.round(jnp.linalg.norm(updates), 4))
+          0.1
+        """
+        return clip_by_global_norm(max_norm, self._known_cut.sharers(), self._known_cut.places)
+
+    def __call__(self, params: Any, *arguments: Any) -> Any:
+        """The loss and the gradients of this worker's parameters.
+
+        Args:
+          params: of this worker, as ``init`` or ``own`` makes them. With one worker in a pipeline, all of them.
+          arguments: a batch of this worker's replica. Of a state, the leaves of this worker.
+
+        Returns:
+          ``loss, grads``; ``(loss, aux), grads``; ``(loss, state), grads`` or ``(loss, (aux, state)), grads``, as the
+          loss returns them. The loss and ``aux`` are those of the replica, on all of its workers. ``grads`` is like
+          ``params``, and the mean over all replicas. ``state`` has the leaves of this worker's stages.
+
+        Blocks until this worker has received what it needs of others. The first call also compiles.
+
+        Raises:
+          WorkerLost: a worker of the pipeline ended; it names the rank and what it should have sent or received.
+          ConfigError: see ``value_and_grad``.
+        """
+        if _compat.is_tracing():
+            raise ConfigError(f"pipeline: value_and_grad was called inside a traced function; {_HOW_TO_SPLIT}")
+        if self._failure is not None:
+            raise self._failure
+        if self._cut is None:
+            self._cut = self._make_cut(params, arguments)
+        if self._engine is None:
+            self._engine = _Engine(self._cut)
+        try:
+            return self._engine.run(params, arguments)
+        except JaxheteroError as error:
+            self._failure = error
+            raise
+
+    @property
+    def _known_cut(self) -> _Cut:
+        if self._cut is None:
+            raise ConfigError("pipeline: nothing has been cut yet; call cut() with the shapes of the parameters first")
+        return self._cut
+
+    def _make_cut(self, params: Any, arguments: Sequence[Any]) -> _Cut:
+        if any(map(is_none, jax.tree.leaves(params, is_leaf=is_none))):
+            raise ConfigError(
+                "pipeline: some parameters are None; give cut() the shapes of all parameters, for example those of "
+                "jax.eval_shape(init_fn), before the function is called with those of one worker"
+            )
+        current = world.current()
+        workers = self._wishes.stages or current.size
+        scan_parts = _SCAN_PARTS_PER_STAGE * workers * (self._wishes.stages_per_worker or 2)
+        traced = trace_loss(self._loss_fn, self._signature, self._wishes.microbatches, scan_parts, [params, *arguments])
+        check_digest(digest(traced.graph, repr(replace(self._wishes, network=Network()))), "the loss or a setting")
+        operations = Operations(traced.graph, traced.roles, self._cost)
+        decision = decide(operations, self._wishes, current.size)
+        schedule = decision.schedule
+        edges = edges_of_rank_0(decision.partition.edges)
+        decision = replace(decision, partition=replace(decision.partition, edges=edges))
+        places = Places(schedule.places, current.rank, current.size)
+        return _Cut(traced, self._signature, operations, decision, places, make_stages(operations, edges))
+
+    def _check_structure(self, structure: Any) -> None:
+        wanted = self._known_cut.traced.trees[0].num_leaves
+        if structure.num_leaves != wanted:
+            raise ConfigError(
+                f"pipeline: the tree has {structure.num_leaves} leaves; the one that was cut has {wanted}"
+            )
+
+    @staticmethod
+    def _tree(structure: Any, leaves: dict[int, Any]) -> Any:
+        return jax.tree.unflatten(structure, [leaves.get(number) for number in range(structure.num_leaves)])
+
+
+class _Cut:
+    """A loss that has been cut."""
+
+    def __init__(
+        self,
+        traced: TracedLoss,
+        signature: Signature,
+        operations: Operations,
+        decision: Decision,
+        places: Places,
+        stages: list[Stage],
+    ) -> None:
+        self.traced = traced
+        self.signature = signature
+        self.operations = operations
+        self.decision = decision
+        self.places = places
+        self.stages = stages
+
+    @property
+    def own_stages(self) -> list[Stage]:
+        return [self.stages[number] for number in self.places.own_stages(self.decision.schedule)]
+
+    @property
+    def own_params(self) -> list[int]:
+        """The numbers of this worker's parameters. Those that no stage uses are on the first worker."""
+        used = {number for stage in self.stages for number in stage.params}
+        own = {number for stage in self.own_stages for number in stage.params}
+        if self.places.place == 0:
+            own |= set(self.traced.roles.params) - used
+        return sorted(own)
+
+    def sharers(self) -> dict[int, int]:
+        """For each parameter of this worker, how many places of the pipeline have it."""
+        place_of = self.decision.schedule.place_of
+        return {
+            number: len({place_of(stage.number) for stage in self.stages if number in stage.params} or {0})
+            for number in self.own_params
+        }
+
+    def programs(self, stage: Stage) -> Programs:
+        """Trace the programs of a stage."""
+        return make_programs(stage, self.traced.graph, parted=self.decision.schedule.is_parted)
+
+    def report(self) -> Report:
+        schedule, edges = self.decision.schedule, self.decision.partition.edges
+        costs = self.operations.costs
+        held = schedule.held()
+        reports = []
+        for stage in self.stages:
+            begin, end = edges[stage.number], edges[stage.number + 1]
+            programs = self.programs(stage)
+            largest = begin + int(np.argmax(costs[begin:end]))
+            fixed = programs.params_bytes + programs.sums_bytes + programs.prepared_bytes
+            kept = programs.kept_bytes + programs.held_bytes
+            reports.append(
+                StageReport(
+                    cost=float(costs[begin:end].sum() / costs.sum()),
+                    parameter_count=sum(value.aval.size for value in programs.inputs.params),
+                    parameter_bytes=programs.params_bytes,
+                    sum_bytes=programs.sums_bytes,
+                    prepared_bytes=programs.prepared_bytes,
+                    received_bytes=sum(value.bytes for value in stage.received),
+                    kept_bytes=kept,
+                    microbatches=held[stage.number],
+                    memory_bytes=fixed + held[stage.number] * kept,
+                    largest=self.operations.equations[largest].describe(),
+                    largest_cost=float(costs[largest] / costs.sum()),
+                )
+            )
+        shares = [stage.cost for stage in reports]
+        return Report(schedule, tuple(reports), balance(shares), self.decision.simulation)
+
+
+class _Engine:
+    """A cut, compiled."""
+
+    def __init__(self, cut: _Cut) -> None:
+        self._cut = cut
+        graph, stages = cut.traced.graph, cut.stages
+        schedule, places = cut.decision.schedule, cut.places
+        channels = Channels() if places.count > 1 else None
+        programs = [cut.programs(stage) for stage in cut.own_stages]
+        reduction = Reduction(graph, stages, schedule, places)
+        self._executor = Executor(schedule, programs, stages, places, channels, reduction)
+        self._results = Results(graph, stages, schedule, places, channels)
+        self._splitter = Splitter(schedule.microbatches)
+        if cut.places.worker_count > 1:
+            # Compiling takes the workers different times. From here on, who is late is stuck.
+            collectives.barrier(name="pipeline: compiled")
+
+    def run(self, params: Any, arguments: Sequence[Any]) -> Any:
+        """A step."""
+        leaves, structure = jax.tree.flatten(params, is_leaf=is_none)
+        step = self._step(self._arrays([params, *arguments]))
+        self._refuse_others(leaves)
+        self._results.begin_step()
+        made = self._executor.run(step)
+        outputs = self._results.share(made.outputs)
+        gradients = [
+            None if leaf is None else made.gradients[number] if number in made.gradients else jnp.zeros_like(leaf)
+            for number, leaf in enumerate(leaves)
+        ]
+        value = self._value(outputs, made.state, arguments)
+        return value, jax.tree.unflatten(structure, gradients)
+
+    def _value(self, outputs: dict[int, Any], state: dict[int, Any], arguments: Sequence[Any]) -> Any:
+        """What the loss returns, for the whole step."""
+        traced, signature = self._cut.traced, self._cut.signature
+        loss = outputs[0]
+        aux = jax.tree.unflatten(traced.aux_tree, [outputs[number] for number in traced.roles.aux_outputs])
+        if signature.state_argnum is None:
+            return (loss, aux) if signature.has_aux else loss
+        structure = jax.tree.structure(arguments[signature.state_argnum - 1], is_leaf=is_none)
+        new_state = jax.tree.unflatten(structure, [state.get(number) for number in traced.roles.state])
+        return (loss, (aux, new_state)) if signature.has_aux else (loss, new_state)
+
+    def _refuse_others(self, params: Sequence[Any]) -> None:
+        own = set(self._cut.own_params)
+        for number, leaf in enumerate(params):
+            if leaf is not None and number not in own:
+                name = self._cut.traced.names[number]
+                raise ConfigError(
+                    f"pipeline: the parameter {name} belongs to a stage of another worker; give what Pipeline.init or "
+                    "Pipeline.own made, with None in its place"
+                )
+
+    def _arrays(self, arguments: Sequence[Any]) -> dict[int, Any]:
+        """The leaves of all arguments, by their numbers."""
+        traced = self._cut.traced
+        if len(arguments) != len(traced.trees):
+            raise ConfigError(
+                f"pipeline: called with {len(arguments)} arguments; the loss was cut for {len(traced.trees)}"
+            )
+        arrays: list[Any] = []
+        for argnum, (argument, tree) in enumerate(zip(arguments, traced.trees, strict=True)):
+            leaves = jax.tree.leaves(argument, is_leaf=is_none)
+            if len(leaves) != tree.num_leaves:
+                raise ConfigError(
+                    f"pipeline: argument {argnum} has {len(leaves)} leaves; the loss was cut for {tree.num_leaves}"
+                )
+            arrays += leaves
+        return dict(enumerate(arrays))
+
+    def _step(self, arrays: dict[int, Any]) -> Step:
+        own = self._cut.own_stages
+        params = {number: arrays[number] for stage in own for number in stage.params}
+        whole = {number: arrays[number] for stage in own for number in stage.whole}
+        batch = {number: arrays[number] for stage in own for number in stage.batch}
+        state = {number: arrays[number] for stage in own for number in stage.state}
+        self._check_arrays({**params, **whole, **state}, 1)
+        self._check_arrays(batch, self._cut.decision.schedule.microbatches)
+        return Step(params, whole, state, self._splitter.split(batch))
+
+    def _check_arrays(self, arrays: dict[int, Any], parts: int) -> None:
+        traced = self._cut.traced
+        for number, array in arrays.items():
+            aval = traced.graph.inputs[number].aval
+            if array is None:
+                what = traced.names[number] if number in traced.roles.params else f"leaf {number} of the arguments"
+                raise ConfigError(f"pipeline: {what} is None, but a stage of this worker uses it; see Pipeline.own")
+            shape = shape_of(array)
+            wanted = (aval.shape[0] * parts, *aval.shape[1:]) if number in traced.roles.batch else aval.shape
+            if (shape.shape, shape.dtype) != (wanted, aval.dtype):
+                raise ConfigError(
+                    f"pipeline: leaf {number} of the arguments is {shape.dtype}{list(shape.shape)}; the loss was cut "
+                    f"for {aval.dtype}{list(wanted)}. Call cut() again for other shapes"
+                )

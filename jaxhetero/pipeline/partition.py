@@ -1,0 +1,186 @@
+"""Where a sequence of operations is cut: the least largest part, and then the fewest bytes that travel."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+FORBIDDEN = 1e18
+"""More bytes than all that may travel together."""
+
+_ROUNDING = 1e-9
+_BISECTIONS = 60
+# With more positions than this, those that a neighbour beats are left out: the search takes the square of their number.
+_MANY = 400
+_NEIGHBOURHOOD = 0.002
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A sequence of operations, and what passes between them.
+
+    Attributes:
+      costs: seconds of each operation.
+      made: for each value that operations pass on, the number of the operation that makes it, ascending.
+      used: for each value, the numbers of the operations that use it, ascending. They are above the one that makes it.
+      sizes: bytes of each value; FORBIDDEN for one that must not travel.
+    """
+
+    costs: Floats
+    made: Sequence[int]
+    used: Sequence[Sequence[int]]
+    sizes: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+
+Fits = Callable[[int, int, int], bool]
+"""``fits(part, begin, end)``: whether operations ``begin`` to ``end`` have room as this part. If not, nor have more."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Part ``k`` has the operations ``edges[k]`` to ``edges[k + 1]``."""
+
+    edges: tuple[int, ...]
+    largest_s: float
+    received_bytes: float
+    """Of all parts: each receives, once, the values that it uses and has not made."""
+
+
+def least_largest(costs: Floats, part_count: int) -> float:
+    """The cost of the most expensive part, in the partition into at most so many parts in which that is least."""
+    sums = np.concatenate([[0.0], np.cumsum(costs)])
+    low, high = max(float(costs.max()), float(sums[-1]) / part_count), float(sums[-1])
+    largest = high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        found = _largest_below(sums, middle, part_count)
+        if found is None:
+            low = middle
+        else:
+            high, largest = middle, min(largest, found)
+    return largest
+
+
+def _largest_below(sums: Floats, limit: float, part_count: int) -> float | None:
+    """The largest of at most so many parts of at most ``limit`` that cover all; None if there are no such parts."""
+    position, largest = 0, 0.0
+    for _ in range(part_count):
+        # For a chain it is best that each part takes as much as it can.
+        end = _furthest(sums, position, limit)
+        position, largest = end, max(largest, float(sums[end] - sums[position]))
+        if position == len(sums) - 1:
+            return largest
+    return None
+
+
+def _furthest(sums: Floats, begin: int, limit: float) -> int:
+    """The last end of a part from ``begin`` that costs at most ``limit``."""
+    return int(np.searchsorted(sums, sums[begin] + limit * (1 + _ROUNDING), side="right")) - 1
+
+
+def cut(chain: Chain, part_count: int, *, slack: float = 0.0, fits: Fits | None = None) -> Partition | None:
+    """The partition in which the fewest bytes travel, of those whose largest part is nearly the least possible.
+
+    Args:
+      slack: by which share the largest part may be larger than it has to be.
+      fits: what a part has room for. The largest part is then the least that room allows, as far as it is found in
+        steps of 5 %.
+
+    Returns:
+      None if no partition fits.
+    """
+    limit = least_largest(chain.costs, part_count) * (1 + slack)
+    total = float(chain.costs.sum())
+    while True:
+        found = _fewest_bytes(chain, part_count, limit, fits)
+        if found is not None or limit > total:
+            return found
+        limit *= 1.05
+
+
+def _fewest_bytes(chain: Chain, part_count: int, limit: float, fits: Fits | None) -> Partition | None:
+    """Dynamic programming over positions: exact, because the bytes of a part depend on its ends alone."""
+    sums = np.concatenate([[0.0], np.cumsum(chain.costs)])
+    positions = _positions(chain, sums, limit)
+    crossing = _crossing(chain, positions)
+    count = len(positions)
+    best = np.full((part_count + 1, count), np.inf)
+    came_from = np.zeros((part_count + 1, count), dtype=np.int64)
+    best[0, 0] = 0
+    for start in range(count - 1):
+        begin = int(positions[start])
+        stop = int(np.searchsorted(positions, _furthest(sums, begin, limit), side="right"))
+        if stop <= start + 1:
+            continue
+        received = _received(chain, crossing[start], begin, positions[start + 1 : stop])
+        for part in range(part_count):
+            if best[part, start] == np.inf:
+                continue
+            end = stop if fits is None else _last_that_fits(fits, part, positions, start, stop)
+            ends = slice(start + 1, end)
+            bytes_ = best[part, start] + received[: max(end - start - 1, 0)]
+            better = bytes_ < best[part + 1, ends]
+            best[part + 1, ends] = np.where(better, bytes_, best[part + 1, ends])
+            came_from[part + 1, ends] = np.where(better, start, came_from[part + 1, ends])
+    if best[part_count, count - 1] >= FORBIDDEN:
+        return None
+    edges = [count - 1]
+    for part in range(part_count, 0, -1):
+        edges.append(int(came_from[part, edges[-1]]))
+    chosen = tuple(int(positions[index]) for index in reversed(edges))
+    largest = float(max(np.diff(sums[list(chosen)])))
+    return Partition(chosen, largest, float(best[part_count, count - 1]))
+
+
+def _last_that_fits(fits: Fits, part: int, positions: NDArray[np.int64], start: int, stop: int) -> int:
+    """One past the last index of ``positions`` where the part may end."""
+    begin = int(positions[start])
+    return bisect_left(range(stop), True, lo=start + 1, key=lambda end: not fits(part, begin, int(positions[end])))
+
+
+def _positions(chain: Chain, sums: Floats, limit: float) -> NDArray[np.int64]:
+    """Where a cut may lie. Of very many positions, those where no neighbour of nearly the same cost is cut cheaper."""
+    everywhere = np.arange(len(chain) + 1)
+    if len(chain) <= _MANY:
+        return everywhere
+    crossing = np.zeros(len(chain) + 2)
+    for made, used, size in zip(chain.made, chain.used, chain.sizes, strict=True):
+        crossing[made + 1] += size
+        crossing[used[-1] + 1] -= size
+    live = np.cumsum(crossing)[: len(chain) + 1]
+    width = limit * _NEIGHBOURHOOD
+    low = np.searchsorted(sums, sums - width)
+    high = np.searchsorted(sums, sums + width, side="right")
+    kept = [i for i in everywhere[1:-1] if live[i] <= live[max(1, low[i]) : min(len(chain), high[i])].min()]
+    return np.array([0, *kept, len(chain)])
+
+
+def _crossing(chain: Chain, positions: NDArray[np.int64]) -> list[list[int]]:
+    """The values that are made before each position and used at it or after it."""
+    found: list[list[int]] = [[] for _ in positions]
+    for value, (made, used) in enumerate(zip(chain.made, chain.used, strict=True)):
+        first = int(np.searchsorted(positions, made + 1))
+        last = int(np.searchsorted(positions, used[-1], side="right"))
+        for index in range(first, last):
+            found[index].append(value)
+    return found
+
+
+def _received(chain: Chain, values: list[int], begin: int, ends: NDArray[np.int64]) -> Floats:
+    """For each end, the bytes that a part from ``begin`` to there receives."""
+    arriving = np.zeros(len(ends) + 1)
+    for value in values:
+        used = chain.used[value]
+        next_use = used[bisect_left(used, begin)]
+        arriving[np.searchsorted(ends, next_use + 1)] += chain.sizes[value]
+    return np.cumsum(arriving[:-1])

@@ -1,0 +1,169 @@
+"""How long a step takes, without running it: tasks and transfers with the times that they are said to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxhetero.errors import ConfigError
+from jaxhetero.pipeline.schedules import Kind, Schedule, Task
+
+Transfers = Mapping[tuple[int, int], float]
+"""Bytes of one microbatch from a stage to a later one. The gradients that come back have as many."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What lies between the workers of a pipeline.
+
+    Attributes:
+      bytes_per_s: that a worker sends, and at the same time receives.
+      latency_s: from the last byte sent to the last byte received.
+    """
+
+    bytes_per_s: float = float("inf")
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step.
+
+    Attributes:
+      step_s: from its begin until the last task has ended and the last gradients are reduced.
+      compute_s: the same without the reduction of gradients.
+      busy_s: for each place, the time of its tasks.
+      ended_s: when each task ends.
+      task_s: how long a task takes.
+    """
+
+    step_s: float
+    compute_s: float
+    busy_s: tuple[float, ...]
+    ended_s: dict[Task, float]
+    task_s: Callable[[Task], float]
+
+    @property
+    def bubble(self) -> float:
+        """The share of the compute time in which a worker is idle, on average."""
+        return 1 - sum(self.busy_s) / (len(self.busy_s) * self.compute_s)
+
+
+def simulate(
+    schedule: Schedule,
+    task_s: Callable[[Task], float],
+    transfers: Transfers | None = None,
+    network: Network | None = None,
+    reduce_s: Callable[[int], float] | None = None,
+) -> Simulation:
+    """Run a schedule in simulated time.
+
+    Args:
+      task_s: the seconds of a task.
+      transfers: what stages of different places send each other.
+      reduce_s: the seconds that it takes to reduce the gradients of a stage over the replicas. The reductions of one
+        worker follow each other.
+
+    Raises:
+      ConfigError: the tasks wait for each other.
+    """
+    return _Run(schedule, task_s, transfers or {}, network or Network()).run(reduce_s)
+
+
+class _Run:
+    def __init__(
+        self, schedule: Schedule, task_s: Callable[[Task], float], transfers: Transfers, network: Network
+    ) -> None:
+        self.schedule = schedule
+        self.task_s = task_s
+        self.network = network
+        self.transfers = transfers
+        self.before: dict[int, list[int]] = {stage: [] for stage in range(schedule.stage_count)}
+        self.after: dict[int, list[int]] = {stage: [] for stage in range(schedule.stage_count)}
+        pairs = set(transfers) | {(stage, stage + 1) for stage in range(schedule.stage_count - 1)}
+        for sender, receiver in sorted(pairs):
+            self.after[sender].append(receiver)
+            self.before[receiver].append(sender)
+        self.ended: dict[Task, float] = {}
+        self.arrived: dict[tuple[Task, int], float] = {}
+        self.sending_until = [0.0] * schedule.places
+        self.receiving_until = [0.0] * schedule.places
+
+    def run(self, reduce_s: Callable[[int], float] | None) -> Simulation:
+        clock = [0.0] * self.schedule.places
+        busy = [0.0] * self.schedule.places
+        next_task = [0] * self.schedule.places
+        left = sum(map(len, self.schedule.tasks))
+        while left:
+            started = self._earliest(clock, next_task)
+            if started is None:
+                raise ConfigError("pipeline: the tasks of this schedule wait for each other")
+            place, begin, task = started
+            seconds = self.task_s(task)
+            clock[place] = begin + seconds
+            busy[place] += seconds
+            self.ended[task] = clock[place]
+            self._send(task)
+            next_task[place] += 1
+            left -= 1
+        compute_s = max(clock)
+        step_s = max([compute_s, *self._reduced(reduce_s)])
+        return Simulation(step_s, compute_s, tuple(busy), self.ended, self.task_s)
+
+    def _earliest(self, clock: list[float], next_task: list[int]) -> tuple[int, float, Task] | None:
+        """The task that begins first, of those that are next in their places: so transfers are sent in their order."""
+        best = None
+        for place, tasks in enumerate(self.schedule.tasks):
+            if next_task[place] == len(tasks):
+                continue
+            task = tasks[next_task[place]]
+            needs = [self.arrived.get((needed, task.stage)) for needed in self._needs(task)]
+            known = [time for time in needs if time is not None]
+            if len(known) < len(needs):
+                continue
+            begin = max([clock[place], *known])
+            if best is None or begin < best[1]:
+                best = place, begin, task
+        return best
+
+    def _needs(self, task: Task) -> Iterator[Task]:
+        """The tasks whose results a task waits for."""
+        if task.kind is Kind.FORWARD:
+            yield from (Task(Kind.FORWARD, stage, task.microbatch) for stage in self.before[task.stage])
+        elif task.kind is Kind.BACKWARD:
+            yield Task(Kind.FORWARD, task.stage, task.microbatch)
+            yield from (Task(Kind.BACKWARD, stage, task.microbatch) for stage in self.after[task.stage])
+        else:
+            yield Task(Kind.BACKWARD, task.stage, task.microbatch)
+
+    def _send(self, task: Task) -> None:
+        end = self.ended[task]
+        self.arrived[task, task.stage] = end
+        if task.kind is Kind.WEIGHTS:
+            return
+        targets = self.after[task.stage] if task.kind is Kind.FORWARD else self.before[task.stage]
+        for target in targets:
+            pair = (task.stage, target) if task.kind is Kind.FORWARD else (target, task.stage)
+            self.arrived[task, target] = self._transfer(task.stage, target, end, self.transfers.get(pair, 0.0))
+
+    def _transfer(self, sender: int, receiver: int, ready: float, size: float) -> float:
+        source, target = self.schedule.place_of(sender), self.schedule.place_of(receiver)
+        if source == target:
+            return ready
+        seconds = size / self.network.bytes_per_s
+        begin = max(ready, self.sending_until[source], self.receiving_until[target])
+        self.sending_until[source] = self.receiving_until[target] = begin + seconds
+        return begin + seconds + self.network.latency_s
+
+    def _reduced(self, reduce_s: Callable[[int], float] | None) -> Iterator[float]:
+        """When the gradients of each place are reduced."""
+        if reduce_s is None:
+            return
+        last = Kind.WEIGHTS if self.schedule.is_parted else Kind.BACKWARD
+        for place in range(self.schedule.places):
+            own = range(place, self.schedule.stage_count, self.schedule.places)
+            final = {stage: self.ended[Task(last, stage, self.schedule.microbatches - 1)] for stage in own}
+            end = 0.0
+            for stage in sorted(own, key=final.__getitem__):
+                end = max(end, final[stage]) + reduce_s(stage)
+            yield end

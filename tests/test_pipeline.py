@@ -1,0 +1,94 @@
+"""Models that are cut over several worker processes."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from cluster import Cluster, run
+
+WAYS = {"tcp": {"JAXHETERO_SHARED_MEMORY": "0"}, "shared memory": {}}
+
+
+def step(model: str, workers: int, *, way: str = "shared memory", reducers: int = 1, **options: Any) -> list[Any]:
+    """What each worker has found; all have the same gradients, which are those of jax.grad."""
+    found = run("pipeline_step.py", model, json.dumps(options), workers=workers, reducers=reducers, **WAYS[way])
+    assert found[0]["error"] < 2e-6
+    assert len({worker["digest"] for worker in found}) == 1
+    for worker in found:
+        assert worker["value"] == found[worker["replica"][0] * workers // found[0]["replica"][1]]["value"]
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble", "breadth_first", "virtual"])
+def test_every_schedule_over_tcp_and_in_shared_memory(schedule: str) -> None:
+    several = {"stages_per_worker": 2} if schedule in ("breadth_first", "virtual") else {}
+    digests = [step("tied", 2, way=way, stages=2, schedule=schedule, **several)[0]["digest"] for way in WAYS]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("model", ["encoder-decoder", "unet", "bert", "scan"])
+def test_skips_dropout_and_outputs_over_three_stages(model: str) -> None:
+    found = step(model, 3, stages=3, schedule="interleaved")
+    assert found[0]["stages"] == 3
+    assert all(worker["own_leaves"] > 0 for worker in found)
+
+
+def test_replicas_reduce_the_gradients_of_their_stages() -> None:
+    found = step("tied", 4, stages=2, schedule="breadth_first", stages_per_worker=2, reducers=2)
+    assert [worker["replica"] for worker in found] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+
+
+def test_the_statistics_of_batch_norm_stay_with_their_stage() -> None:
+    step("resnet", 2, stages=2, schedule="interleaved")
+
+
+def test_the_number_of_stages_may_be_chosen() -> None:
+    found = step("decoder", 2)
+    assert found[0]["stages"] >= 1
+
+
+def test_training_is_that_of_the_whole_model() -> None:
+    """Each worker draws its own parameters; the norm that clips is that of all; a checkpoint has everything."""
+    found = run("pipeline_training.py", workers=2, reducers=1)
+    for worker in found:
+        assert worker["same_start"]
+        assert max(worker["error"], worker["state_error"]) < 1e-5
+    leaves = [worker["own_leaves"] for worker in found]
+    assert min(leaves) > 0
+    assert sum(leaves) == 1 + 2 * 8 + 1 + 1, "each leaf on one worker, but for the tied embedding, which both have"
+
+
+def test_different_models_on_two_workers() -> None:
+    with Cluster(2, 1) as cluster:
+        cluster.start_reducers()
+        options = json.dumps({"stages": 2, "schedule": "interleaved"})
+        cluster.start_worker(0, "pipeline_step.py", "decoder", options)
+        cluster.start_worker(1, "pipeline_step.py", "tied", options)
+        for outcome in cluster.wait_workers():
+            assert "MismatchError: pipeline: the loss or a setting of rank 1 is another than that of rank 0" in (
+                outcome.errors
+            )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_lost_stage_is_named(rank: int, number: signal.Signals) -> None:
+    with Cluster(3, 1, {"JAXHETERO_TIMEOUT_MS": "4000"}) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("pipeline_endless.py")
+        cluster.wait_for_output("worker 0", "step 3")
+        cluster.process(f"worker {rank}").send_signal(number)
+        for other in {0, 1, 2} - {rank}:
+            outcome = cluster.wait(f"worker {other}", timeout_s=30)
+            assert f"WorkerLost: rank {rank} (host" in outcome.errors
+
+
+def test_a_reducer_that_is_lost_changes_no_bit() -> None:
+    with Cluster(4, 2) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("pipeline_endless.py", "40", "2")
+        cluster.wait_for_output("worker 0", "step 3")
+        cluster.process("reducer 0").send_signal(signal.SIGKILL)
+        results = [outcome.result for outcome in cluster.wait_workers()]
+    assert all(result == {"same_bits": True} for result in results)

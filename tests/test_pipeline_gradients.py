@@ -1,0 +1,188 @@
+"""The gradients of models that are cut, all stages on one worker: those of ``jax.grad`` over the same microbatches."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxhetero
+from jaxhetero.errors import ConfigError
+
+sys.path.insert(0, str(Path(__file__).parent / "programs"))
+
+from pipeline_zoo import MICROBATCHES, MODELS, Model, errors, language_model, reference, widened
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def cut(model: Model, stages: int, **settings: Any) -> jaxhetero.pipeline.Pipeline:
+    return jaxhetero.pipeline.value_and_grad(
+        model.loss,
+        stages=1,
+        microbatches=MICROBATCHES,
+        schedule="breadth_first",
+        stages_per_worker=stages,
+        **model.settings | settings,
+    )
+
+
+# Those that compute in float64 if their parameters are.
+IN_FLOAT64 = sorted(MODELS.keys() - {"bfloat16", "resnet"})
+
+
+@pytest.mark.parametrize("name", IN_FLOAT64)
+def test_float64(name: str) -> None:
+    with jax.enable_x64(True):
+        model = MODELS[name]()
+        params, arguments = widened(model.params), widened(model.arguments)
+        _, wanted = reference(model, params, arguments)
+        _, grads = cut(model, 3)(params, *arguments)
+        assert max(errors(grads, wanted)) <= 1e-14
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("tied", 1.25), ("scan", 1.25), ("remat", 1.25), ("dropout", 1.25), ("bfloat16", 1.05)]
+)
+def test_no_further_from_the_truth_than_jax_grad(name: str, most: float) -> None:
+    """The truth has been computed in float64."""
+    model = MODELS[name]()
+    _, own = reference(model, model.params, model.arguments)
+    _, grads = cut(model, 4)(model.params, *model.arguments)
+    with jax.enable_x64(True):
+        exact = language_model() if name == "bfloat16" else MODELS[name]()
+        _, truth = reference(exact, widened(exact.params), widened(exact.arguments))
+    for ours, theirs in zip(errors(grads, truth), errors(own, truth), strict=True):
+        assert ours <= most * theirs + 1e-8
+
+
+def test_the_state_passes_from_microbatch_to_microbatch() -> None:
+    model = MODELS["resnet"]()
+    (_, wanted), wanted_grads = reference(model, model.params, model.arguments)
+    (_, state), grads = cut(model, 3)(model.params, *model.arguments)
+    assert max(errors(grads, wanted_grads)) < 1e-6
+    assert jax.tree.structure(state) == jax.tree.structure(wanted)
+    for found, other in zip(jax.tree.leaves(state), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(found, other)
+
+
+def test_what_comes_with_the_loss_is_averaged_or_added() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean((x @ w) ** 2), {"mean": jnp.mean(x), "rows": jnp.int32(x.shape[0]), "constant": 3.0}
+
+    x = jnp.arange(32.0).reshape(8, 4)
+    model = Model(loss, jnp.ones(4), (x,), {"has_aux": True})
+    (value, aux), _ = cut(model, 2)(model.params, x)
+    assert aux == {"mean": jnp.mean(x), "rows": 8, "constant": 3.0}
+    np.testing.assert_allclose(value, jnp.mean((x @ jnp.ones(4)) ** 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("virtual", 3), ("zero_bubble", 1), ("interleaved", 1), ("simple", 1)]
+)
+def test_every_schedule_has_the_same_bits(schedule: str, stages: int) -> None:
+    model = language_model(layers=2)
+    _, wanted = cut(model, 1)(model.params, *model.arguments)
+    _, grads = cut(model, stages, schedule=schedule)(model.params, *model.arguments)
+    if stages > 1:  # XLA fuses other things
+        assert max(errors(grads, wanted)) < 1e-6
+        return
+    for found, other in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(found, other, rtol=0, atol=1e-7)
+
+
+def test_a_step_may_be_repeated() -> None:
+    model = language_model(layers=2)
+    grad_fn = cut(model, 2)
+    first, second = grad_fn(model.params, *model.arguments), grad_fn(model.params, *model.arguments)
+    for found, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(found, other)
+
+
+def test_batches_of_numpy() -> None:
+    model = language_model(layers=2)
+    arguments = jax.tree.map(np.asarray, model.arguments)
+    grad_fn = cut(model, 2)
+    first, second = grad_fn(model.params, *arguments), grad_fn(model.params, *model.arguments)
+    for found, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(found, other)
+
+
+def test_a_parameter_that_nobody_uses_has_no_gradient() -> None:
+    params = {"w": jnp.ones(3), "v": jnp.ones(2)}
+    model = Model(lambda params, x: jnp.mean(x @ params["w"]), params, (jnp.ones((4, 3)),))
+    _, grads = cut(model, 1)(model.params, *model.arguments)
+    np.testing.assert_array_equal(grads["v"], jnp.zeros(2))
+
+
+def test_nothing_is_computed_before_the_first_step() -> None:
+    """The shapes of a model of 2 TB are enough to cut it, and to know where its limits are."""
+    layers, width = 24, 1 << 17
+    shapes = [jax.ShapeDtypeStruct((width, width), jnp.float32) for _ in range(layers)]
+
+    def loss(params: Any, x: Any) -> Any:
+        for kernel in params:
+            x = jnp.tanh(x @ kernel)
+        return jnp.mean(x)
+
+    model = Model(loss, shapes, (jax.ShapeDtypeStruct((64, width), jnp.float32),))
+    report = cut(model, 8).cut(model.params, *model.arguments)
+    assert [stage.parameter_count for stage in report.stages] == [3 * width * width] * 8
+    assert report.balance < 1.01
+    assert "dot_general" in report.stages[0].largest
+
+
+def test_no_copy_of_the_parameters_is_kept() -> None:
+    model = MODELS["bert"]()
+    report = cut(model, 3).cut(model.params, *model.arguments)
+    smaller = cut(model, 3).cut(model.params, *jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), model.arguments))
+    for stage, other in zip(report.stages, smaller.stages, strict=True):
+        assert stage.prepared_bytes <= 0.5 * stage.parameter_bytes
+        assert other.kept_bytes == pytest.approx(2 * stage.kept_bytes, rel=0.1), "it grows with the batch alone"
+
+
+def good(w: Any, x: Any) -> Any:
+    return jnp.mean(x @ w)
+
+
+W, X = jnp.ones(3), jnp.ones((8, 3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "params", "arguments", "settings", "message"),
+    [
+        (good, W, (jnp.ones((6, 3)),), {}, "leading axis of 6, which is no multiple of 4"),
+        (good, W, (jnp.float32(1),), {}, "no leading axis .* whole_argnums"),
+        (lambda w, x: x @ w, W, (X,), {}, "must be a scalar"),
+        (lambda w, x: jnp.sum(x).astype(int), W, (X,), {}, "must be floating point"),
+        (good, jnp.ones(3, int), (X,), {}, "int32.* has no gradient"),
+        (good, W, (X,), {"has_aux": True}, r"pair \(loss, aux\)"),
+        (lambda w, x: (good(w, x), jnp.all(x > 0)), W, (X,), {"has_aux": True}, "one is bool"),
+        (lambda w, s, x: (good(w, x), s[:1]), W, (X[0], X), {"state_argnum": 1}, "keeps its shape"),
+        (good, [W, None], (X,), {}, "give cut"),
+        (good, W, (X,), {"stages": 2}, "1 workers cannot be pipelines of 2"),
+        (good, W, (X,), {"stages_per_worker": 50}, "too few for 50 stages"),
+        (good, W, (X,), {"memory_bytes": 10}, "no cut into stages of at most 10 bytes"),
+    ],
+)
+def test_bad_input(loss: Any, params: Any, arguments: Any, settings: dict[str, Any], message: str) -> None:
+    options = {"stages": 1, "schedule": "breadth_first", "stages_per_worker": 1} | settings
+    with pytest.raises(ConfigError, match=message):
+        jaxhetero.pipeline.value_and_grad(loss, microbatches=MICROBATCHES, **options)(params, *arguments)
+
+
+def test_inside_jit_it_says_how_to_split() -> None:
+    with pytest.raises(ConfigError, match="Call it between jitted functions"):
+        jax.jit(cut(Model(good, W, (X,)), 1))(W, X)
+
+
+def test_an_ordered_effect_is_refused() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        jax.debug.print("{}", x, ordered=True)
+        return good(w, x)
+
+    with pytest.raises(ConfigError, match=r"debug_(callback|print) at test_pipeline_gradients.py:.*loss has an effect"):
+        cut(Model(loss, W, (X,)), 1)(W, X)
