@@ -74,6 +74,16 @@ def test_four_workers_train_like_one(prepared: Path, alone: tuple[Path, Any], tm
     assert "identical on 4 workers" in output
 
 
+def test_two_replicas_of_two_stages_train_like_one(prepared: Path, alone: tuple[Path, Any], tmp_path: Path) -> None:
+    """The same dropout, and the norm of all gradients, although each worker has its own."""
+    _, one = alone
+    arguments = ("--preset", "bert-smoke", "--data", str(prepared), "--stages", "2")
+    four, output = trainers.run(tmp_path / "four", "models.bert", *arguments, workers=4, reducers=2)
+    np.testing.assert_allclose(four["losses"], one["losses"], rtol=trainers.LOSS_CURVE_TOLERANCE)
+    assert "on 2 workers, 2 microbatches" in output
+    assert "identical on 4 workers" in output
+
+
 def test_a_run_leaves_curve_logs_and_checkpoints(alone: tuple[Path, Any]) -> None:
     folder, result = alone
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"6", "12"}

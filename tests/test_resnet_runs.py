@@ -61,6 +61,8 @@ def test_overrides_start_from_the_named_preset() -> None:
         (["--preset", "fashion-mnist", "--data", "/"], "there is no file train-images-idx3-ubyte or"),
         (["--resume", "latest"], "--resume needs --output"),
         (["--micro-batch", "3"], "micro_batch is 3; it must divide the 100 examples of a worker"),
+        (["--stages", "2"], "--stages is 2; the 1 workers of the job must be a multiple of that"),
+        (["--microbatches", "2"], "--microbatches is for --stages"),
         (["--norm", "group", "--group-count", "5"], "group_count is 5; it must divide the 16 channels"),
         (["--json", "/nowhere/result.json"], "cannot write /nowhere/result.json: there is no folder /nowhere"),
     ],
@@ -104,6 +106,22 @@ def test_four_workers_train_like_one(group_norm_runs: dict[int, tuple[dict[str, 
     np.testing.assert_allclose(four["losses"], one["losses"], rtol=trainers.LOSS_CURVE_TOLERANCE)
     counts = [run["evaluations"][-1]["test_correct_count"] for run in (one, four)]
     assert abs(counts[0] - counts[1]) <= 5
+
+
+def test_two_stages_train_like_one_worker(tmp_path: Path) -> None:
+    """With the same pieces. Any number of stages goes on from their checkpoint."""
+    arguments = ("--preset", "mnist-smoke", "--epochs", "2")
+    one, _ = trainers.run(tmp_path / "one", "models.resnet", *arguments, "--micro-batch", "25")
+    stages = ("--stages", "2", "--microbatches", "4")
+    two, output = trainers.run(tmp_path / "two", "models.resnet", *arguments, *stages, workers=2, reducers=1)
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=trainers.LOSS_CURVE_TOLERANCE)
+    counts = [run["evaluations"][-1]["test_correct_count"] for run in (one, two)]
+    assert abs(counts[0] - counts[1]) <= 5
+    assert "2 stages on 2 workers, 4 microbatches" in output
+    assert "identical on 2 workers" in output
+    more = ("--preset", "mnist-smoke", "--epochs", "3", "--resume", "latest", "--global-batch", "100")
+    again, _ = trainers.run(tmp_path / "two", "models.resnet", *more)
+    assert (again["first_step"], again["step_count"]) == (16, 8)
 
 
 def test_run_on_four_workers_reports_what_the_transport_measured(

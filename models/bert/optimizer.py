@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,15 +32,23 @@ class OptimizerConfig:
 
 
 def make_optimizer(
-    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1
+    config: OptimizerConfig,
+    learning_rate: optax.Schedule,
+    *,
+    accumulate_every: int = 1,
+    clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
 ) -> optax.GradientTransformation:
-    """The whole chain: accumulation, all-reduce, loss scale, update."""
+    """The whole chain: accumulation, all-reduce, loss scale, update.
+
+    ``clip_instead`` makes what clips gradients that are reduced already, and lie on several workers.
+    """
     arguments = (learning_rate, config.b1, config.b2, config.epsilon)
+    max_norm = None if clip_instead else config.max_grad_norm
     if config.algorithm == "lamb":
-        inner = lamb(*arguments, config.weight_decay, max_grad_norm=config.max_grad_norm, mask=weights_mask)
+        inner = lamb(*arguments, config.weight_decay, max_grad_norm=max_norm, mask=weights_mask)
     else:
         inner = optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
+            optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm),
             optax.adamw(*arguments, weight_decay=config.weight_decay, mask=weights_mask),
         )
     return distributed(
@@ -47,4 +56,5 @@ def make_optimizer(
         accumulate_every=accumulate_every,
         loss_scaling=config.loss_scaling,
         loss_scale=config.loss_scale,
+        instead=clip_instead(config.max_grad_norm) if clip_instead else None,
     )

@@ -24,9 +24,10 @@ from models.bert.presets import Preset
 from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
-from models.common.errors import SettingsError
+from models.common.errors import SettingsError, require
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
+from models.common.stages import StagedStep, split_over_replicas, split_over_workers
 from models.common.training import Scores, Training
 
 State = nnx.State[Any, Any]
@@ -45,17 +46,18 @@ def train(
     """Train and evaluate as the preset says. Call it on every worker after ``jaxhetero.initialize()``."""
     if folder is None:
         raise SettingsError("--data is missing: the folder with the records")
-    split = BatchSplit.make(
-        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
-    )
+    split = split_over_replicas(preset.global_batch, preset.micro_batch, options)
     data = PreTrainingData(folder, preset)
     identity = {"trainer": "bert", "model": dataclasses.asdict(preset.model)}
     graphdef, params = nnx.split(make_model(preset), nnx.Param)
     if start_from:
         params = Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params)
     params = jaxhetero.broadcast(params)
-    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=split.accumulate_every)
+    pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
+    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=pieces)
     count = make_count(graphdef)
+    loss = make_loss(graphdef, preset.next_sentence_weight)
+    staged = make_staged_step(loss, preset, options.stages, split.accumulate_every)
     return Training(
         title="BERT pre-training",
         unit="sequences",
@@ -65,10 +67,12 @@ def train(
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=make_train_step(make_loss(graphdef, preset.next_sentence_weight), optimizer, preset.seed),
+        train_step=staged if options.stages > 1 else make_train_step(loss, optimizer, preset.seed),
+        stages=options.stages,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
-        evaluate=lambda state: evaluate(count, state.params, data, split),
+        synchronize=staged.make_whole if options.stages > 1 else lambda state: state,
+        evaluate=lambda state: evaluate(count, state.params, data, split_over_workers(split)),
         identity=identity,
         advice="lower the learning rate (--peak) or give more --warmup-steps",
     ).run(options, console)
@@ -104,8 +108,7 @@ def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: i
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: TrainState, *batch_and_piece: Any) -> tuple[TrainState, jax.Array]:
         *batch, piece = batch_and_piece
-        # The key follows from the number of the piece, so dropout does not depend on which worker has the piece.
-        key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
+        key = dropout_key(seed, piece)
 
         def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
             value = loss(params, nnx.Rngs(dropout=key), *batch)
@@ -116,6 +119,29 @@ def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: i
         return TrainState(optax.apply_updates(state.params, updates), opt_state), value
 
     return train_step
+
+
+def make_staged_step(loss: Loss, preset: Preset, stages: int, microbatches: int) -> StagedStep:
+    """The step of all pieces of a replica, over the stages of a pipeline."""
+    require(
+        stages == 1 or preset.optimizer.loss_scaling == "none", "--stages works without --loss-scaling; use bfloat16"
+    )
+
+    def piece_loss(params: State, *batch_and_piece: Any) -> jax.Array:
+        *batch, piece = batch_and_piece
+        return loss(params, nnx.Rngs(dropout=dropout_key(preset.seed, piece[0])), *batch)
+
+    return StagedStep(
+        piece_loss,
+        lambda grad_fn: make_optimizer(preset.optimizer, preset.schedule, clip_instead=grad_fn.clip_by_global_norm),
+        stages,
+        microbatches,
+    )
+
+
+def dropout_key(seed: int, piece: Any) -> jax.Array:
+    """It follows from the number of the piece, so dropout does not depend on which worker has the piece."""
+    return jax.random.fold_in(jax.random.key(seed, impl="rbg"), piece)
 
 
 def make_count(graphdef: nnx.GraphDef[PreTrainingModel]) -> jax.stages.Wrapped:

@@ -32,7 +32,8 @@ Report = Callable[[int, Mapping[str, float], Path | None], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where to write, and what to resume. None of these options changes the result of the training."""
+    """Where to write, what to resume, and how many workers hold the model. None of these options changes what is
+    trained, but that --microbatches sets the size of a piece."""
 
     output: Path | None = None
     """A folder for checkpoints, TensorBoard logs, result.json and pictures. Without it nothing is written."""
@@ -41,6 +42,11 @@ class RunOptions:
     resume: str | None = None
     """Continue from a checkpoint in the output folder: the number of its step, or "latest". After a restart by
     `jaxhetero launch --max-restarts` the run always continues from the latest checkpoint, if there is one."""
+    stages: int = 1
+    """Workers that hold the model together, each a part of it: see `jaxhetero.pipeline`. The number of workers must be
+    a multiple of it."""
+    microbatches: int = 0
+    """With --stages, into how many microbatches a step is divided, in place of what micro_batch says."""
     dry_run: bool = False
     """Print the sizes of the run and the best possible all-reduce time, and stop."""
     network_gbps: float = 10.0
@@ -51,6 +57,10 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         require(self.output is not None or self.resume is None, "--resume needs --output, the folder of checkpoints")
+        require(self.stages >= 1, f"stages is {self.stages}; it must be at least 1")
+        require(
+            self.stages > 1 or not self.microbatches, "--microbatches is for --stages; without it, use --micro-batch"
+        )
         require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
         for path in (self.output, self.json):
             require(

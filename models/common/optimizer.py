@@ -43,16 +43,18 @@ def distributed(
     loss_scale: float = 1024.0,
     wire_dtype: str | None = None,
     with_error_feedback: bool = False,
+    instead: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
     """Put the mean over the workers' gradients in front of ``optimizer``; every worker then computes the same update.
 
-    The other arguments add a loss scale inside, and gradient accumulation outside.
+    ``instead`` takes the place of the mean, where gradients are reduced already. The other arguments add a loss scale
+    inside, and gradient accumulation outside.
     """
     if loss_scaling == "static":
         optimizer = static_loss_scale(optimizer, loss_scale)
     elif loss_scaling == "dynamic":
         optimizer = dynamic_loss_scale(optimizer, loss_scale)
-    reduction = jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype)
+    reduction = instead or jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype)
     if wire_dtype is not None and with_error_feedback:
         reduction = optax.chain(error_feedback(wire_dtype), reduction)
     optimizer = optax.chain(reduction, optimizer)

@@ -20,6 +20,7 @@ from models.common.command import CHECKPOINTS, RunOptions
 from models.common.loop import Interruption, Loop, TensorboardLog
 from models.common.progress import TrainProgress
 from models.common.report import Result, parameter_count, save_picture, show_scores
+from models.common.stages import StagedStep, joined
 
 Scores = dict[str, float]
 
@@ -56,6 +57,8 @@ class Training:
     """Which setting to change if the loss is not finite."""
     synchronize: Callable[[Any], Any] = lambda state: state
     """Makes the workers' states equal, before an evaluation or a checkpoint."""
+    stages: int = 1
+    """Workers that hold the model together; more than one if ``train_step`` is a ``StagedStep``."""
     draw: Callable[[], NDArray[np.uint8]] | None = None
     """Draws what the last evaluation found: uint8 ``[height, width, 3]``. It is called on rank 0, and goes to
     TensorBoard and into PICTURE in the output folder."""
@@ -82,6 +85,8 @@ class Training:
             first_step=first_step,
         )
         batches = self.batches(first_step)
+        if self.stages > 1:
+            batches = joined(batches, self.split.accumulate_every)
         first = list(islice(batches, 1))
         with Interruption() as interruption, progress:
             loop = Loop(
@@ -120,7 +125,7 @@ class Training:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
-            loop.run(batches, end - loop.step, self.split.accumulate_every)
+            loop.run(batches, end - loop.step, 1 if self.stages > 1 else self.split.accumulate_every)
             loop.state = self.synchronize(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
@@ -147,6 +152,8 @@ class Training:
         start = time.monotonic()
         compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, first[0])).compile()
         split = self.split
+        if isinstance(compiled, StagedStep):
+            progress.print(compiled.report)
         progress.print(
             f"{self.title}, {parameter_count(self.state.params):,} parameters; {split.worker_count} x "
             f"{split.accumulate_every} x {split.micro_batch} {self.unit} per step, {self.step_count} steps; "

@@ -73,9 +73,9 @@ def learning_rate_schedule(
 
 
 def make_optimizer(
-    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1
+    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1, is_reduced: bool = False
 ) -> optax.GradientTransformation:
-    """The whole chain: accumulation, all-reduce, loss scale, update."""
+    """The whole chain: accumulation, all-reduce unless that is done already, loss scale, update."""
     if config.algorithm == "lars":
         inner = lars(
             learning_rate,
@@ -97,4 +97,5 @@ def make_optimizer(
         loss_scale=config.loss_scale,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         with_error_feedback=config.error_feedback,
+        instead=optax.identity() if is_reduced else None,
     )

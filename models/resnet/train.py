@@ -17,8 +17,10 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.command import RunOptions
+from models.common.errors import require
 from models.common.optimizer import init_state, scaled, share_residuals
 from models.common.report import Result
+from models.common.stages import StagedStep, split_over_replicas, split_over_workers
 from models.common.training import Scores, Training
 from models.resnet.data import Data, open_data
 from models.resnet.model import ResNet
@@ -40,15 +42,15 @@ class TrainState(NamedTuple):
 
 def train(preset: Preset, folder: Path | None, options: RunOptions, console: Console) -> Result:
     """Train and evaluate as the preset says. Call it on every worker after ``jaxhetero.initialize()``."""
-    split = BatchSplit.make(
-        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
-    )
+    split = split_over_replicas(preset.global_batch, preset.micro_batch, options)
     data = open_data(preset, folder)
     graphdef, params, batch_stats = nnx.split(make_model(preset), nnx.Param, nnx.BatchStat)  # type: ignore[misc]
     params = jaxhetero.broadcast(params)
     schedule = make_schedule(preset)
-    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=split.accumulate_every)
+    pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
+    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=pieces)
     count_correct = make_count_correct(graphdef)
+    staged = make_staged_step(graphdef, preset, options.stages, split.accumulate_every)
     return Training(
         title=f"{preset.model.architecture} ResNet",
         unit="images",
@@ -58,11 +60,12 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         evaluate_every=preset.evaluate_every,
         label=lambda step: f"epoch {step // preset.steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, batch_stats, init_state(optimizer, params)),
-        train_step=make_train_step(graphdef, optimizer, preset),
+        train_step=staged if options.stages > 1 else make_train_step(graphdef, optimizer, preset),
+        stages=options.stages,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=schedule,
-        synchronize=synchronize,
-        evaluate=lambda state: evaluate(count_correct, state, data, split),
+        synchronize=staged.make_whole if options.stages > 1 else synchronize,
+        evaluate=lambda state: evaluate(count_correct, state, data, split_over_workers(split)),
         identity={"trainer": "resnet", "model": dataclasses.asdict(preset.model)},
         advice="lower base_learning_rate or raise warmup_epochs",
     ).run(options, console)
@@ -111,6 +114,23 @@ def make_train_step(
         return TrainState(optax.apply_updates(state.params, updates), batch_stats, opt_state), loss
 
     return train_step
+
+
+def make_staged_step(graphdef: nnx.GraphDef[ResNet], preset: Preset, stages: int, microbatches: int) -> StagedStep:
+    """The step of all pieces of a replica, over the stages of a pipeline."""
+    config = preset.optimizer
+    require(
+        stages == 1 or (config.loss_scaling == "none" and config.wire_dtype == "float32"),
+        "--stages works without --loss-scaling and --wire-dtype",
+    )
+
+    def loss(params: State, batch_stats: State, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, State]:
+        model = nnx.merge(graphdef, params, batch_stats, copy=True)
+        value = cross_entropy(model(images), labels, preset.label_smoothing)
+        return value, nnx.state(model, nnx.BatchStat)
+
+    optimizer = make_optimizer(config, make_schedule(preset), is_reduced=True)
+    return StagedStep(loss, lambda grad_fn: optimizer, stages, microbatches, statistics="batch_stats")
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
