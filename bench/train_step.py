@@ -235,11 +235,11 @@ def _take_turn(team: Team, sample: _Sample, batch: int) -> None:
     for program in _PROGRAMS:
         count = batch if program == "step" else max(1, batch - 1)
         answers = team.request("measure_emulation", program=program, count=count)
-        sample.times_s[program] += _from_first_begin_to_last_end(answers)
+        sample.times_s[program] += from_first_begin_to_last_end(answers)
     sample.wrong_count += sum(answer["wrong_count"] for answer in team.request("check_emulation"))
 
 
-def _from_first_begin_to_last_end(answers: Sequence[dict[str, Any]]) -> list[float]:
+def from_first_begin_to_last_end(answers: Sequence[dict[str, Any]]) -> list[float]:
     """Seconds of each run, from the first worker's begin to the last worker's end. All hosts have one clock."""
     begins_ns = map(min, zip(*(answer["begins_ns"] for answer in answers), strict=True))
     ends_ns = map(max, zip(*(answer["ends_ns"] for answer in answers), strict=True))

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from bench.accelerator.emulation import Emulation
+from bench.accelerator.stages import StagedEmulation
 from bench.engines import pattern
 from bench.engines.in_process import ENGINES, Arrays, Engine
 from bench.engines.specs import COLLECTIVES
@@ -42,6 +43,7 @@ class Worker:
         self._bucket_count = 1
         self._shape: dict[str, Any] = {}
         self._emulation: Emulation | None = None
+        self._stages: StagedEmulation | None = None
 
     def _sum_each(self, arrays: Arrays) -> Arrays:
         """One all-reduce for each array. No data dependence orders them."""
@@ -146,6 +148,26 @@ class Worker:
         """Count the wrong elements of the last sums."""
         assert self._emulation is not None
         return {"wrong_count": self._emulation.wrong_count()}
+
+    def prepare_stages(self, **model: Any) -> dict[str, Any]:
+        """Cut an emulated model over the workers, and run it once; see ``StagedEmulation``."""
+        self._stages = StagedEmulation(**model)
+        self._stages.run()
+        gc.collect()
+        return self._stages.facts()
+
+    def measure_stages(self, count: int) -> dict[str, Any]:
+        """Run ``count`` steps, which begin together. Answers with the begin and the end of each."""
+        assert self._stages is not None
+        gc.disable()
+        begins_ns, ends_ns = [], []
+        for _ in range(count):
+            self.greet()
+            begins_ns.append(time.monotonic_ns())
+            self._stages.run()
+            ends_ns.append(time.monotonic_ns())
+        gc.enable()
+        return {"begins_ns": begins_ns, "ends_ns": ends_ns}
 
     def stop(self) -> dict[str, Any]:
         self._engine.close()
