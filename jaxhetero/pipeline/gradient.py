@@ -7,28 +7,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from jaxhetero import _compat, collectives, world
-from jaxhetero._channels import Channels
+from jaxhetero import _compat, world
 from jaxhetero.errors import ConfigError, JaxheteroError
 from jaxhetero.pipeline import costs as known_costs
 from jaxhetero.pipeline.agreement import check_digest, digest, edges_of_rank_0
-from jaxhetero.pipeline.arguments import Signature, Splitter, TracedLoss, is_none, shape_of, trace_loss
+from jaxhetero.pipeline.arguments import Signature, is_none, trace_loss
 from jaxhetero.pipeline.clipping import clip_by_global_norm
-from jaxhetero.pipeline.decision import Decision, Wishes, decide, simulate_step
-from jaxhetero.pipeline.executor import Executor, Step
+from jaxhetero.pipeline.cut import Cut
+from jaxhetero.pipeline.decision import Wishes, decide, simulate_step
+from jaxhetero.pipeline.engine import Engine
 from jaxhetero.pipeline.graph import evaluate, trace
 from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.places import Places
-from jaxhetero.pipeline.programs import Programs, make_programs
-from jaxhetero.pipeline.reduction import Reduction
-from jaxhetero.pipeline.report import Report, StageReport, balance
-from jaxhetero.pipeline.results import Results
+from jaxhetero.pipeline.report import Report
 from jaxhetero.pipeline.schedules import ScheduleName
 from jaxhetero.pipeline.simulation import Network, Simulation
-from jaxhetero.pipeline.stages import Stage, make_stages
+from jaxhetero.pipeline.stages import make_stages
 
 if TYPE_CHECKING:
     import optax
@@ -123,8 +118,8 @@ class Pipeline:
         self._signature = signature
         self._wishes = wishes
         self._cost: known_costs.Cost = known_costs.Measure() if is_measured else known_costs.estimate
-        self._cut: _Cut | None = None
-        self._engine: _Engine | None = None
+        self._cut: Cut | None = None
+        self._engine: Engine | None = None
         self._failure: JaxheteroError | None = None
 
     def cut(self, params: Any, *arguments: Any) -> Report:
@@ -249,7 +244,7 @@ class Pipeline:
         if self._cut is None:
             self._cut = self._make_cut(params, arguments)
         if self._engine is None:
-            self._engine = _Engine(self._cut)
+            self._engine = Engine(self._cut)
         try:
             return self._engine.run(params, arguments)
         except JaxheteroError as error:
@@ -257,12 +252,12 @@ class Pipeline:
             raise
 
     @property
-    def _known_cut(self) -> _Cut:
+    def _known_cut(self) -> Cut:
         if self._cut is None:
             raise ConfigError("pipeline: nothing has been cut yet; call cut() with the shapes of the parameters first")
         return self._cut
 
-    def _make_cut(self, params: Any, arguments: Sequence[Any]) -> _Cut:
+    def _make_cut(self, params: Any, arguments: Sequence[Any]) -> Cut:
         if any(map(is_none, jax.tree.leaves(params, is_leaf=is_none))):
             raise ConfigError(
                 "pipeline: some parameters are None; give cut() the shapes of all parameters, for example those of "
@@ -279,7 +274,7 @@ class Pipeline:
         edges = edges_of_rank_0(decision.partition.edges)
         decision = replace(decision, partition=replace(decision.partition, edges=edges))
         places = Places(schedule.places, current.rank, current.size)
-        return _Cut(traced, self._signature, operations, decision, places, make_stages(operations, edges))
+        return Cut(traced, self._signature, operations, decision, places, make_stages(operations, edges))
 
     def _check_structure(self, structure: Any) -> None:
         wanted = self._known_cut.traced.trees[0].num_leaves
@@ -291,173 +286,3 @@ class Pipeline:
     @staticmethod
     def _tree(structure: Any, leaves: dict[int, Any]) -> Any:
         return jax.tree.unflatten(structure, [leaves.get(number) for number in range(structure.num_leaves)])
-
-
-class _Cut:
-    """A loss that has been cut."""
-
-    def __init__(
-        self,
-        traced: TracedLoss,
-        signature: Signature,
-        operations: Operations,
-        decision: Decision,
-        places: Places,
-        stages: list[Stage],
-    ) -> None:
-        self.traced = traced
-        self.signature = signature
-        self.operations = operations
-        self.decision = decision
-        self.places = places
-        self.stages = stages
-
-    @property
-    def own_stages(self) -> list[Stage]:
-        return [self.stages[number] for number in self.places.own_stages(self.decision.schedule)]
-
-    @property
-    def own_params(self) -> list[int]:
-        """The numbers of this worker's parameters. Those that no stage uses are on the first worker."""
-        used = {number for stage in self.stages for number in stage.params}
-        own = {number for stage in self.own_stages for number in stage.params}
-        if self.places.place == 0:
-            own |= set(self.traced.roles.params) - used
-        return sorted(own)
-
-    def sharers(self) -> dict[int, int]:
-        """For each parameter of this worker, how many places of the pipeline have it."""
-        place_of = self.decision.schedule.place_of
-        return {
-            number: len({place_of(stage.number) for stage in self.stages if number in stage.params} or {0})
-            for number in self.own_params
-        }
-
-    def programs(self, stage: Stage) -> Programs:
-        """Trace the programs of a stage."""
-        return make_programs(stage, self.traced.graph, parted=self.decision.schedule.is_parted)
-
-    def report(self) -> Report:
-        schedule, edges = self.decision.schedule, self.decision.partition.edges
-        costs = self.operations.costs
-        held = schedule.held()
-        reports = []
-        for stage in self.stages:
-            begin, end = edges[stage.number], edges[stage.number + 1]
-            programs = self.programs(stage)
-            largest = begin + int(np.argmax(costs[begin:end]))
-            fixed = programs.params_bytes + programs.sums_bytes + programs.prepared_bytes
-            kept = programs.kept_bytes + programs.held_bytes
-            reports.append(
-                StageReport(
-                    cost=float(costs[begin:end].sum() / costs.sum()),
-                    parameter_count=sum(value.aval.size for value in programs.inputs.params),
-                    parameter_bytes=programs.params_bytes,
-                    sum_bytes=programs.sums_bytes,
-                    prepared_bytes=programs.prepared_bytes,
-                    received_bytes=sum(value.bytes for value in stage.received),
-                    kept_bytes=kept,
-                    microbatches=held[stage.number],
-                    memory_bytes=fixed + held[stage.number] * kept,
-                    largest=self.operations.equations[largest].describe(),
-                    largest_cost=float(costs[largest] / costs.sum()),
-                )
-            )
-        shares = [stage.cost for stage in reports]
-        return Report(schedule, tuple(reports), balance(shares), self.decision.simulation)
-
-
-class _Engine:
-    """A cut, compiled."""
-
-    def __init__(self, cut: _Cut) -> None:
-        self._cut = cut
-        graph, stages = cut.traced.graph, cut.stages
-        schedule, places = cut.decision.schedule, cut.places
-        channels = Channels() if places.count > 1 else None
-        programs = [cut.programs(stage) for stage in cut.own_stages]
-        reduction = Reduction(graph, stages, schedule, places)
-        self._executor = Executor(schedule, programs, stages, places, channels, reduction)
-        self._results = Results(graph, stages, schedule, places, channels)
-        self._splitter = Splitter(schedule.microbatches)
-        if cut.places.worker_count > 1:
-            # Compiling takes the workers different times. From here on, who is late is stuck.
-            collectives.barrier(name="pipeline: compiled")
-
-    def run(self, params: Any, arguments: Sequence[Any]) -> Any:
-        """A step."""
-        leaves, structure = jax.tree.flatten(params, is_leaf=is_none)
-        step = self._step(self._arrays([params, *arguments]))
-        self._refuse_others(leaves)
-        self._results.begin_step()
-        made = self._executor.run(step)
-        outputs = self._results.share(made.outputs)
-        gradients = [
-            None if leaf is None else made.gradients[number] if number in made.gradients else jnp.zeros_like(leaf)
-            for number, leaf in enumerate(leaves)
-        ]
-        value = self._value(outputs, made.state, arguments)
-        return value, jax.tree.unflatten(structure, gradients)
-
-    def _value(self, outputs: dict[int, Any], state: dict[int, Any], arguments: Sequence[Any]) -> Any:
-        """What the loss returns, for the whole step."""
-        traced, signature = self._cut.traced, self._cut.signature
-        loss = outputs[0]
-        aux = jax.tree.unflatten(traced.aux_tree, [outputs[number] for number in traced.roles.aux_outputs])
-        if signature.state_argnum is None:
-            return (loss, aux) if signature.has_aux else loss
-        structure = jax.tree.structure(arguments[signature.state_argnum - 1], is_leaf=is_none)
-        new_state = jax.tree.unflatten(structure, [state.get(number) for number in traced.roles.state])
-        return (loss, (aux, new_state)) if signature.has_aux else (loss, new_state)
-
-    def _refuse_others(self, params: Sequence[Any]) -> None:
-        own = set(self._cut.own_params)
-        for number, leaf in enumerate(params):
-            if leaf is not None and number not in own:
-                name = self._cut.traced.names[number]
-                raise ConfigError(
-                    f"pipeline: the parameter {name} belongs to a stage of another worker; give what Pipeline.init or "
-                    "Pipeline.own made, with None in its place"
-                )
-
-    def _arrays(self, arguments: Sequence[Any]) -> dict[int, Any]:
-        """The leaves of all arguments, by their numbers."""
-        traced = self._cut.traced
-        if len(arguments) != len(traced.trees):
-            raise ConfigError(
-                f"pipeline: called with {len(arguments)} arguments; the loss was cut for {len(traced.trees)}"
-            )
-        arrays: list[Any] = []
-        for argnum, (argument, tree) in enumerate(zip(arguments, traced.trees, strict=True)):
-            leaves = jax.tree.leaves(argument, is_leaf=is_none)
-            if len(leaves) != tree.num_leaves:
-                raise ConfigError(
-                    f"pipeline: argument {argnum} has {len(leaves)} leaves; the loss was cut for {tree.num_leaves}"
-                )
-            arrays += leaves
-        return dict(enumerate(arrays))
-
-    def _step(self, arrays: dict[int, Any]) -> Step:
-        own = self._cut.own_stages
-        params = {number: arrays[number] for stage in own for number in stage.params}
-        whole = {number: arrays[number] for stage in own for number in stage.whole}
-        batch = {number: arrays[number] for stage in own for number in stage.batch}
-        state = {number: arrays[number] for stage in own for number in stage.state}
-        self._check_arrays({**params, **whole, **state}, 1)
-        self._check_arrays(batch, self._cut.decision.schedule.microbatches)
-        return Step(params, whole, state, self._splitter.split(batch))
-
-    def _check_arrays(self, arrays: dict[int, Any], parts: int) -> None:
-        traced = self._cut.traced
-        for number, array in arrays.items():
-            aval = traced.graph.inputs[number].aval
-            if array is None:
-                what = traced.names[number] if number in traced.roles.params else f"leaf {number} of the arguments"
-                raise ConfigError(f"pipeline: {what} is None, but a stage of this worker uses it; see Pipeline.own")
-            shape = shape_of(array)
-            wanted = (aval.shape[0] * parts, *aval.shape[1:]) if number in traced.roles.batch else aval.shape
-            if (shape.shape, shape.dtype) != (wanted, aval.dtype):
-                raise ConfigError(
-                    f"pipeline: leaf {number} of the arguments is {shape.dtype}{list(shape.shape)}; the loss was cut "
-                    f"for {aval.dtype}{list(wanted)}. Call cut() again for other shapes"
-                )

@@ -1,0 +1,87 @@
+"""A loss that has been cut: its stages, and where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxhetero.pipeline.arguments import Signature, TracedLoss
+from jaxhetero.pipeline.decision import Decision
+from jaxhetero.pipeline.operations import Operations
+from jaxhetero.pipeline.places import Places
+from jaxhetero.pipeline.programs import Programs, make_programs
+from jaxhetero.pipeline.report import Report, StageReport, balance
+from jaxhetero.pipeline.stages import Stage
+
+
+class Cut:
+    """A loss that has been cut."""
+
+    def __init__(
+        self,
+        traced: TracedLoss,
+        signature: Signature,
+        operations: Operations,
+        decision: Decision,
+        places: Places,
+        stages: list[Stage],
+    ) -> None:
+        self.traced = traced
+        self.signature = signature
+        self.operations = operations
+        self.decision = decision
+        self.places = places
+        self.stages = stages
+
+    @property
+    def own_stages(self) -> list[Stage]:
+        """Those of this worker, ascending."""
+        return [self.stages[number] for number in self.places.own_stages(self.decision.schedule)]
+
+    @property
+    def own_params(self) -> list[int]:
+        """The numbers of this worker's parameters. Those that no stage uses are on the first worker."""
+        used = {number for stage in self.stages for number in stage.params}
+        own = {number for stage in self.own_stages for number in stage.params}
+        if self.places.place == 0:
+            own |= set(self.traced.roles.params) - used
+        return sorted(own)
+
+    def sharers(self) -> dict[int, int]:
+        """For each parameter of this worker, how many places of the pipeline have it."""
+        place_of = self.decision.schedule.place_of
+        return {
+            number: len({place_of(stage.number) for stage in self.stages if number in stage.params} or {0})
+            for number in self.own_params
+        }
+
+    def programs(self, stage: Stage) -> Programs:
+        """Trace the programs of a stage."""
+        return make_programs(stage, self.traced.graph, parted=self.decision.schedule.is_parted)
+
+    def report(self) -> Report:
+        """What each stage computes, receives and holds. Traces the programs of all stages."""
+        schedule = self.decision.schedule
+        reports = tuple(self._report_of(stage, held) for stage, held in zip(self.stages, schedule.held(), strict=True))
+        shares = [stage.cost for stage in reports]
+        return Report(schedule, reports, balance(shares), self.decision.simulation)
+
+    def _report_of(self, stage: Stage, microbatches: int) -> StageReport:
+        begin, end = self.decision.partition.edges[stage.number : stage.number + 2]
+        costs = self.operations.costs
+        largest = begin + int(np.argmax(costs[begin:end]))
+        programs = self.programs(stage)
+        kept = programs.kept_bytes + programs.held_bytes
+        fixed = programs.params_bytes + programs.sums_bytes + programs.prepared_bytes
+        return StageReport(
+            cost=float(costs[begin:end].sum() / costs.sum()),
+            parameter_count=sum(value.aval.size for value in programs.inputs.params),
+            parameter_bytes=programs.params_bytes,
+            sum_bytes=programs.sums_bytes,
+            prepared_bytes=programs.prepared_bytes,
+            received_bytes=sum(value.bytes for value in stage.received),
+            kept_bytes=kept,
+            microbatches=microbatches,
+            memory_bytes=fixed + microbatches * kept,
+            largest=self.operations.equations[largest].describe(),
+            largest_cost=float(costs[largest] / costs.sum()),
+        )
