@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, bars, channels, cores, record, sums, train_step
+from bench import allreduce, bars, channels, cores, pipeline, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
@@ -304,6 +304,17 @@ def test_train_step_of_every_engine(tmp_path: Path) -> None:
         # Waits cannot be too short, but late on a busy machine.
         assert min(row["times_s"]["step"]) > 0.9 * content["schedule"]["compute_s"]
         assert row["efficiency"] == pytest.approx(1 - row["exposed_s"] / row["step_s"])
+
+
+def test_steps_of_a_pipeline_last_as_long_as_its_tasks(tmp_path: Path) -> None:
+    """Two replicas of one stage each, and data parallelism beside them."""
+    file = tmp_path / "pipeline.json"
+    arguments = ["--loopback", "--rate", "none", "--stages", "1", "--replicas", "2", "--microbatches", "2"]
+    arguments += ["--schedules", "breadth_first:2", "--task-ms", "5", "--reduce", "0.001", "--rounds", "1"]
+    assert pipeline.main([*arguments, "--batch", "1", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["breadth_first:2", "data parallel"]
+    assert all(row["step_s"] >= row["compute_s"] == pytest.approx(0.03) for row in rows)
 
 
 def test_emulated_steps_hold_up_no_round_and_take_no_memory(tmp_path: Path) -> None:

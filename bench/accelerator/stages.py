@@ -6,6 +6,7 @@ arrays. The gradients are zeros that cost nothing to add up, because the hosts o
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,19 +41,23 @@ class StagedEmulation:
         settings: dict[str, Any],
     ) -> None:
         third_s = step_s / 3 / blocks / settings["microbatches"]
-        block = _parted_block(third_s) if is_parted else _block(third_s)
+        block = _block(third_s, is_parted=is_parted)
 
-        def loss_fn(params: list[jax.Array], x: jax.Array) -> jax.Array:
-            for kernel in params:
+        def init() -> tuple[jax.Array, list[jax.Array]]:
+            return jnp.zeros(()), [jnp.zeros(count) for _ in range(blocks)]
+
+        def loss_fn(params: tuple[jax.Array, list[jax.Array]], x: jax.Array) -> jax.Array:
+            offset, kernels = params
+            x = x + offset  # so that the first block has a gradient to pass on, as the others have
+            for kernel in kernels:
                 x = block(kernel, x)
             return jnp.mean(x)
 
         count, width = parameter_bytes // 4 // blocks, activation_bytes // 4
-        shapes = [jax.ShapeDtypeStruct((count,), jnp.float32)] * blocks
         self._batch = np.zeros((settings["microbatches"], width), np.float32)
         self._grad_fn = jaxhetero.pipeline.value_and_grad(loss_fn, **settings)
-        self._grad_fn.cut(shapes, self._batch)
-        self._params = self._grad_fn.init(lambda: [jnp.zeros(count, jnp.float32) for _ in range(blocks)])
+        self._grad_fn.cut(jax.eval_shape(init), self._batch)
+        self._params = self._grad_fn.init(init)
 
     def run(self) -> None:
         """One step; blocks until its gradients are there."""
@@ -70,11 +75,15 @@ class StagedEmulation:
         }
 
 
+_device = threading.Lock()
+
+
 def _wait(seconds: float, after: jax.Array) -> jax.Array:
-    """A zero, once the seconds have passed since ``after`` was there."""
+    """A zero, once ``after`` was there and the accelerator has worked for so long; it does one thing at a time."""
 
     def sleep(_: np.ndarray) -> np.ndarray:
-        time.sleep(seconds)
+        with _device:
+            time.sleep(seconds)
         return np.zeros((), np.float32)
 
     zero: jax.Array = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), after.ravel()[0])
@@ -84,7 +93,9 @@ def _wait(seconds: float, after: jax.Array) -> jax.Array:
 Block = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def _block(third_s: float) -> Block:
+def _block(third_s: float, *, is_parted: bool) -> Block:
+    """``x``, after a third of the block's time; its backward pass waits for the rest."""
+
     @jax.custom_vjp
     def block(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return x + _wait(third_s, x) + 0 * kernel[0]
@@ -93,23 +104,9 @@ def _block(third_s: float) -> Block:
         return block(kernel, x), kernel
 
     def backward(kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if is_parted:
+            return jnp.zeros_like(kernel) + _wait(third_s, gradient), gradient + _wait(third_s, gradient)
         return jnp.zeros_like(kernel), gradient + _wait(2 * third_s, gradient)
-
-    block.defvjp(forward, backward)
-    return block
-
-
-def _parted_block(third_s: float) -> Block:
-    @jax.custom_vjp
-    def block(kernel: jax.Array, x: jax.Array) -> jax.Array:
-        return x + _wait(third_s, x) + 0 * kernel[0]
-
-    def forward(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return block(kernel, x), kernel
-
-    def backward(kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        passed = gradient + _wait(third_s, gradient)
-        return jnp.zeros_like(kernel) + _wait(third_s, gradient), passed
 
     block.defvjp(forward, backward)
     return block
