@@ -140,6 +140,47 @@ def test_no_copy_of_the_parameters_is_kept() -> None:
         assert other.kept_bytes == pytest.approx(2 * stage.kept_bytes, rel=0.1), "it grows with the batch alone"
 
 
+def test_costs_may_be_measured() -> None:
+    """What takes long on this device counts, although it has few operations on paper."""
+    model = MODELS["unet"]()
+    grad_fn = cut(model, 3, costs="measured")
+    report = grad_fn.cut(model.params, *model.arguments)
+    assert sum(stage.cost for stage in report.stages) == pytest.approx(1)
+    assert 1 <= report.balance < 3
+    _, wanted = reference(model, model.params, model.arguments)
+    assert max(errors(grad_fn(model.params, *model.arguments)[1], wanted)) < 1e-6
+
+
+def test_a_slower_network_makes_a_longer_step() -> None:
+    model = language_model(layers=2)
+    grad_fn = cut(model, 2)
+    grad_fn.cut(model.params, *model.arguments)
+    fast, slow = (grad_fn.simulate(jaxhetero.pipeline.Network(rate)) for rate in (1e12, 1e3))
+    assert fast.step_s == slow.step_s, "all stages are on one worker"
+    assert fast.bubble == pytest.approx(0)
+
+
+def test_memory_decides_where_it_is_scarce() -> None:
+    """Two large tables of words in the first half of a model: each is on a stage of its own if both have no room."""
+    words, width = 20_000, 8
+    params = {"tables": [jnp.ones((words, width))] * 2, "kernels": [jnp.ones((width, width))] * 8}
+
+    def loss(params: Any, x: Any) -> Any:
+        h = jnp.zeros((*x.shape, width))
+        for number, kernel in enumerate(params["kernels"]):
+            if number in (0, 2):
+                h = h + params["tables"][number // 2][x]
+            h = jnp.tanh(h @ kernel)
+        return jnp.mean(h)
+
+    model = Model(loss, params, (jnp.ones((8, 4), jnp.int32),))
+    table_bytes = 2 * 4 * words * width  # with the sum of its gradients
+    wide = cut(model, 2).cut(params, *model.arguments)
+    scarce = cut(model, 2, memory_bytes=2 * 1.5 * table_bytes).cut(params, *model.arguments)
+    assert wide.stages[0].memory_bytes > 2 * table_bytes
+    assert max(stage.memory_bytes for stage in scarce.stages) <= 1.5 * table_bytes
+
+
 def good(w: Any, x: Any) -> Any:
     return jnp.mean(x @ w)
 

@@ -20,6 +20,7 @@ _BYTES = 1e12
 # What a backward pass takes, in forward passes: it computes a product for each operand of a product.
 BACKWARD = 2.0
 _REPETITIONS = 3
+_TAKING = frozenset({"gather", "slice", "dynamic_slice"})
 
 Cost = Callable[[Equation], float]
 """From an equation to the seconds that its forward pass takes."""
@@ -38,7 +39,9 @@ def flops(equation: Equation) -> float:
 
 def _work(source: _compat.Equation) -> tuple[float, float]:
     """Operations and bytes."""
-    touched = float(sum(aval_bytes(atom.aval) for atom in (*source.invars, *source.outvars)))
+    # Of an array from which rows are taken, only these are read.
+    operands = source.invars[1:] if source.primitive.name in _TAKING else source.invars
+    touched = float(sum(aval_bytes(atom.aval) for atom in (*operands, *source.outvars)))
     rule = _RULES.get(source.primitive.name)
     if rule is not None:
         return rule(source), touched
