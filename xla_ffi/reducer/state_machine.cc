@@ -360,7 +360,8 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
 const ReducerStateMachine::OpState* ReducerStateMachine::find_other_group(const OpState& op, uint32_t rank,
                                                                           int64_t now_ms, int64_t patience_ms) const {
   if (op.spec.group.empty() || op.descriptions[rank].has_value()) return nullptr;
-  for (const auto& [op_id, other] : ops_) {
+  for (const auto& entry : ops_) {
+    const OpState& other = entry.second;
     if (other.spec.group.empty() || other.spec.site != op.spec.site || !other.is_late(now_ms, patience_ms)) continue;
     const auto waits_for = [&](uint32_t member) {
       return op.descriptions[member].has_value() && !other.descriptions[member].has_value();
