@@ -84,7 +84,7 @@ def attack(addresses: list[Address], attempts: int, half_open: int) -> int:
 
 
 def listening(cluster: Cluster, names: list[str]) -> list[Address]:
-    """Where processes listen; those of a worker are the coordinator, the reducer inside and the metrics."""
+    """Where processes listen: a worker for messages, the metrics, and maybe as coordinator and reducer."""
     return [
         ("127.0.0.1", connection.laddr.port)
         for name in names
@@ -137,7 +137,7 @@ def abused_job() -> Iterator[tuple[list[Address], Callable[[str], None], Callabl
         for rank in range(2):
             cluster.wait_for_output(f"worker {rank}", "running")
         ports = listening(cluster, ["worker 0", "worker 1", "reducer 0"])
-        assert len(ports) == 6, "three of them for metrics"
+        assert len(ports) == 8, "three of them for metrics, two for messages between workers"
         yield ports, begin, end
 
 
