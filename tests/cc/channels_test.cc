@@ -24,7 +24,7 @@
 namespace jaxhetero {
 namespace {
 
-Status end_of(const Transfer& transfer) {
+Status end_of(Transfer& transfer) {
   return transfer.wait(kPatience).value_or(Status(Code::kInternal, "the test waited in vain"));
 }
 

@@ -92,7 +92,7 @@ class ChannelEndsTest : public testing::Test {
     EXPECT_TRUE(sender_.note_written(frame_count_, now_).ok());
     return header;
   }
-  static bool succeeded(const Transfer& transfer) {
+  static bool succeeded(Transfer& transfer) {
     const std::optional<Status> result = transfer.wait(milliseconds(0));
     return result.has_value() && result->ok();
   }

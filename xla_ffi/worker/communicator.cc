@@ -424,10 +424,11 @@ void Communicator::fail(const Status& why) {
   // A clean local shutdown still looks like a lost worker to our peers, so they are told WorkerLost.
   const bool ours = why.code() == Code::kNotInitialized;
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
+  // First the coordinator: a reducer that has the word leaves, and could be taken for the cause.
+  member_->stop(word);
   on_strands([why, word](WorkerStrand& strand) { strand.fail(why, word); });
   channels_->fail(why, word);
   for (RoundRequest& request : std::exchange(early_, {})) complete(std::move(request), why);
-  member_->stop(word);
   // Time for that last word to be sent, and on rank 0 for the coordinator's.
   loop_->after(kFailureFlush, [this] { loop_->stop(); });
 }
