@@ -31,7 +31,6 @@ def test_every_schedule_over_tcp_and_in_shared_memory(schedule: str) -> None:
 def test_skips_dropout_and_outputs_over_three_stages(model: str) -> None:
     found = step(model, 3, stages=3, schedule="interleaved")
     assert found[0]["stages"] == 3
-    assert all(worker["own_leaves"] > 0 for worker in found)
 
 
 def test_replicas_reduce_the_gradients_of_their_stages() -> None:

@@ -392,7 +392,7 @@ class Job:
             return False
         done = self.totals[reducer, op]
         pushes = [self.pushes[reducer, op, other.rank] for other in self.members(op)]
-        return max(pushes) > done and pushes[worker.rank] == done
+        return max(pushes) > done and self.pushes[reducer, op, worker.rank] == done
 
     def expect_fault(self, reducer: int, frames: list[str], dead: set[int], optional: int = -1) -> None:
         """Everybody who is still there is told; nothing else is sent."""
