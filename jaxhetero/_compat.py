@@ -269,8 +269,15 @@ def inlined_program(equation: Equation) -> Any | None:
 
 
 def scan_counts(equation: Equation) -> tuple[int, int]:
-    """How many of the first operands of a scan are constants, and how many after them are carried. Why: as above."""
-    return equation.params["num_consts"], equation.params["num_carry"]
+    """How many of the first operands of a scan are constants, and how many after them are carried.
+
+    Why: as above. Until 0.11 they are numbers, in 0.12 the structure of the operands.
+    """
+    structure = equation.params.get("ft_in")
+    if structure is None:
+        return equation.params["num_consts"], equation.params["num_carry"]
+    constants, carry, _ = structure.update(equation.invars).unpack()
+    return len(list(constants)), len(list(carry))
 
 
 def with_params(equation: Equation, **changed: Any) -> Equation:
