@@ -42,9 +42,11 @@ def test_the_statistics_of_batch_norm_stay_with_their_stage() -> None:
     step("resnet", 2, stages=2, schedule="interleaved")
 
 
-def test_the_number_of_stages_may_be_chosen() -> None:
-    found = step("decoder", 2)
-    assert found[0]["stages"] >= 1
+@pytest.mark.parametrize("costs", ["flops", "measured"])
+def test_number_of_stages_and_schedule_may_be_chosen(costs: str) -> None:
+    """What rank 0 measures is what all decide by."""
+    found = step("decoder", 2, costs=costs)
+    assert len({worker["stages"] for worker in found}) == 1
 
 
 def test_training_is_that_of_the_whole_model() -> None:

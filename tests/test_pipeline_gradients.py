@@ -211,6 +211,16 @@ def test_bad_input(loss: Any, params: Any, arguments: Any, settings: dict[str, A
         jaxhetero.pipeline.value_and_grad(loss, microbatches=MICROBATCHES, **options)(params, *arguments)
 
 
+def test_a_bad_call_does_no_harm() -> None:
+    """Nothing has been computed for it, so the next call works."""
+    grad_fn = cut(Model(good, W, (X,)), 1)
+    first, _ = grad_fn(W, X)
+    with pytest.raises(ConfigError, match=r"is float32\[16, 3\]; the loss was cut for float32\[8, 3\]"):
+        grad_fn(W, jnp.ones((16, 3)))
+    again, _ = grad_fn(W, X)
+    assert first == again
+
+
 def test_inside_jit_it_says_how_to_split() -> None:
     with pytest.raises(ConfigError, match="Call it between jitted functions"):
         jax.jit(cut(Model(good, W, (X,)), 1))(W, X)

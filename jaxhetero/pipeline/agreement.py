@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxhetero import _compat, collectives, world
 from jaxhetero.errors import MismatchError
+from jaxhetero.pipeline.costs import Measure
 from jaxhetero.pipeline.graph import Graph
 
 
@@ -56,8 +56,10 @@ def check_digest(own: bytes, what: str) -> None:
             )
 
 
-def edges_of_rank_0(edges: Sequence[int]) -> tuple[int, ...]:
-    """The edges that rank 0 has found; costs that were measured differ a little. Blocks until rank 0 has come."""
-    if world.current().is_alone:
-        return tuple(edges)
-    return tuple(np.asarray(collectives.broadcast(np.asarray(edges, np.int32), name="pipeline")).tolist())
+def measure_on_rank_0(graph: Graph) -> list[float]:
+    """The seconds of each equation on the device of rank 0, on every worker. Blocks until rank 0 has measured them."""
+    measure = Measure()
+    current = world.current()
+    own = [measure(equation) if current.rank == 0 else 0.0 for equation in graph.equations]
+    seconds = np.asarray(collectives.broadcast(np.array(own, np.float32), name="pipeline.costs"))
+    return [float(second) for second in seconds]

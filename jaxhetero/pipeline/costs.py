@@ -19,22 +19,15 @@ _FLOPS = 1e14
 _BYTES = 1e12
 # What a backward pass takes, in forward passes: it computes a product for each operand of a product.
 BACKWARD = 2.0
-_REPETITIONS = 3
+_REPETITIONS = 5
+_LEAST_S = 1e-9
 _TAKING = frozenset({"gather", "slice", "dynamic_slice"})
-
-Cost = Callable[[Equation], float]
-"""From an equation to the seconds that its forward pass takes."""
 
 
 def estimate(equation: Equation) -> float:
     """Seconds, by the arithmetic that the equation does and the bytes that it touches."""
     flops, touched = _work(equation.source)
     return max(flops / _FLOPS, touched / _BYTES)
-
-
-def flops(equation: Equation) -> float:
-    """Floating-point operations of one run."""
-    return _work(equation.source)[0]
 
 
 def _work(source: _compat.Equation) -> tuple[float, float]:
@@ -95,25 +88,28 @@ class Measure:
 
     def __init__(self) -> None:
         self._known: dict[str, float] = {}
+        one = jnp.ones(())
+        self._idle_s = _time(jax.jit(lambda x: x), [one])
 
     def __call__(self, equation: Equation) -> float:
-        """Seconds: the median of a few runs. Blocks while it compiles and runs the equation."""
+        """Seconds: the median of a few runs, less what an empty program takes. Blocks while it compiles and runs."""
         shapes = [(atom.aval.shape, str(atom.aval.dtype)) for atom in equation.inputs]
         kind = f"{equation.name} {equation.source.params} {shapes}"
         if kind not in self._known:
-            self._known[kind] = self._run(equation)
+            program = jax.jit(lambda *operands: equation.run(operands))
+            measured_s = _time(program, [_example(atom) for atom in equation.inputs])
+            self._known[kind] = max(measured_s - self._idle_s, _LEAST_S)
         return self._known[kind]
 
-    def _run(self, equation: Equation) -> float:
-        program = jax.jit(lambda operands: equation.run(operands))
-        operands = [_example(atom) for atom in equation.inputs]
-        jax.block_until_ready(program(operands))
-        times = []
-        for _ in range(_REPETITIONS):
-            start = time.perf_counter()
-            jax.block_until_ready(program(operands))
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
+
+def _time(program: Callable[..., Any], operands: list[Any]) -> float:
+    jax.block_until_ready(program(*operands))
+    times = []
+    for _ in range(_REPETITIONS):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*operands))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _example(atom: Any) -> Any:

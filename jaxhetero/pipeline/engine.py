@@ -13,7 +13,7 @@ from jaxhetero._channels import Channels
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.arguments import Splitter, is_none, shape_of
 from jaxhetero.pipeline.cut import Cut
-from jaxhetero.pipeline.executor import Executor
+from jaxhetero.pipeline.executor import Executor, Made
 from jaxhetero.pipeline.reduction import Reduction
 from jaxhetero.pipeline.results import Results
 from jaxhetero.pipeline.runner import Step
@@ -24,6 +24,7 @@ class Engine:
 
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
+        self._failure: Exception | None = None
         graph, stages = cut.traced.graph, cut.stages
         schedule, places = cut.decision.schedule, cut.places
         channels = Channels() if places.count > 1 else None
@@ -32,24 +33,34 @@ class Engine:
         self._executor = Executor(schedule, programs, stages, places, channels, reduction)
         self._results = Results(graph, stages, schedule, places, channels)
         self._splitter = Splitter(schedule.microbatches)
+        self._own_params = frozenset(cut.own_params)
         if cut.places.worker_count > 1:
             # Compiling takes the workers different times. From here on, who is late is stuck.
             collectives.barrier(name="pipeline: compiled")
 
     def run(self, params: Any, arguments: Sequence[Any]) -> Any:
-        """A step."""
+        """A step. After one that has failed, every further one fails in the same way."""
         leaves, structure = jax.tree.flatten(params, is_leaf=is_none)
+        if self._failure is not None:
+            raise self._failure
         step = self._step(self._arrays([params, *arguments]))
         self._refuse_others(leaves)
-        self._results.begin_step()
-        made = self._executor.run(step)
-        outputs = self._results.share(made.outputs)
+        try:
+            made, outputs = self._run(step)
+        except Exception as error:
+            self._failure = error  # other workers wait for messages of this step, and this one for theirs
+            raise
         gradients = [
             None if leaf is None else made.gradients[number] if number in made.gradients else jnp.zeros_like(leaf)
             for number, leaf in enumerate(leaves)
         ]
         value = self._value(outputs, made.state, arguments)
         return value, jax.tree.unflatten(structure, gradients)
+
+    def _run(self, step: Step) -> tuple[Made, dict[int, Any]]:
+        self._results.begin_step()
+        made = self._executor.run(step)
+        return made, self._results.share(made.outputs)
 
     def _value(self, outputs: dict[int, Any], state: dict[int, Any], arguments: Sequence[Any]) -> Any:
         """What the loss returns, for the whole step."""
@@ -63,9 +74,8 @@ class Engine:
         return (loss, (aux, new_state)) if signature.has_aux else (loss, new_state)
 
     def _refuse_others(self, params: Sequence[Any]) -> None:
-        own = set(self._cut.own_params)
         for number, leaf in enumerate(params):
-            if leaf is not None and number not in own:
+            if leaf is not None and number not in self._own_params:
                 name = self._cut.traced.names[number]
                 raise ConfigError(
                     f"pipeline: the parameter {name} belongs to a stage of another worker; give what Pipeline.init or "

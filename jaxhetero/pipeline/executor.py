@@ -106,23 +106,23 @@ class Executor:
         """What other stages have made for a forward pass, in the order of ``Stage.received``."""
         stage = self._stages[task.stage]
         arrays: list[Any] = []
-        for sender in sorted(set(stage.senders)):
+        for sender in stage.received_from:
             arrays += self._take((Kind.FORWARD, sender, task.stage, task.microbatch))
         return arrays
 
     def _pass_forward(self, task: Task, sent: Sequence[Any]) -> None:
         stage = self._stages[task.stage]
         made = dict(zip(stage.sent, sent, strict=True))
-        for target in _targets(stage):
-            arrays = [made[value] for value in self._stages[target].received_from(task.stage)]
+        for target in stage.sent_to:
+            arrays = [made[value] for value in self._stages[target].received_from[task.stage]]
             self._pass((Kind.FORWARD, task.stage, target, task.microbatch), arrays)
 
     def _cotangents(self, task: Task) -> list[Any]:
         """The gradients of each float that a stage has sent, from each stage that it went to."""
         stage = self._stages[task.stage]
         found: dict[tuple[Value, int], Any] = {}
-        for target in _targets(stage):
-            floats = _floats(self._stages[target].received_from(task.stage))
+        for target in stage.sent_to:
+            floats = _floats(self._stages[target].received_from[task.stage])
             if floats:
                 arrays = self._take((Kind.BACKWARD, target, task.stage, task.microbatch))
                 found.update(zip(((value, target) for value in floats), arrays, strict=True))
@@ -136,10 +136,9 @@ class Executor:
     def _pass_back(self, task: Task, gradients: Sequence[Any]) -> None:
         stage = self._stages[task.stage]
         made = dict(zip(_floats(stage.received), gradients, strict=True))
-        for sender in sorted(set(stage.senders)):
-            floats = _floats(stage.received_from(sender))
-            if floats:
-                arrays = [made[value] for value in floats]
+        for sender, values in stage.received_from.items():
+            arrays = [made[value] for value in _floats(values)]
+            if arrays:
                 self._pass((Kind.BACKWARD, task.stage, sender, task.microbatch), arrays)
 
     def _pass(self, key: Key, arrays: list[Any]) -> None:
@@ -175,16 +174,12 @@ class Executor:
     def _all_routes(self) -> Iterator[tuple[Kind, int, int, tuple[jax.ShapeDtypeStruct, ...]]]:
         """Between any two stages, in an order that is the same on every worker."""
         for stage in self._stages:
-            for target in _targets(stage):
-                values = self._stages[target].received_from(stage.number)
+            for target in stage.sent_to:
+                values = self._stages[target].received_from[stage.number]
                 yield Kind.FORWARD, stage.number, target, tuple(value.shape for value in values)
                 floats = _floats(values)
                 if floats:
                     yield Kind.BACKWARD, target, stage.number, tuple(value.shape for value in floats)
-
-
-def _targets(stage: Stage) -> list[int]:
-    return sorted({target for targets in stage.targets for target in targets})
 
 
 def _floats(values: Sequence[Value]) -> list[Value]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
 from jaxhetero import _compat, world
-from jaxhetero.errors import ConfigError, JaxheteroError
-from jaxhetero.pipeline import costs as known_costs
-from jaxhetero.pipeline.agreement import check_digest, digest, edges_of_rank_0
+from jaxhetero.errors import ConfigError
+from jaxhetero.pipeline.agreement import check_digest, digest, measure_on_rank_0
 from jaxhetero.pipeline.arguments import Signature, is_none, trace_loss
 from jaxhetero.pipeline.clipping import clip_by_global_norm
+from jaxhetero.pipeline.costs import estimate
 from jaxhetero.pipeline.cut import Cut
 from jaxhetero.pipeline.decision import Wishes, decide, simulate_step
 from jaxhetero.pipeline.engine import Engine
@@ -117,10 +116,9 @@ class Pipeline:
         self._loss_fn = loss_fn
         self._signature = signature
         self._wishes = wishes
-        self._cost: known_costs.Cost = known_costs.Measure() if is_measured else known_costs.estimate
+        self._is_measured = is_measured
         self._cut: Cut | None = None
         self._engine: Engine | None = None
-        self._failure: JaxheteroError | None = None
 
     def cut(self, params: Any, *arguments: Any) -> Report:
         """Trace the loss and cut it, for arguments of these shapes. Every worker calls it, with the same shapes.
@@ -239,17 +237,11 @@ class Pipeline:
         """
         if _compat.is_tracing():
             raise ConfigError(f"pipeline: value_and_grad was called inside a traced function; {_HOW_TO_SPLIT}")
-        if self._failure is not None:
-            raise self._failure
         if self._cut is None:
             self._cut = self._make_cut(params, arguments)
         if self._engine is None:
             self._engine = Engine(self._cut)
-        try:
-            return self._engine.run(params, arguments)
-        except JaxheteroError as error:
-            self._failure = error
-            raise
+        return self._engine.run(params, arguments)
 
     @property
     def _known_cut(self) -> Cut:
@@ -267,14 +259,15 @@ class Pipeline:
         workers = self._wishes.stages or current.size
         scan_parts = _SCAN_PARTS_PER_STAGE * workers * (self._wishes.stages_per_worker or 2)
         traced = trace_loss(self._loss_fn, self._signature, self._wishes.microbatches, scan_parts, [params, *arguments])
-        check_digest(digest(traced.graph, repr(replace(self._wishes, network=Network()))), "the loss or a setting")
-        operations = Operations(traced.graph, traced.roles, self._cost)
+        settings = f"{self._wishes} {self._is_measured}"
+        check_digest(digest(traced.graph, settings), "the loss or a setting")
+        seconds = measure_on_rank_0(traced.graph) if self._is_measured else list(map(estimate, traced.graph.equations))
+        # From here on every worker finds the same, because the costs are the same.
+        operations = Operations(traced.graph, traced.roles, seconds)
         decision = decide(operations, self._wishes, current.size)
-        schedule = decision.schedule
-        edges = edges_of_rank_0(decision.partition.edges)
-        decision = replace(decision, partition=replace(decision.partition, edges=edges))
-        places = Places(schedule.places, current.rank, current.size)
-        return Cut(traced, self._signature, operations, decision, places, make_stages(operations, edges))
+        places = Places(decision.schedule.places, current.rank, current.size)
+        stages = make_stages(operations, decision.partition.edges)
+        return Cut(traced, self._signature, operations, decision, places, stages)
 
     def _check_structure(self, structure: Any) -> None:
         wanted = self._known_cut.traced.trees[0].num_leaves

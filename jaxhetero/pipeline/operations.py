@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from jaxhetero.errors import ConfigError
-from jaxhetero.pipeline.costs import Cost
 from jaxhetero.pipeline.graph import Equation, Graph, Value
 from jaxhetero.pipeline.partition import FORBIDDEN, Chain, Floats
 
@@ -45,14 +44,15 @@ class Operations:
 
     graph: Graph
     roles: Roles
-    cost: Cost
+    seconds: Sequence[float]
+    """What the forward pass of each equation of the graph takes."""
     equations: list[Equation] = field(init=False)
     local: dict[Value, Equation] = field(init=False)
     """By their outputs, the equations that any stage may compute."""
     costs: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        seconds = {equation: self.cost(equation) for equation in self.graph.equations}
+        seconds = dict(zip(self.graph.equations, self.seconds, strict=True))
         cheap = _CHEAP * sum(seconds.values())
         of_params = self._values(self.roles.params) | self._values(self.roles.whole) | set(self.graph.constants)
         of_data = of_params | self._values(self.roles.batch)

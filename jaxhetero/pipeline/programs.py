@@ -26,8 +26,6 @@ import jax.numpy as jnp
 from jaxhetero.pipeline.graph import Equation, Graph, Value, evaluate, live, trace
 from jaxhetero.pipeline.stages import Stage
 
-Shapes = tuple[jax.ShapeDtypeStruct, ...]
-
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -115,6 +113,13 @@ class Programs:
         given = {*self.inputs.state, *self.inputs.received, *self.inputs.batch}
         made = set(self.forward.outputs) | given
         return made & {*self.backward.inputs, *self.weights.inputs}
+
+    @property
+    def kept_for_weights(self) -> set[Value]:
+        """What of one microbatch the second part of its backward pass needs: all that is not the same for the step."""
+        inputs = self.inputs
+        of_step = {*inputs.params, *inputs.whole, *inputs.seed, *inputs.sums, *self.prepare.outputs}
+        return set(self.weights.inputs) - of_step
 
     @property
     def kept_bytes(self) -> int:
@@ -208,14 +213,12 @@ class _Dealer:
 
     def _trace(self) -> tuple[Graph, Inputs, Outputs]:
         """The graph of the stage's value and gradients."""
-        floats = [value for value in self.stage.sent if value.is_float]
-        target_counts = [
-            len(targets) for value, targets in zip(self.stage.sent, self.stage.targets, strict=True) if value.is_float
-        ]
+        sent = [pair for pair in zip(self.stage.sent, self.stage.targets, strict=True) if pair[0].is_float]
+        target_counts = [len(targets) for _, targets in sent]
         sums = [_sum_shape(value) for value in self.params if value.is_float]
         shapes = (
             *(_shapes(values) for values in (self.params, self.whole, self.state, self.stage.received, self.batch)),
-            [value.shape for value, count in zip(floats, target_counts, strict=True) for _ in range(count)],
+            [value.shape for value, targets in sent for _ in targets],
             [] if self.loss_place is None else [self.results[self.loss_place].shape],
             sums,
         )

@@ -54,7 +54,8 @@ class StageRunner:
             Kind.WEIGHTS: _Compiled(programs.weights),
         }
         self._prepare = _Compiled(programs.prepare)
-        self._kept = tuple(programs.kept)
+        self._kept = programs.kept
+        self._kept_for_weights = programs.kept_for_weights
         self._seed = [jnp.ones(value.aval.shape, value.aval.dtype) for value in programs.inputs.seed]
         self._zeros = jax.jit(lambda: [jnp.zeros(value.aval.shape, value.aval.dtype) for value in programs.inputs.sums])
         self._common: dict[Value, Any] = {}
@@ -96,8 +97,7 @@ class StageRunner:
             self._with_sums(Kind.BACKWARD, values)
         else:
             self.compiled[Kind.BACKWARD].run(values)
-            wanted = set(self.programs.weights.inputs) - {*self._common, *self.programs.inputs.sums}
-            self._microbatches[microbatch] = {value: values[value] for value in wanted}
+            self._microbatches[microbatch] = {value: values[value] for value in self._kept_for_weights}
         return [values[value] for value in self.programs.outputs.gradients]
 
     def weights(self, microbatch: int) -> None:

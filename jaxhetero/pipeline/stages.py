@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from jaxhetero.pipeline.graph import Equation, Value
@@ -35,9 +36,18 @@ class Stage:
     state_outputs: tuple[int, ...]
     """The outputs that are the new ``state``, in that order."""
 
-    def received_from(self, sender: int) -> tuple[Value, ...]:
-        """The values that one other stage sends to this one."""
-        return tuple(value for value, number in zip(self.received, self.senders, strict=True) if number == sender)
+    @cached_property
+    def received_from(self) -> dict[int, tuple[Value, ...]]:
+        """By the numbers of other stages, ascending: the values that they send to this one."""
+        return {
+            sender: tuple(value for value, number in zip(self.received, self.senders, strict=True) if number == sender)
+            for sender in sorted(set(self.senders))
+        }
+
+    @cached_property
+    def sent_to(self) -> tuple[int, ...]:
+        """The numbers of the stages that use what this one makes, ascending."""
+        return tuple(sorted({target for targets in self.targets for target in targets}))
 
 
 def make_stages(operations: Operations, edges: Sequence[int]) -> list[Stage]:
