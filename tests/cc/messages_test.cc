@@ -122,7 +122,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_27", [](FrameHeader& h) { h.type = static_cast<FrameType>(27); }},
+                    Spoiling{"type_29", [](FrameHeader& h) { h.type = static_cast<FrameType>(29); }},
                     Spoiling{"lent_with_a_checksum", [](FrameHeader& h) { h.is_lent = true; }},
                     Spoiling{"lends_no_chunk",
                              [](FrameHeader& h) {
@@ -168,13 +168,14 @@ TEST_P(RefusedSpec, IsAProtocolError) {
 
 INSTANTIATE_TEST_SUITE_P(All, RefusedSpec,
                          testing::Values(SpecSpoiling{"kind_0", [](OpSpec& s) { s.kind = static_cast<Kind>(0); }},
-                                         SpecSpoiling{"kind_7", [](OpSpec& s) { s.kind = static_cast<Kind>(7); }},
+                                         SpecSpoiling{"kind_11", [](OpSpec& s) { s.kind = static_cast<Kind>(11); }},
                                          SpecSpoiling{"dtype_0", [](OpSpec& s) { s.dtype = static_cast<DType>(0); }},
                                          SpecSpoiling{"dtype_13", [](OpSpec& s) { s.dtype = static_cast<DType>(13); }},
                                          SpecSpoiling{"root_that_no_job_has", [](OpSpec& s) { s.root = kMaxWorkers; }},
                                          SpecSpoiling{"total_whose_bytes_overflow",
                                                       [](OpSpec& s) { s.total_count = ~uint64_t{0}; }},
                                          SpecSpoiling{"group_out_of_order", [](OpSpec& s) { s.group = {2, 0}; }},
+                                         SpecSpoiling{"state_of_a_maximum", [](OpSpec& s) { s.state.number = 1; }},
                                          SpecSpoiling{"rank_twice", [](OpSpec& s) { s.group = {0, 2, 2}; }},
                                          SpecSpoiling{"group_that_no_job_has",
                                                       [](OpSpec& s) {
@@ -182,6 +183,34 @@ INSTANTIATE_TEST_SUITE_P(All, RefusedSpec,
                                                         std::iota(s.group.begin(), s.group.end(), 0u);
                                                       }}),
                          [](const auto& info) { return info.param.name; });
+
+OpDescription an_update() {
+  OpSpec spec{Kind::kUpdate, DType::kBF16, 0, 3, 5000, 0x61626364, 20000};
+  spec.state = {0x0102030405060708, 4, 0, 0x1112131415161718, true, DType::kBF16, 10000};
+  return {spec, "optimizer 0 bucket 1", {1000, 4000}, {std::byte{1}, std::byte{2}}};
+}
+
+class RefusedUse : public testing::TestWithParam<SpecSpoiling> {};
+
+TEST_P(RefusedUse, IsAProtocolError) {
+  OpDescription description = an_update();
+  ASSERT_TRUE(decode_op_description(encode(description)).ok());
+  GetParam().change(description.spec);
+  EXPECT_EQ(decode_op_description(encode(description)).status().code(), Code::kProtocol);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedUse,
+    testing::Values(SpecSpoiling{"no_state", [](OpSpec& s) { s.state.number = 0; }},
+                    SpecSpoiling{"no_slots", [](OpSpec& s) { s.state.slot_count = 0; }},
+                    SpecSpoiling{"slot_that_is_not_there", [](OpSpec& s) { s.state.slot = 4; }},
+                    SpecSpoiling{"too_many_slots", [](OpSpec& s) { s.state.slot_count = kMaxStateSlots + 1; }},
+                    SpecSpoiling{"integers", [](OpSpec& s) { s.dtype = DType::kI32; }},
+                    SpecSpoiling{"weights_in_float64", [](OpSpec& s) { s.state.weights = DType::kF64; }},
+                    SpecSpoiling{"store_of_bfloat16", [](OpSpec& s) { s.kind = Kind::kStore; }},
+                    SpecSpoiling{"part_whose_bytes_overflow", [](OpSpec& s) { s.state.first = ~uint64_t{0}; }},
+                    SpecSpoiling{"group", [](OpSpec& s) { s.group = {0, 1}; }}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
   OpDescription description = a_description();
@@ -240,7 +269,11 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"view", encode(some_view()), &again<decode_view>},
-          {"op_description", encode(a_description()), &again<decode_op_description>, 66},
+          {"op_description", encode(a_description()), &again<decode_op_description>, 120},
+          {"update", encode(an_update()), &again<decode_op_description>, 110},
+          {"step_inputs", encode(StepInputs{7, {0x3f800000, 1}}), &again<decode_step_inputs>},
+          {"step_totals", encode(StepTotals{{{1, 4096, 12, 0x3ff0000000000000}, {0, 0, 3, 1}}}),
+           &again<decode_step_totals>},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},

@@ -28,22 +28,6 @@ Registry& registry() {
   return instance;
 }
 
-class Hash {  // FNV-1a, 64 bit
- public:
-  void add(uint64_t value) {
-    for (int i = 0; i < 8; ++i) add_byte(static_cast<uint8_t>(value >> (8 * i)));
-  }
-  void add(std::string_view text) {
-    for (char c : text) add_byte(static_cast<uint8_t>(c));
-  }
-  [[nodiscard]] uint64_t value() const { return value_; }
-  [[nodiscard]] uint32_t folded() const { return static_cast<uint32_t>(value_ ^ value_ >> 32); }
-
- private:
-  void add_byte(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3u; }
-  uint64_t value_ = 0xcbf29ce484222325u;
-};
-
 ffi::ErrorCode error_code(Code code) {
   switch (code) {
     case Code::kInvalidArgument:
@@ -139,6 +123,20 @@ Status check_launch_order(CallSite& site, int64_t run) {
               "thread"};
 }
 
+void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
+  const std::vector<uint64_t> state(attributes.state.begin(), attributes.state.end());
+  if (state.size() != 4) return;
+  const auto update = std::as_bytes(std::span(attributes.update.begin(), attributes.update.size()));
+  site.update = std::make_shared<const Bytes>(update.begin(), update.end());
+  Hash hash;
+  for (const uint8_t byte : attributes.update) hash.add(std::string_view(reinterpret_cast<const char*>(&byte), 1));
+  site.state.number = state[0];
+  site.state.slot_count = static_cast<uint32_t>(state[1]);
+  site.state.slot = static_cast<uint32_t>(state[2]);
+  site.state.resumes = state[3] != 0;
+  site.state.update = hash.value();
+}
+
 // Each device of a worker reduces with the devices of the same lane of the other workers, as an op of its own.
 uint64_t op_of_device(const CallSite& site, int32_t device) {
   const auto lane = site.lanes.find(device);
@@ -192,6 +190,7 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.call_bytes = static_cast<uint64_t>(attributes.call_bytes);
   site.worker_count = attributes.worker_count;
   site.group.assign(attributes.group.begin(), attributes.group.end());
+  describe_state(site, attributes);
   for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
     site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
   }
@@ -227,6 +226,7 @@ Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t r
 
 Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::RemainingArgs& args,
                                   const ffi::RemainingRets& rets) {
+  if (uses_state(site.kind)) return Status(Code::kInternal, "optimizers on reducers need workers on CPUs");
   RoundRequest request;
   request.op = op_of_device(site, device);
   request.sequence = site.sequence;

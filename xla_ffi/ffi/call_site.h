@@ -30,8 +30,10 @@ struct CallSite {
   std::optional<DType> wire_dtype;  // if not that of the operands, which are float32 then
   uint64_t call_bytes = 0;          // of the collective that this is a bucket of, on the wire
   int64_t worker_count = 0;         // that the program was traced for
-  std::vector<uint32_t> group;      // as in OpSpec, like the next one
+  std::vector<uint32_t> group;      // as in OpSpec, like the next two
   uint64_t site = 0;
+  StateUse state;
+  std::shared_ptr<const Bytes> update;         // the encoded UpdateDescription of a measure or an update
   std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
   std::once_flag described;
   std::string description;
@@ -49,6 +51,8 @@ struct CallSiteAttributes {
   int64_t call_bytes = 0;
   int64_t worker_count = 0;
   xla::ffi::Span<const int64_t> group;  // the ranks that take part; empty: all
+  xla::ffi::Span<const int64_t> state;  // number, slots, slot, whether it resumes: see StateUse; empty: none
+  xla::ffi::Span<const uint8_t> update;
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;
 };
@@ -64,6 +68,8 @@ void for_each_attribute(Visit&& visit) {
   visit("call_bytes", &CallSiteAttributes::call_bytes);
   visit("worker_count", &CallSiteAttributes::worker_count);
   visit("group", &CallSiteAttributes::group);
+  visit("state", &CallSiteAttributes::state);
+  visit("update", &CallSiteAttributes::update);
   visit("device_ids", &CallSiteAttributes::device_ids);
   visit("device_lanes", &CallSiteAttributes::device_lanes);
 }
@@ -87,6 +93,23 @@ inline auto bind_instantiate() { return xla::ffi::Ffi::BindInstantiate().Attrs()
 
 // The communicator, if this run of the call may use it.
 Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run);
+
+// FNV-1a, 64 bit.
+class Hash {
+ public:
+  void add(uint64_t value) {
+    for (int i = 0; i < 8; ++i) add_byte(static_cast<uint8_t>(value >> (8 * i)));
+  }
+  void add(std::string_view text) {
+    for (char c : text) add_byte(static_cast<uint8_t>(c));
+  }
+  [[nodiscard]] uint64_t value() const { return value_; }
+  [[nodiscard]] uint32_t folded() const { return static_cast<uint32_t>(value_ ^ value_ >> 32); }
+
+ private:
+  void add_byte(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3u; }
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
 
 // The round that this run of the call asks for, with the memory of its operands and results as XLA has it.
 Result<RoundRequest> make_request(CallSite& site, int32_t device, const xla::ffi::RemainingArgs& args,

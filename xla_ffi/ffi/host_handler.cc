@@ -10,6 +10,7 @@
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/ffi/state_call.h"
 
 namespace jaxhetero {
 namespace {
@@ -38,11 +39,30 @@ void prefer_huge_pages(const ffi::RemainingRets& results) {
   }
 }
 
+ffi::Future run_state_call(HostCallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
+                           Communicator& communicator) {
+  Result<StateCall> call = make_state_call(site, args, rets);
+  if (!call.ok()) return failed(call.status());
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  call->request.done = [promise = std::move(promise), finish = std::move(call->finish)](const Status& status) mutable {
+    const Status end = status.ok() ? finish() : status;
+    if (end.ok()) {
+      promise.SetAvailable();
+    } else {
+      promise.SetError(to_error(end));
+    }
+  };
+  communicator.start_round(std::move(call->request));
+  return future;
+}
+
 // Copies every pointer out of the call frame, hands the round to the communicator and returns at once.
 ffi::Future execute(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
                     ffi::RemainingRets rets) {
   Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site, run.run_id);
   if (!communicator.ok()) return failed(communicator.status());
+  if (uses_state(site->kind)) return run_state_call(*site, args, rets, **communicator);
   Result<RoundRequest> request = make_request(*site, device, args, rets);
   if (!request.ok()) return failed(request.status());
   prefer_huge_pages(rets);

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
 
@@ -69,9 +70,11 @@ class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
   size_t idle_bytes_ = 0;
 };
 
-ReducerStateMachine::ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory)
+ReducerStateMachine::ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory,
+                                         std::shared_ptr<KeptStates> states)
     : job_(std::move(job)),
       pool_(std::make_shared<Pool>(std::move(lent_memory))),
+      states_(std::move(states)),
       gone_(job_.worker_hosts.size(), false) {}
 
 ReducerStateMachine::~ReducerStateMachine() = default;
@@ -124,6 +127,48 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
                                   ". Every worker must call the collective with the same tree, shapes and dtypes" +
                                   (spec.group == op.spec.group ? "" : ", for the same workers")),
          outgoing);
+  } else if (uses_state(spec.kind)) {
+    const Status status = use_state(op, description, is_new);
+    if (status.code() == Code::kProtocol) return {status.code(), worker_name(rank) + " sent a " + status.message()};
+    if (!status.ok()) fail({status.code(), op_name(header.op, op) + ": " + status.message()}, outgoing);
+  }
+  return fault_;
+}
+
+Status ReducerStateMachine::use_state(OpState& op, const OpDescription& description, bool is_new) {
+  if (is_new) {
+    Result<StateOp> made = StateOp::make(description, *states_);
+    if (!made.ok()) return made.status();
+    op.state = std::move(*made);
+    op.steps.resize(worker_count());
+  }
+  if (!op.state || op.state->share() != description.shard)
+    return malformed("op: another shard than the other workers'");
+  return {};
+}
+
+Status ReducerStateMachine::take_step(uint32_t rank, const FrameHeader& header, StepInputs inputs,
+                                      std::vector<Outgoing>& outgoing) {
+  if (!fault_.ok()) return fault_;
+  const auto found = ops_.find(header.op);
+  if (found == ops_.end() || !found->second.state || !found->second.descriptions[rank].has_value()) {
+    return {Code::kProtocol, worker_name(rank) + " sent the inputs of a step of no update"};
+  }
+  OpState& op = found->second;
+  std::optional<uint64_t>& sent = op.steps[op.spec.place_of(rank)];
+  if (sent == header.round) {
+    return {Code::kProtocol, worker_name(rank) + " sent the inputs of a step of " + op_name(header.op, op) + " twice"};
+  }
+  sent = header.round;
+  if (!op.state->has_step(header.round)) {
+    const Status status = op.state->start_step(rank, header.round, std::move(inputs));
+    if (status.code() == Code::kProtocol) return {status.code(), worker_name(rank) + " sent a " + status.message()};
+    if (!status.ok()) fail({status.code(), op_name(header.op, op) + ": " + status.message()}, outgoing);
+  } else if (!op.state->agrees(inputs)) {
+    fail(disagreement(header, worker_name(rank) + " and " + worker_name(op.state->first_rank()) +
+                                  " have other numbers for the step of " + op_name(header.op, op) +
+                                  ", such as its learning rate or its count of steps"),
+         outgoing);
   }
   return fault_;
 }
@@ -164,6 +209,10 @@ Result<ReducerStateMachine::Piece*> ReducerStateMachine::start_piece(uint32_t ra
   if (header.round != op.round) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed round " + std::to_string(header.round) + " of " +
                                        op_name(header.op, op) + " while round " + std::to_string(op.round) + " runs");
+  }
+  if (op.state && op.steps[op.spec.place_of(rank)] != header.round) {
+    return Status(Code::kProtocol,
+                  worker_name(rank) + " pushed to " + op_name(header.op, op) + " before the inputs of the step");
   }
   Result<Chunk*> chunk = next_chunk(op, rank, header, outgoing);
   if (!chunk.ok()) return chunk.status();
@@ -253,7 +302,17 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   op.open.pop_front();
   ++op.completed_chunk_count;
 
-  const std::shared_ptr<std::byte> total = passes_on(op.spec.kind) ? join(op.spec, chunk) : reduce(op.spec, chunk);
+  std::shared_ptr<std::byte> total;
+  if (op.state) {
+    Result<std::shared_ptr<std::byte>> answer = run_state(op, chunk);
+    if (!answer.ok()) {
+      return fail({answer.status().code(), op_name(op_id, op) + ": " + answer.status().message()}, outgoing);
+    }
+    total = std::move(*answer);
+    if (chunk.last && op.spec.kind == Kind::kMeasure) send_totals(op_id, op, outgoing);
+  } else {
+    total = passes_on(op.spec.kind) ? join(op.spec, chunk) : reduce(op.spec, chunk);
+  }
   FrameHeader header;
   header.type = FrameType::kResult;
   header.last = chunk.last;
@@ -264,15 +323,61 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
     const uint32_t rank = op.spec.rank_at(place);
     const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
-    header.payload_bytes = static_cast<uint32_t>(bytes_of(op.spec, part));
-    outgoing.push_back({rank, header, total, {total.get() + chunk.place_of(part, op.spec), header.payload_bytes}});
+    const size_t item = op.spec.result_item_bytes();
+    header.payload_bytes = static_cast<uint32_t>(part.count * item);
+    const std::byte* const from = part.count == 0 ? nullptr : total.get() + (part.offset - chunk.offset) * item;
+    outgoing.push_back({rank, header, total, {from, header.payload_bytes}});
   }
   if (chunk.last) {
+    if (op.state) op.state->finish_step();
     last_completed_ = op_name(op_id, op) + " round " + std::to_string(op.round);
     if (op.spec.part == 0) ++completed_round_count_;
     ++op.round;
     op.running = false;
   }
+}
+
+// The answer to a chunk of an op that uses a state; null where nobody is sent anything.
+Result<std::shared_ptr<std::byte>> ReducerStateMachine::run_state(OpState& op, const Chunk& chunk) {
+  const OpSpec& spec = op.spec;
+  const std::byte* contribution = nullptr;
+  std::shared_ptr<std::byte> sum;
+  if (spec.kind == Kind::kStore) {
+    contribution = chunk.pieces[spec.place_of(spec.root)].data.get();
+  } else if (spec.kind != Kind::kLoad && !spec.state.resumes) {
+    sum = spec.dtype == DType::kF32 ? reduce(spec, chunk) : reduce_widened(spec, chunk);
+    contribution = sum.get();
+  }
+  const size_t answer_bytes =
+      spec.kind == Kind::kStore || spec.kind == Kind::kMeasure ? 0 : chunk.count * spec.result_item_bytes();
+  const bool fits = sum && spec.state.weights == DType::kF32;
+  std::shared_ptr<std::byte> answer = answer_bytes == 0 ? nullptr : fits ? sum : pool_->take(answer_bytes);
+  const auto* const floats = reinterpret_cast<const float*>(contribution);
+  const Status status =
+      op.state->run(chunk.range(), {floats, contribution == nullptr ? 0 : chunk.count}, {answer.get(), answer_bytes});
+  if (!status.ok()) return status;
+  return answer;
+}
+
+void ReducerStateMachine::send_totals(uint64_t op_id, const OpState& op, std::vector<Outgoing>& outgoing) const {
+  const auto payload = std::make_shared<const Bytes>(encode(op.state->totals()));
+  FrameHeader header;
+  header.type = FrameType::kTotals;
+  header.op = op_id;
+  header.round = op.round;
+  header.payload_bytes = static_cast<uint32_t>(payload->size());
+  for (uint32_t place = 0; place < member_count(op); ++place) {
+    outgoing.push_back({op.spec.rank_at(place), header, payload, *payload});
+  }
+}
+
+// The sum of 16-bit floats as float32, without rounding it.
+std::shared_ptr<std::byte> ReducerStateMachine::reduce_widened(const OpSpec& spec, const Chunk& chunk) {
+  std::shared_ptr<std::byte> total = pool_->take(chunk.count * sizeof(float));
+  std::vector<const std::byte*> pieces;
+  for (const Piece& piece : chunk.pieces) pieces.push_back(piece.data.get());
+  sum_widened(spec.dtype, pieces, {reinterpret_cast<float*>(total.get()), chunk.count});
+  return total;
 }
 
 // In the memory of the first piece, unless that is lent.

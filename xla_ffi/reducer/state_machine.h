@@ -24,6 +24,8 @@
 #include <vector>
 
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/reducer/kept_states.h"
+#include "xla_ffi/reducer/state_op.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/job_shape.h"
@@ -51,8 +53,9 @@ class ReducerStateMachine {
     bool resumed = false;  // not the first view: an op starts with the round that its first chunk names
   };
 
-  // Totals lie in `lent_memory`.
-  explicit ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>());
+  // Totals lie in `lent_memory`. `states`: what is kept of optimizers.
+  explicit ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>(),
+                               std::shared_ptr<KeptStates> states = std::make_shared<KeptStates>());
   ~ReducerStateMachine();
   ReducerStateMachine(const ReducerStateMachine&) = delete;
   ReducerStateMachine& operator=(const ReducerStateMachine&) = delete;
@@ -61,6 +64,9 @@ class ReducerStateMachine {
   // has a fault.
   Status describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
                      std::vector<Outgoing>& outgoing);
+
+  // What `rank` knows of the round's step, before its first push of the round, of an op that uses a state.
+  Status take_step(uint32_t rank, const FrameHeader& header, StepInputs inputs, std::vector<Outgoing>& outgoing);
 
   // The header of a kPush frame from `rank` is here. Returns the memory for its payload, header.payload_bytes long and
   // valid until finish_push() or a fault. `now_ms` is any steady clock; only report_late() uses it.
@@ -135,6 +141,9 @@ class ReducerStateMachine {
     uint32_t items_per_chunk = 0;      // elements; the shard's last chunk may have fewer
     std::deque<Chunk> open;            // the chunks behind the completed ones
     std::vector<PushPosition> pushed;  // by place in the group
+    // Of an op that uses a state.
+    std::optional<StateOp> state;
+    std::vector<std::optional<uint64_t>> steps;  // by place: the round that it has sent the inputs of
 
     // Whether its round waits for a worker, and has made no progress for so long.
     [[nodiscard]] bool is_late(int64_t now_ms, int64_t patience_ms) const {
@@ -147,7 +156,11 @@ class ReducerStateMachine {
   void start_round(OpState& op, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
   void complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing);
+  Status use_state(OpState& op, const OpDescription& description, bool is_new);
+  Result<std::shared_ptr<std::byte>> run_state(OpState& op, const Chunk& chunk);
+  void send_totals(uint64_t op_id, const OpState& op, std::vector<Outgoing>& outgoing) const;
   std::shared_ptr<std::byte> reduce(const OpSpec& spec, const Chunk& chunk);
+  std::shared_ptr<std::byte> reduce_widened(const OpSpec& spec, const Chunk& chunk);
   std::shared_ptr<std::byte> join(const OpSpec& spec, const Chunk& chunk);
   [[nodiscard]] Status disagreement(const FrameHeader& header, const std::string& how) const;
   [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const OpState& op) const;
@@ -159,6 +172,7 @@ class ReducerStateMachine {
 
   Job job_;
   std::shared_ptr<Pool> pool_;
+  std::shared_ptr<KeptStates> states_;
   std::unordered_map<uint64_t, OpState> ops_;
   std::vector<bool> gone_;  // by rank
   Status fault_;

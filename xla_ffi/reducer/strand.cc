@@ -20,7 +20,7 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
       callbacks_(std::move(callbacks)),
       view_(view),
       reducer_(std::make_unique<ReducerStateMachine>(
-          ReducerStateMachine::Job{view.worker_hosts, view.job, view.number > 0}, context_->lent_memory)),
+          ReducerStateMachine::Job{view.worker_hosts, view.job, view.number > 0}, context_->lent_memory, states_)),
       by_rank_(view.worker_hosts.size(), nullptr) {}
 
 void ReducerStrand::start() {
@@ -74,6 +74,9 @@ Status ReducerStrand::on_frame(Connection& connection, const FrameHeader& header
     case FrameType::kDescribe:
       status = describe_op(peer, header);
       break;
+    case FrameType::kStep:
+      status = take_step(peer, header);
+      break;
     case FrameType::kFault:
       reducer_->fail(decode_fault(peer.control), outgoing_);
       break;
@@ -105,6 +108,12 @@ Status ReducerStrand::describe_op(const Peer& peer, const FrameHeader& header) {
   Result<OpDescription> description = decode_op_description(peer.control);
   if (!description.ok()) return description.status();
   return reducer_->describe_op(*peer.rank, header, std::move(*description), outgoing_);
+}
+
+Status ReducerStrand::take_step(const Peer& peer, const FrameHeader& header) {
+  Result<StepInputs> inputs = decode_step_inputs(peer.control);
+  if (!inputs.ok()) return inputs.status();
+  return reducer_->take_step(*peer.rank, header, std::move(*inputs), outgoing_);
 }
 
 Status ReducerStrand::check(const Join& join) const {
@@ -161,7 +170,12 @@ void ReducerStrand::enter_view(uint32_t number) {
   context_->counters->joined_count = joined_count_ = 0;
   context_->unread.clear();  // every worker left the old view before the coordinator announced this one
   reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
-                                                   context_->lent_memory);
+                                                   context_->lent_memory, states_);
+  if (states_->is_empty()) return;
+  reducer_->fail({Code::kReducerLost,
+                  "the reducers have changed, and the state of an optimizer that was spread over them has no backup; "
+                  "start again from a checkpoint"},
+                 outgoing_);
 }
 
 // Sends the frames of the state machine. After a fault they are the last ones: all connections are flushed and closed,

@@ -17,6 +17,7 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/reducer/kept_states.h"
 #include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/codec.h"
@@ -83,6 +84,7 @@ class ReducerStrand final : private ConnectionOwner {
   [[nodiscard]] Status check(const Join& join) const;
   Status join(Peer& peer);
   Status describe_op(const Peer& peer, const FrameHeader& header);
+  Status take_step(const Peer& peer, const FrameHeader& header);
   void count_rounds();
   void enter_view(uint32_t number);
   void check_all_joined();
@@ -97,6 +99,7 @@ class ReducerStrand final : private ConnectionOwner {
   const Callbacks callbacks_;
 
   View view_;
+  const std::shared_ptr<KeptStates> states_ = std::make_shared<KeptStates>();
   std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;  // null until the worker has joined

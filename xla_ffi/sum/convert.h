@@ -15,4 +15,8 @@ void narrow(DType to, std::span<const float> values, std::byte* out);
 // Converts the 16-bit floats in the second half of `memory` to float32, which fill all of it. Exact.
 void widen_in_place(DType from, std::span<std::byte> memory);
 
+// The sum of 16-bit floats in float32, in the order of `pieces`, which are as long as `total`; at least one. Bits as in
+// reduce_in_order(), but for the rounding at the end.
+void sum_widened(DType from, std::span<const std::byte* const> pieces, std::span<float> total);
+
 }  // namespace jaxhetero

@@ -40,7 +40,7 @@ class Writer {
   void list(const std::vector<Item>& items, size_t /*most*/) {
     put(static_cast<uint32_t>(items.size()));
     for (const Item& item : items) {
-      if constexpr (std::is_same_v<Item, std::string> || std::is_integral_v<Item>) {
+      if constexpr (std::is_same_v<Item, std::string> || std::is_integral_v<Item> || std::is_enum_v<Item>) {
         put(item);
       } else {
         fields(*this, item);
@@ -87,7 +87,7 @@ class Reader {
     ok_ = ok_ && count <= most;
     for (uint32_t i = 0; i < count && ok_; ++i) {
       Item item{};
-      if constexpr (std::is_same_v<Item, std::string> || std::is_integral_v<Item>) {
+      if constexpr (std::is_same_v<Item, std::string> || std::is_integral_v<Item> || std::is_enum_v<Item>) {
         get(item);
       } else {
         fields(*this, item);

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 13;
+inline constexpr uint16_t kProtocolVersion = 14;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -46,8 +46,10 @@ enum class FrameType : uint8_t {
   kState = 24,     // the reply to kAsk: ProcessState to the coordinator, JobState to the visitor
   kCredit = 25,    // worker -> worker: text, what it has posted memory for; send me the message
   kMessage = 26,   // worker -> worker: a part of a message, for which it has the credit
+  kStep = 27,      // worker -> reducer: StepInputs, before the first chunk of a round of an op that uses a state
+  kTotals = 28,    // reducer -> worker: StepTotals, before the last chunk of a round of a measure
 };
-inline constexpr FrameType kLastFrameType = FrameType::kMessage;
+inline constexpr FrameType kLastFrameType = FrameType::kTotals;
 
 struct FrameHeader {
   FrameType type = FrameType::kFault;

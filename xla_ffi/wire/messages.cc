@@ -55,6 +55,28 @@ void fields(Codec& codec, Message& view)
 }
 
 template <typename Codec, typename Message>
+void fields(Codec& codec, Message& step)
+  requires IsA<Message, StepInputs>
+{
+  codec(step.version);
+  codec.list(step.scalars, kMaxStepScalars);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& part)
+  requires IsA<Message, StepTotals::Part>
+{
+  codec(part.total, part.first, part.level, part.sum);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& totals)
+  requires IsA<Message, StepTotals>
+{
+  codec.list(totals.parts, kMaxTotalParts);
+}
+
+template <typename Codec, typename Message>
 void fields(Codec& codec, Message& join)
   requires IsA<Message, Join>
 {
@@ -153,6 +175,8 @@ Result<Message> read(std::span<const std::byte> bytes, const char* what) {
 
 Bytes encode(const Registration& registration) { return write(registration); }
 Bytes encode(const View& view) { return write(view); }
+Bytes encode(const StepInputs& step) { return write(step); }
+Bytes encode(const StepTotals& totals) { return write(totals); }
 Bytes encode(const Join& join) { return write(join); }
 Bytes encode(const SharedOffer& offer) { return write(offer); }
 Bytes encode(const Lost& lost) { return write(lost); }
@@ -165,6 +189,8 @@ Bytes encode(const JobState& state) { return write(state); }
 Bytes encode(const OpDescription& description) {
   Writer writer;
   fields(writer, description.spec);
+  writer(description.shard.offset, description.shard.count, static_cast<uint32_t>(description.update.size()));
+  writer.raw(description.update);
   writer.raw(encode(description.text));
   return writer.take();
 }
@@ -208,11 +234,23 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
 Result<OpDescription> decode_op_description(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   OpDescription description;
+  uint32_t update_bytes = 0;
   fields(reader, description.spec);
-  if (!reader.ok()) return malformed("description of an op");
+  reader(description.shard.offset, description.shard.count, update_bytes);
+  if (!reader.ok() || update_bytes > reader.rest().size()) return malformed("description of an op");
   if (Status status = check(description.spec); !status.ok()) return status;
+  description.update.resize(update_bytes);
+  reader.raw(description.update);
   description.text = decode_text(reader.rest());
   return description;
+}
+
+Result<StepInputs> decode_step_inputs(std::span<const std::byte> bytes) {
+  return read<StepInputs>(bytes, "inputs of a step");
+}
+
+Result<StepTotals> decode_step_totals(std::span<const std::byte> bytes) {
+  return read<StepTotals>(bytes, "totals of a step");
 }
 
 Result<Join> decode_join(std::span<const std::byte> bytes) { return read<Join>(bytes, "join"); }

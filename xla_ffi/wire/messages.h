@@ -75,7 +75,31 @@ struct View {
 struct OpDescription {
   OpSpec spec;
   std::string text;  // for people: "psum 3 of grads (float32[1024])"
+  // Of an op that uses a state: the elements of the bucket that the reducer has; and of an update its description.
+  Range shard = {};
+  Bytes update = {};
 };
+
+// What workers know of a step of an optimizer whose state reducers keep. All workers send the same.
+struct StepInputs {
+  uint64_t version = 0;           // of the state that the step is for: how many updates it has seen
+  std::vector<uint32_t> scalars;  // the bits of float32
+
+  bool operator==(const StepInputs&) const = default;
+};
+
+// Sums over parts of tensors.
+struct StepTotals {
+  struct Part {
+    uint32_t total = 0;  // its number
+    uint64_t first = 0;  // as in Subtree, like the next two
+    uint32_t level = 0;
+    uint64_t sum = 0;  // the bits of a float64
+  };
+  std::vector<Part> parts;
+};
+inline constexpr size_t kMaxStepScalars = 8192;
+inline constexpr size_t kMaxTotalParts = size_t{1} << 20;
 
 struct Join {
   uint64_t job_id = 0;
@@ -157,6 +181,8 @@ struct JobState {
 Bytes encode(const Registration& registration);
 Bytes encode(const View& view);
 Bytes encode(const OpDescription& description);
+Bytes encode(const StepInputs& step);
+Bytes encode(const StepTotals& totals);
 Bytes encode(const Join& join);
 Bytes encode(const SharedOffer& offer);
 Bytes encode(const Lost& lost);
@@ -170,6 +196,8 @@ Bytes encode(std::string_view text);
 Result<Registration> decode_registration(std::span<const std::byte> bytes);
 Result<View> decode_view(std::span<const std::byte> bytes);
 Result<OpDescription> decode_op_description(std::span<const std::byte> bytes);
+Result<StepInputs> decode_step_inputs(std::span<const std::byte> bytes);
+Result<StepTotals> decode_step_totals(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);

@@ -17,21 +17,52 @@ Stake stake_of(const OpSpec& spec, uint32_t worker_count, uint32_t rank) {
   const Range all{0, spec.total_count};
   const uint64_t row_count = spec.total_count / spec.member_count(worker_count);
   const Range row{spec.place_of(rank) * row_count, row_count};
-  const Range operands = spec.kind == Kind::kGather                           ? row
-                         : spec.kind == Kind::kBroadcast && spec.root != rank ? nothing
-                                                                              : all;
-  return {operands, spec.kind == Kind::kScatter ? row : all, passes_on(spec.kind)};
+  switch (spec.kind) {
+    case Kind::kScatter:
+      return {all, row, false};
+    case Kind::kGather:
+      return {row, all, true};
+    case Kind::kBroadcast:
+      return {spec.root == rank ? all : nothing, all, true};
+    case Kind::kStore:
+      return {spec.root == rank ? all : nothing, nothing, false};
+    case Kind::kLoad:
+      return {nothing, all, false};
+    case Kind::kMeasure:
+      return {spec.state.resumes ? nothing : all, nothing, false};
+    case Kind::kUpdate:
+      return {spec.state.resumes ? nothing : all, all, false};
+    default:
+      return {all, all, false};
+  }
 }
 
+namespace {
+
+// Of what is about an optimizer's state.
+Status check_state(const OpSpec& spec) {
+  const StateUse& use = spec.state;
+  if (!uses_state(spec.kind)) return use == StateUse() ? Status() : malformed("op: a state that it does not use");
+  const bool is_float = spec.dtype == DType::kF32 || spec.dtype == DType::kBF16 || spec.dtype == DType::kF16;
+  const bool moves = spec.kind == Kind::kStore || spec.kind == Kind::kLoad;
+  const bool is_sane = use.number != 0 && use.slot < use.slot_count && use.slot_count <= kMaxStateSlots &&
+                       (moves ? spec.dtype == DType::kF32 : is_float) &&
+                       (use.weights == DType::kF32 || use.weights == DType::kBF16) &&
+                       use.first <= std::numeric_limits<uint64_t>::max() / 16 && spec.group.empty();
+  return is_sane ? Status() : malformed("op: impossible use of a state");
+}
+
+}  // namespace
+
 Status check(const OpSpec& spec) {
-  if (spec.kind < Kind::kSum || spec.kind > Kind::kGather) return malformed("op: unknown kind");
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kUpdate) return malformed("op: unknown kind");
   if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
   if (std::max(spec.total_count, spec.bucket_count) > std::numeric_limits<uint64_t>::max() / 16)
     return malformed("op: impossible total count");
   if (std::ranges::adjacent_find(spec.group, std::greater_equal()) != spec.group.end())
     return malformed("op: a group whose ranks are not in order");
-  return {};
+  return check_state(spec);
 }
 
 Status check(const OpSpec& spec, uint32_t worker_count) {
@@ -61,6 +92,14 @@ std::string_view kind_name(Kind kind) {
       return "scattered sum";
     case Kind::kGather:
       return "gather";
+    case Kind::kStore:
+      return "store";
+    case Kind::kLoad:
+      return "load";
+    case Kind::kMeasure:
+      return "measure";
+    case Kind::kUpdate:
+      return "update";
   }
   return "?";
 }
@@ -80,7 +119,9 @@ std::string describe(const OpSpec& spec) {
   std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +
                      std::to_string(count) + "]";
   if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
-  if (spec.kind == Kind::kBroadcast) text += " from rank " + std::to_string(spec.root);
+  if (uses_state(spec.kind))
+    text += " of slot " + std::to_string(spec.state.slot) + " of " + std::to_string(spec.state.slot_count);
+  if (spec.kind == Kind::kBroadcast || spec.kind == Kind::kStore) text += " from rank " + std::to_string(spec.root);
   if (!spec.group.empty()) text += " over " + describe_ranks(spec.group);
   if (spec.call_bytes > count * item_bytes(spec.dtype)) {
     text += " in a call of " + std::to_string(spec.call_bytes) + " bytes";

@@ -23,8 +23,28 @@ enum class Kind : uint8_t {
   kMin = 4,
   kScatter = 5,  // the sum, of which each rank gets its row
   kGather = 6,   // the rows of all ranks, each unchanged
+  // Of an optimizer whose state reducers keep: see StateUse.
+  kStore = 7,    // the root's contribution goes into a slot of the state; after new weights, the other slots are 0
+  kLoad = 8,     // nobody contributes; the result is a slot of the state
+  kMeasure = 9,  // sums over tensors, of the summed contributions and the state, in kTotals frames
+  kUpdate = 10,  // the summed contributions change the state; the result is the new weights
 };
 std::string_view kind_name(Kind kind);
+
+// What an op has to do with the state that reducers keep for an optimizer: of a bucket of weights, the weights and the
+// states that belong to them, a slot of float32 each. Strands keep theirs apart, as they do with everything.
+inline constexpr uint32_t kMaxStateSlots = 256;
+struct StateUse {
+  uint64_t number = 0;          // of the state; 0: the op has to do with none
+  uint32_t slot_count = 0;      // of the state: the weights are slot 0
+  uint32_t slot = 0;            // that a store or a load is about
+  uint64_t update = 0;          // the hash of the UpdateDescription that a measure or an update goes by
+  bool resumes = false;         // the summed contributions are there already, from a measure of the same step
+  DType weights = DType::kF32;  // of the result of an update
+  uint64_t first = 0;           // where strands carry parts of a bucket: the first element of this part
+
+  bool operator==(const StateUse&) const = default;
+};
 
 // The reducer compares the workers' specs, and fails the job if two differ. An op has one spec for all its rounds.
 struct OpSpec {
@@ -41,12 +61,22 @@ struct OpSpec {
   std::vector<uint32_t> group = {};
   // Of an op with a group: the call that it is of, which other groups may have as well; else 0.
   uint64_t site = 0;
+  StateUse state = {};
 
   bool operator==(const OpSpec&) const = default;
 
   // The number by which a small op chooses its reducer and its strand. Workers that disagree about the group, and so
-  // about the op's own number, meet there.
-  [[nodiscard]] uint64_t number_to_meet(uint64_t op) const { return group.empty() ? op : site; }
+  // about the op's own number, meet there; and so do all ops of a state.
+  [[nodiscard]] uint64_t number_to_meet(uint64_t op) const {
+    if (state.number != 0) return state.number;
+    return group.empty() ? op : site;
+  }
+  // By which a bucket is cut into parts and shards: all ops of a state are cut alike.
+  [[nodiscard]] size_t cut_item_bytes() const { return state.number != 0 ? sizeof(float) : item_bytes(dtype); }
+  // Of an element of the result.
+  [[nodiscard]] size_t result_item_bytes() const {
+    return kind == Kind::kUpdate ? item_bytes(state.weights) : item_bytes(dtype);
+  }
 
   // The members of the group, by their places in it, in a job of so many workers.
   [[nodiscard]] uint32_t member_count(uint32_t worker_count) const {
@@ -67,6 +97,9 @@ struct OpSpec {
 inline bool has_rows(Kind kind) { return kind == Kind::kScatter || kind == Kind::kGather; }
 // Whether each element of the result is one rank's, unchanged.
 inline bool passes_on(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kGather; }
+
+// Whether the op is one of those that StateUse is about.
+inline bool uses_state(Kind kind) { return kind >= Kind::kStore; }
 
 // Elements of a bucket.
 struct Range {
@@ -106,6 +139,13 @@ std::string describe_ranks(std::span<const uint32_t> ranks);
 // For people: "sum of float32[1024] in 2 leaves over ranks 0, 2".
 std::string describe(const OpSpec& spec);
 
+template <typename Codec, typename Use>
+void fields(Codec& codec, Use& use)
+  requires IsA<Use, StateUse>
+{
+  codec(use.number, use.slot_count, use.slot, use.update, use.resumes, use.weights, use.first);
+}
+
 template <typename Codec, typename Spec>
 void fields(Codec& codec, Spec& spec)
   requires IsA<Spec, OpSpec>
@@ -113,6 +153,7 @@ void fields(Codec& codec, Spec& spec)
   codec(spec.kind, spec.dtype, spec.root, spec.leaf_count, spec.total_count, spec.signature, spec.call_bytes,
         spec.bucket_count, spec.part, spec.site);
   codec.list(spec.group, kMaxWorkers);
+  fields(codec, spec.state);
 }
 
 }  // namespace jaxhetero

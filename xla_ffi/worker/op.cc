@@ -43,6 +43,7 @@ void Op::keep_running_round() {
   replay_.description = request.description;
   replay_.spec = request.spec;
   replay_.stake = request.stake;
+  replay_.step = request.step;
   replay_.is_internal = request.is_internal;
   if (request.narrows) return kept_.swap(narrowed_);
   if (request.inputs_owner) return kept_->hold(round.number, request.inputs, request.inputs_owner);

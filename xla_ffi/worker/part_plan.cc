@@ -48,9 +48,11 @@ RoundRequest part_of(const RoundRequest& whole, uint32_t strand, const Columns& 
   part.spec.part = strand;
   part.spec.bucket_count = whole.spec.total_count;
   part.spec.total_count = whole.spec.total_count / columns.width * columns.count;
+  if (uses_state(part.spec.kind)) part.spec.state.first = columns.first;
   const size_t item = item_bytes(whole.spec.dtype);
+  const size_t result_item = whole.spec.result_item_bytes();
   part.inputs = take_columns(whole.inputs, columns, whole.narrows ? sizeof(float) : item);
-  part.outputs = take_columns(whole.outputs, columns, whole.widens ? sizeof(float) : item);
+  part.outputs = take_columns(whole.outputs, columns, whole.widens ? sizeof(float) : result_item);
   part.sliced.place = columns.place(item);
   return part;
 }
@@ -65,7 +67,7 @@ PartPlan::PartPlan(const JobShape& job, std::vector<uint32_t> shares)
                    (job.chunk_bytes > 0 ? kLeastShardChunks * job.chunk_bytes : kLeastShardBytes)) {}
 
 uint32_t PartPlan::part_count(const OpSpec& spec) const {
-  return spec.total_count * item_bytes(spec.dtype) < least_bytes_ ? 1 : static_cast<uint32_t>(shares_.size());
+  return spec.total_count * spec.cut_item_bytes() < least_bytes_ ? 1 : static_cast<uint32_t>(shares_.size());
 }
 
 std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
@@ -78,7 +80,7 @@ std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
     return parts;
   }
   const uint64_t width = spec.total_count / (has_rows(spec.kind) ? spec.member_count(worker_count_) : 1);
-  const uint64_t align = std::max<uint64_t>(1, kAlignBytes / item_bytes(spec.dtype));
+  const uint64_t align = std::max<uint64_t>(1, kAlignBytes / spec.cut_item_bytes());
   uint64_t first = 0;
   uint64_t cut_off = 0;  // of the shares
   for (uint32_t strand = 0; strand < shares_.size(); ++strand) {

@@ -21,6 +21,8 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
 #include "xla_ffi/worker/shard_plan.h"
@@ -73,6 +75,14 @@ struct SlicedTransfer {
 
 class WholeRound;  // see round_ledger.h
 
+// What a round of an op that uses a state brings beside the bucket.
+struct StepRequest {
+  std::shared_ptr<const Bytes> update;  // the encoded UpdateDescription of a measure or an update
+  StepInputs inputs;
+  // Sums over parts of tensors, as they come; called on the threads of the strands.
+  std::function<void(const StepTotals&)> totals;
+};
+
 // A complete round, and when each strand had completed its part.
 struct RoundOutcome {
   Timeline::Entry entry;
@@ -93,6 +103,7 @@ struct RoundRequest {
   bool widens = false;                       // the outputs are float32; the wire has the 16-bit floats of `spec`
   std::shared_ptr<const void> inputs_owner;  // while it is held, the inputs stay readable after `done`
   SlicedTransfer sliced;
+  std::shared_ptr<const StepRequest> step;  // null if the op uses no state
   std::function<void(const Status&)> done;  // called once, on a thread of its own
   // In place of the timeline: called with the record of the complete round, on a strand's thread.
   std::function<void(const RoundOutcome&)> recorded;
@@ -190,10 +201,10 @@ struct Round {
 
   // What of a range of the bucket is pushed, in the inputs; and what of a chunk is answered, in the outputs.
   [[nodiscard]] ByteRange pushed(const Range& range) const {
-    return in(request.stake.operands, request.stake.pushed(range));
+    return in(request.stake.operands, request.stake.pushed(range), item_bytes(request.spec.dtype));
   }
   [[nodiscard]] ByteRange answered(const Range& chunk) const {
-    return in(request.stake.results, request.stake.answered(chunk));
+    return in(request.stake.results, request.stake.answered(chunk), request.spec.result_item_bytes());
   }
 
   // Copies this part of the inputs to where it is kept. `lends`: a peer on this host will read it there.
@@ -223,7 +234,7 @@ struct Round {
     if (request.outputs.bytes() == 0) return {};
     if (request.stake.is_own(chunk)) {
       const ByteRange from = pushed(chunk);
-      const ByteRange to = in(request.stake.results, chunk);
+      const ByteRange to = in(request.stake.results, chunk, request.spec.result_item_bytes());
       copy(request.inputs, from.offset, request.outputs, to.offset, from.bytes);
       return to;
     }
@@ -245,7 +256,9 @@ struct Round {
     const OpSpec& spec = request.spec;
     const size_t item = item_bytes(spec.dtype);
     const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
-    for (const Shard& shard : plan.cut(spec.number_to_meet(request.op), spec.total_count, item, has_rows(spec.kind))) {
+    const bool is_in_rows = has_rows(spec.kind);
+    for (const Shard& shard :
+         plan.cut(spec.number_to_meet(request.op), spec.total_count, spec.cut_item_bytes(), is_in_rows)) {
       segments.emplace_back(shard, items_per_chunk);
     }
     open_segment_count = slowest_count = segments.size();
@@ -269,10 +282,9 @@ struct Round {
   }
 
  private:
-  // A part of what `held` holds of the bucket, counted from its beginning.
-  [[nodiscard]] ByteRange in(const Range& held, const Range& part) const {
+  // A part of what `held` holds of the bucket, counted from its beginning. An element takes `item` bytes.
+  [[nodiscard]] static ByteRange in(const Range& held, const Range& part, size_t item) {
     if (part.count == 0) return {};
-    const size_t item = item_bytes(request.spec.dtype);
     return {(part.offset - held.offset) * item, part.count * item};
   }
 };

@@ -127,19 +127,32 @@ void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
   round.cut(*plans_.plan_of(round.request));
   for (Segment& segment : round.segments) {
-    describe_op(op, segment.shard.reducer);
+    describe_op(op, segment.shard);
+    send_step(round, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
   }
 }
 
-void WorkerStrand::describe_op(Op& op, uint32_t reducer) {
-  if (!op.is_new_to(reducer)) return;
+void WorkerStrand::describe_op(Op& op, const Shard& shard) {
+  if (!op.is_new_to(shard.reducer)) return;
   const Round& round = *op.running();
   FrameHeader header;
   header.op = round.request.op;
   header.round = round.number;
-  const OpDescription description{round.request.spec, round.request.description};
-  links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
+  OpDescription description{round.request.spec, round.request.description};
+  if (const auto& step = round.request.step; step != nullptr) {
+    description.shard = {shard.offset, shard.count};
+    if (step->update != nullptr) description.update = *step->update;
+  }
+  links_[shard.reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
+}
+
+void WorkerStrand::send_step(const Round& round, uint32_t reducer) {
+  if (round.request.step == nullptr) return;
+  FrameHeader header;
+  header.op = round.request.op;
+  header.round = round.number;
+  links_[reducer].send(OutFrame::control(FrameType::kStep, encode(round.request.step->inputs), header));
 }
 
 void WorkerStrand::feed_starved() {
@@ -176,6 +189,7 @@ Status WorkerStrand::on_header(Connection& connection, const FrameHeader& header
     case FrameType::kResult:
       return place_result(header, reducer, into);
     case FrameType::kLate:
+    case FrameType::kTotals:
     case FrameType::kFault:
       into = links_[reducer].take_control(header.payload_bytes);
       return {};
@@ -193,6 +207,8 @@ Status WorkerStrand::on_frame(Connection& connection, const FrameHeader& header)
     case FrameType::kLate:
       note_late(header, links_[reducer].control());
       return {};
+    case FrameType::kTotals:
+      return take_totals(header, links_[reducer].control());
     default:
       callbacks_.on_told(decode_fault(links_[reducer].control()));
       return {};
@@ -243,6 +259,17 @@ void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
   if (!segment.done) return;
   segment.done_at = round.times.progress_at;
   if (--round.open_segment_count == 0) finish_round(op);
+}
+
+Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload) {
+  Result<StepTotals> totals = decode_step_totals(payload);
+  if (!totals.ok()) return totals.status();
+  const Round* round = schedule_.running_round(header.op, header.round);
+  if (round == nullptr || round->request.step == nullptr || !round->request.step->totals) {
+    return {Code::kProtocol, "it sent totals of a round that has none"};
+  }
+  if (!round->is_replay) round->request.step->totals(*totals);
+  return {};
 }
 
 void WorkerStrand::note_late(const FrameHeader& header, const Bytes& late_workers) {

@@ -28,6 +28,7 @@
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/round_ledger.h"
 #include "xla_ffi/worker/schedule.h"
+#include "xla_ffi/worker/shard_plan.h"
 #include "xla_ffi/worker/stall_watch.h"
 
 namespace jaxhetero {
@@ -94,7 +95,8 @@ class WorkerStrand final : private ConnectionOwner {
   [[nodiscard]] bool may_start(const Op& op) const;
   void start_waiting();
   void run(Op& op, Round& round);
-  void describe_op(Op& op, uint32_t reducer);
+  void describe_op(Op& op, const Shard& shard);
+  void send_step(const Round& round, uint32_t reducer);
   void feed_starved();
   void finish_round(Op& op);
   void report(const Round& round);
@@ -107,6 +109,7 @@ class WorkerStrand final : private ConnectionOwner {
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);
+  Status take_totals(const FrameHeader& header, const Bytes& payload);
   void note_late(const FrameHeader& header, const Bytes& late_workers);
 
   void watch();

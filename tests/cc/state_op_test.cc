@@ -1,0 +1,205 @@
+// A reducer that keeps weights and states of an optimizer.
+#include "xla_ffi/reducer/state_op.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cc/one_reducer.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/reducer/state_machine.h"
+#include "xla_ffi/update/bucket_update.h"
+#include "xla_ffi/update/program.h"
+#include "xla_ffi/wire/frame.h"
+#include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/op_spec.h"
+
+namespace jaxhetero {
+namespace {
+
+using enum Opcode;
+
+constexpr uint64_t kCount = 2 * kItemsPerChunk + 3;
+constexpr uint64_t kStoreOp = 1;
+constexpr uint64_t kUpdateOp = 2;
+constexpr uint64_t kLoadOp = 3;
+
+OpSpec spec_of(Kind kind, uint32_t slot = 0) {
+  OpSpec spec{kind, DType::kF32, 0, 1, kCount, 99};
+  spec.state = {77, 2, slot};
+  return spec;
+}
+
+// Momentum: m = 0.5 m + g, w -= rate * m.
+UpdateDescription momentum() {
+  Program program{3,  2,
+                  2,  {{kMul, 5, 2, 4, 0}, {kAdd, 5, 5, 0, 0}, {kMul, 6, 5, 3, 0}, {kSub, 6, 1, 6, 0}},
+                  {}, {{6, OutputType::kF32}, {5, OutputType::kF32}}};
+  UpdateDescription update;
+  update.sent_count = 1;
+  update.state_count = 1;
+  update.programs = {encode(program)};
+  update.leaves = {{kCount, {0, {{Origin::kSent, 0}, {Origin::kConstant, std::bit_cast<uint32_t>(0.5f)}}}, {}}};
+  return update;
+}
+
+class StateTest : public ReducerTest {
+ protected:
+  Status describe_state(uint32_t rank, const OpSpec& spec, uint64_t op, const Range& shard = {0, kCount},
+                        const Bytes& update = {}) {
+    specs_[op] = spec;
+    FrameHeader header;
+    header.op = op;
+    return reducer_->describe_op(rank, header, {spec, "op" + std::to_string(op), shard, update}, sent_);
+  }
+  void describe_all(const OpSpec& spec, uint64_t op, const Bytes& update = {}) {
+    for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(describe_state(rank, spec, op, {0, kCount}, update).ok());
+  }
+  Status step(uint32_t rank, uint64_t op, uint64_t round, const StepInputs& inputs) {
+    FrameHeader header;
+    header.op = op;
+    header.round = round;
+    return reducer_->take_step(rank, header, inputs, sent_);
+  }
+  // A whole round; what rank 2 gets.
+  Values run(const OpSpec& spec, uint64_t op, uint64_t round, const StepInputs& inputs,
+             const std::vector<Values>& by_rank) {
+    for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(step(rank, op, round, inputs).ok());
+    for (uint64_t chunk = 0; chunk < 3; ++chunk) {
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        EXPECT_TRUE(push(rank, push_header(rank, spec, chunk, round, op), by_rank[rank]).ok());
+      }
+    }
+    Values values = take_results(2, spec, round, op);
+    sent_.clear();
+    return values;
+  }
+  void store(const Values& weights) {
+    describe_all(spec_of(Kind::kStore), kStoreOp);
+    EXPECT_TRUE(run(spec_of(Kind::kStore), kStoreOp, 0, {}, {weights, weights, weights}).empty());
+  }
+  Values load(uint32_t slot, uint64_t version) {
+    describe_all(spec_of(Kind::kLoad, slot), kLoadOp + slot);
+    const Values none(kCount);
+    return run(spec_of(Kind::kLoad, slot), kLoadOp + slot, 0, {version, {}}, {none, none, none});
+  }
+};
+
+StepInputs inputs_of(uint64_t version, float rate) { return {version, {std::bit_cast<uint32_t>(rate)}}; }
+
+TEST_F(StateTest, UpdatesWhatWasStored) {
+  const Values weights = values_of(0, kCount, 5);
+  store(weights);
+  const OpSpec spec = spec_of(Kind::kUpdate);
+  describe_all(spec, kUpdateOp, encode(momentum()));
+  Values expected = weights;
+  Values moment(kCount);
+  for (uint64_t round = 0; round < 3; ++round) {
+    std::vector<Values> gradients;
+    for (uint32_t rank = 0; rank < 3; ++rank)
+      gradients.push_back(values_of(rank, kCount, static_cast<uint32_t>(round)));
+    const float rate = 0.25f / static_cast<float>(round + 1);
+    const Values total = total_of(gradients);
+    for (uint64_t i = 0; i < kCount; ++i) {
+      moment[i] = moment[i] * 0.5f + total[i];
+      expected[i] -= moment[i] * rate;
+    }
+    EXPECT_EQ(run(spec, kUpdateOp, round, inputs_of(round, rate), gradients), expected);
+  }
+  EXPECT_EQ(load(0, 3), expected);
+  EXPECT_EQ(load(1, 3), moment);
+  run(spec_of(Kind::kStore), kStoreOp, 1, {}, {weights, weights, weights});
+  describe_all(spec_of(Kind::kLoad, 1), 50);
+  const Values none(kCount);
+  EXPECT_EQ(run(spec_of(Kind::kLoad, 1), 50, 0, {0, {}}, {none, none, none}), none) << "new weights begin anew";
+}
+
+TEST_F(StateTest, AStateIsUsedOnce) {
+  store(Values(kCount, 1.0f));
+  const OpSpec spec = spec_of(Kind::kUpdate);
+  describe_all(spec, kUpdateOp, encode(momentum()));
+  const Values ones(kCount, 1.0f);
+  run(spec, kUpdateOp, 0, inputs_of(0, 0.5f), {ones, ones, ones});
+  EXPECT_EQ(step(0, kUpdateOp, 1, inputs_of(0, 0.5f)).code(), Code::kInvalidArgument);
+  expect_fault(1, Code::kInvalidArgument, {"op2", "after 0 updates", "the one after 1", "used once"});
+}
+
+TEST_F(StateTest, WorkersThatDisagreeAboutTheStepAreNamed) {
+  store(Values(kCount, 1.0f));
+  describe_all(spec_of(Kind::kUpdate), kUpdateOp, encode(momentum()));
+  ASSERT_TRUE(step(1, kUpdateOp, 0, inputs_of(0, 0.5f)).ok());
+  EXPECT_EQ(step(2, kUpdateOp, 0, inputs_of(0, 0.25f)).code(), Code::kMismatch);
+  expect_fault(0, Code::kMismatch, {"rank 2 (host c)", "rank 1 (host b)", "learning rate"});
+}
+
+TEST_F(StateTest, WhatWasNotStoredIsNotUpdated) {
+  EXPECT_EQ(describe_state(0, spec_of(Kind::kUpdate), kUpdateOp, {0, kCount}, encode(momentum())).code(),
+            Code::kInvalidArgument);
+  expect_fault(2, Code::kInvalidArgument, {"init(params)"});
+}
+
+TEST_F(StateTest, ABrokenWorkerDoesNoHarm) {
+  store(Values(kCount, 1.0f));
+  const OpSpec spec = spec_of(Kind::kUpdate);
+  const Bytes update = encode(momentum());
+  EXPECT_EQ(describe_state(0, spec, 10, {0, kCount + 1}, update).code(), Code::kProtocol)
+      << "a shard beyond the bucket";
+  Bytes spoiled = update;
+  spoiled.back() ^= std::byte{1};
+  EXPECT_EQ(describe_state(0, spec, 11, {0, kCount}, spoiled).code(), Code::kProtocol);
+  EXPECT_EQ(describe_state(0, spec_of(Kind::kLoad), 12, {0, kCount}, update).code(), Code::kProtocol);
+  ASSERT_TRUE(describe_state(0, spec, kUpdateOp, {0, kCount}, update).ok());
+  EXPECT_EQ(describe_state(1, spec, kUpdateOp, {0, kCount - 1}, update).code(), Code::kProtocol) << "another shard";
+  EXPECT_EQ(push(0, push_header(0, spec, 0, 0, kUpdateOp)).code(), Code::kProtocol) << "before the inputs of the step";
+  EXPECT_EQ(step(2, kUpdateOp, 0, inputs_of(0, 0.5f)).code(), Code::kProtocol) << "before its description";
+  EXPECT_EQ(step(0, kUpdateOp, 0, {0, {1, 2, 3}}).code(), Code::kProtocol) << "too many scalars";
+  EXPECT_TRUE(reducer_->fault().ok());
+}
+
+// Of a shard that begins in the middle of the bucket.
+TEST_F(StateTest, MeasuresItsPartOfTheBucket) {
+  constexpr Range kShard{kItemsPerChunk, kCount - kItemsPerChunk};
+  Program program{2, 0, 1, {{kMul, 2, 0, 1, 0}}, {{2}}, {}};
+  UpdateDescription update;
+  update.total_count = 1;
+  update.has_outputs = false;
+  update.programs = {encode(program)};
+  update.leaves = {{kCount, {0, {}}, {0}}};
+  OpSpec store = spec_of(Kind::kStore);
+  OpSpec measure = spec_of(Kind::kMeasure);
+  const Values ones(kCount, 1.0f);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(describe_state(rank, store, kStoreOp, kShard).ok());
+    ASSERT_TRUE(step(rank, kStoreOp, 0, {}).ok());
+  }
+  const auto run_part = [&](const OpSpec& spec, uint64_t op) {
+    for (uint64_t chunk = 1; chunk < 3; ++chunk) {
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        ASSERT_TRUE(push(rank, push_header(rank, spec, chunk, 0, op), ones).ok());
+      }
+    }
+  };
+  run_part(store, kStoreOp);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(describe_state(rank, measure, kUpdateOp, kShard, encode(update)).ok());
+    ASSERT_TRUE(step(rank, kUpdateOp, 0, {}).ok());
+  }
+  run_part(measure, kUpdateOp);
+  const std::vector<Outgoing> frames = take(1, FrameType::kTotals);
+  ASSERT_EQ(frames.size(), 1u);
+  Result<StepTotals> totals = decode_step_totals(frames[0].payload);
+  ASSERT_TRUE(totals.ok());
+  double sum = 0;
+  for (const StepTotals::Part& part : totals->parts) {
+    EXPECT_EQ(part.total, 0u);
+    EXPECT_GE(part.first, kShard.offset);
+    sum += std::bit_cast<double>(part.sum);
+  }
+  EXPECT_EQ(sum, 3.0 * kShard.count);
+}
+
+}  // namespace
+}  // namespace jaxhetero

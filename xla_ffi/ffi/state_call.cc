@@ -1,0 +1,215 @@
+#include "xla_ffi/ffi/state_call.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/update/bucket_update.h"
+#include "xla_ffi/update/tensor_sum.h"
+
+namespace jaxhetero {
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+Status unlike(const char* what) { return {Code::kInternal, std::string("a call for a state with ") + what}; }
+
+// The sums over tensors that come from the reducers, part by part.
+class Totals {
+ public:
+  explicit Totals(const UpdateDescription& update) : parts_(update.total_count), counts_(update.total_count) {
+    for (const LeafUpdate& leaf : update.leaves) {
+      for (const uint32_t total : leaf.totals) {
+        if (total < counts_.size()) counts_[total] = leaf.count;
+      }
+    }
+  }
+
+  // Any thread.
+  void add(const StepTotals& totals) {
+    const std::lock_guard lock(mutex_);
+    for (const StepTotals::Part& part : totals.parts) {
+      if (part.total >= parts_.size()) continue;  // and then something is missing elsewhere
+      parts_[part.total].push_back({part.first, part.level, std::bit_cast<double>(part.sum)});
+    }
+  }
+  // Those of other buckets are left as they are.
+  Status write(std::span<float> to) {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (counts_[i] == 0) continue;
+      Result<float> sum = sum_of_tensor(std::move(parts_[i]), counts_[i]);
+      if (!sum.ok()) return sum.status();
+      to[i] = *sum;
+    }
+    return {};
+  }
+
+ private:
+  std::mutex mutex_;
+  // By total.
+  std::vector<std::vector<Subtree>> parts_;
+  std::vector<uint64_t> counts_;  // of the elements of its tensor
+};
+
+// The buffers of a call.
+struct Buffers {
+  std::vector<ffi::AnyBuffer> operands;
+  std::vector<ffi::AnyBuffer> results;
+
+  static Result<Buffers> take(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
+    Buffers buffers;
+    for (size_t i = 0; i < args.size(); ++i) {
+      const auto operand = args.get<ffi::AnyBuffer>(i);
+      if (!operand.has_value()) return unlike("something else than buffers");
+      buffers.operands.push_back(*operand);
+    }
+    for (size_t i = 0; i < rets.size(); ++i) {
+      auto result = rets.get<ffi::AnyBuffer>(i);
+      if (!result.has_value()) return unlike("something else than buffers");
+      buffers.results.push_back(**result);
+    }
+    if (buffers.operands.empty() || buffers.results.empty()) return unlike("no version");
+    return buffers;
+  }
+
+  static bool is_version(const ffi::AnyBuffer& buffer) {
+    return buffer.element_type() == ffi::DataType::U32 && buffer.element_count() == 1;
+  }
+};
+
+// The leaves of a bucket, all of one dtype.
+Result<Leaves> join(std::span<ffi::AnyBuffer> buffers, ffi::DataType type) {
+  Leaves leaves;
+  for (ffi::AnyBuffer& buffer : buffers) {
+    if (buffer.element_type() != type) return unlike("leaves of several dtypes");
+    leaves.append(buffer.untyped_data(), buffer.size_bytes());
+  }
+  return leaves;
+}
+
+Result<DType> float_dtype(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32:
+      return DType::kF32;
+    case ffi::DataType::BF16:
+      return DType::kBF16;
+    case ffi::DataType::F16:
+      return DType::kF16;
+    default:
+      return unlike("leaves that are no floats");
+  }
+}
+
+uint64_t count_of(std::span<const ffi::AnyBuffer> leaves) {
+  uint64_t count = 0;
+  for (const ffi::AnyBuffer& leaf : leaves) count += leaf.element_count();
+  return count;
+}
+
+}  // namespace
+
+Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
+  Result<Buffers> taken = Buffers::take(args, rets);
+  if (!taken.ok()) return taken.status();
+  std::vector<ffi::AnyBuffer>& operands = taken->operands;
+  std::vector<ffi::AnyBuffer>& results = taken->results;
+  if (!Buffers::is_version(operands.back()) || !Buffers::is_version(results.back())) return unlike("no version");
+  const bool computes = site.kind == Kind::kMeasure || site.kind == Kind::kUpdate;
+  const size_t beside = computes ? 2 : 1;
+  if (operands.size() < beside) return unlike("no scalars");
+
+  StateCall call;
+  RoundRequest& request = call.request;
+  OpSpec& spec = request.spec;
+  spec.kind = site.kind;
+  spec.root = site.root;
+  spec.call_bytes = site.call_bytes;
+  spec.state = site.state;
+  request.op = site.op;
+  request.sequence = site.sequence;
+
+  const auto given = std::span(operands).first(operands.size() - beside);
+  const auto wanted = std::span(results).first(results.size() - 1);
+  const bool returns_leaves = site.kind == Kind::kLoad || site.kind == Kind::kUpdate;
+  const auto step = std::make_shared<StepRequest>();
+  if (!given.empty()) {
+    Result<DType> dtype = float_dtype(given[0].element_type());
+    if (!dtype.ok()) return dtype.status();
+    Result<Leaves> leaves = join(given, given[0].element_type());
+    if (!leaves.ok()) return leaves.status();
+    spec.dtype = *dtype;
+    spec.total_count = count_of(given);
+    spec.leaf_count = static_cast<uint32_t>(given.size());
+    request.inputs = *leaves;
+  }
+  if (returns_leaves && !wanted.empty()) {
+    Result<DType> dtype = float_dtype(wanted[0].element_type());
+    if (!dtype.ok()) return dtype.status();
+    Result<Leaves> leaves = join(wanted, wanted[0].element_type());
+    if (!leaves.ok()) return leaves.status();
+    if (!given.empty() && count_of(wanted) != spec.total_count) return unlike("another number of weights");
+    spec.total_count = count_of(wanted);
+    spec.leaf_count = static_cast<uint32_t>(wanted.size());
+    if (site.kind == Kind::kUpdate) spec.state.weights = *dtype;
+    request.outputs = *leaves;
+  }
+  if (computes) {
+    const ffi::AnyBuffer& scalars = operands[operands.size() - 2];
+    if (scalars.element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
+    step->inputs.scalars.resize(scalars.element_count());
+    std::memcpy(step->inputs.scalars.data(), scalars.untyped_data(), scalars.size_bytes());
+    step->update = site.update;
+  }
+  uint32_t version = 0;
+  std::memcpy(&version, operands.back().untyped_data(), sizeof version);
+  step->inputs.version = version;
+
+  std::shared_ptr<Totals> totals;
+  std::span<float> totals_to;
+  if (site.kind == Kind::kMeasure) {
+    Result<UpdateDescription> update = decode_update(*site.update);
+    if (!update.ok()) return update.status();
+    if (wanted.size() != 1 || wanted[0].element_type() != ffi::DataType::F32 ||
+        wanted[0].element_count() != update->total_count) {
+      return unlike("another number of totals");
+    }
+    if (given.empty()) {
+      for (const LeafUpdate& leaf : update->leaves) spec.total_count += leaf.count;
+      spec.leaf_count = static_cast<uint32_t>(update->leaves.size());
+    }
+    totals = std::make_shared<Totals>(*update);
+    totals_to = {static_cast<float*>(wanted[0].untyped_data()), wanted[0].element_count()};
+    std::ranges::fill(totals_to, 0.0f);
+    step->totals = [totals](const StepTotals& part) { totals->add(part); };
+  }
+  request.step = step;
+
+  std::call_once(site.described, [&] {
+    site.description = site.label + " (" + std::to_string(spec.total_count) + " weights in " +
+                       std::to_string(spec.leaf_count) + " leaves)";
+  });
+  request.description = site.description;
+  if (site.wire_dtype.has_value() && !given.empty()) {
+    if (spec.dtype != DType::kF32) return unlike("gradients that are not float32");
+    spec.dtype = *site.wire_dtype;
+    request.narrows = true;
+  } else if (site.wire_dtype.has_value()) {
+    spec.dtype = *site.wire_dtype;
+  }
+  const uint32_t next = site.kind == Kind::kStore ? 0 : site.kind == Kind::kUpdate ? version + 1 : version;
+  call.finish = [totals, totals_to, next, to = results.back().untyped_data()]() -> Status {
+    std::memcpy(to, &next, sizeof next);
+    return totals == nullptr ? Status() : totals->write(totals_to);
+  };
+  return call;
+}
+
+}  // namespace jaxhetero

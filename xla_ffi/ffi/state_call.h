@@ -1,0 +1,28 @@
+// A run of a call that is about the state that reducers keep for an optimizer: what its operands and results are, and
+// what of the results is written here when the round is over.
+#pragma once
+
+#include <functional>
+
+#include "xla/ffi/api/ffi.h"
+#include "xla_ffi/base/status.h"
+#include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/worker/round.h"
+
+namespace jaxhetero {
+
+struct StateCall {
+  RoundRequest request;
+  std::function<Status()> finish;  // after the round: writes the rest of the results
+};
+
+// Operands and results, in this order:
+//   a store    leaves, version                         version
+//   a load     version                                 leaves, version
+//   a measure  leaves unless it resumes, scalars, version    totals, version
+//   an update  leaves unless it resumes, scalars, version    leaves, version
+// Leaves are those of the bucket; scalars and totals float32[...]; a version is uint32[].
+Result<StateCall> make_state_call(CallSite& site, const xla::ffi::RemainingArgs& args,
+                                  const xla::ffi::RemainingRets& rets);
+
+}  // namespace jaxhetero
