@@ -14,3 +14,7 @@ class Kind(enum.IntEnum):
     MIN = 4
     SCATTER = 5
     GATHER = 6
+    STORE = 7
+    LOAD = 8
+    MEASURE = 9
+    UPDATE = 10

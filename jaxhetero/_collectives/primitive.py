@@ -60,6 +60,8 @@ class CallAttributes:
     call_bytes: np.int64
     worker_count: np.int64
     group: np.ndarray
+    state: np.ndarray
+    update: np.ndarray
     device_ids: np.ndarray
     device_lanes: np.ndarray
 
@@ -150,7 +152,7 @@ def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
         return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *bucket, **params)
     same_size = params["kind"] not in (Kind.SCATTER, Kind.GATHER)
     aliases = {index: index for index, operand in enumerate(bucket) if same_size and is_computed(operand)}
-    return _lower_call(ctx, bucket, _attributes(ctx, **params), params["kind"], aliases=aliases)
+    return lower_call(ctx, bucket, attributes_of(ctx, **params), PRIMITIVES[params["kind"]].name, aliases)
 
 
 def _run_in_groups(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
@@ -166,14 +168,15 @@ def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: An
     return [output.astype(array.dtype) for output, array in zip(outputs, bucket, strict=True)]
 
 
-def _lower_call(
-    ctx: Any, bucket: Sequence[Any], attributes: CallAttributes, kind: Kind, *, aliases: dict[int, int]
+def lower_call(
+    ctx: Any, operands: Sequence[Any], attributes: CallAttributes, name: str, aliases: dict[int, int]
 ) -> Any:
+    """Lower to the FFI call, which profiles show by ``name`` and the bytes of its operands."""
     # XLA must keep the call of a worker that does not use the result: the other workers wait for its contribution.
     rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
     size_bytes = wire_bytes(ctx.avals_in, attributes.wire_dtype)
-    with operation_name(ctx, f"{PRIMITIVES[kind].name}_{size_bytes}_bytes"):
-        return rule(ctx, *bucket, **vars(attributes))
+    with operation_name(ctx, f"{name}_{size_bytes}_bytes"):
+        return rule(ctx, *operands, **vars(attributes))
 
 
 # How many rounds a GPU may have under way at once. Each occupies a stream, and the hardware has few queues.
@@ -205,11 +208,11 @@ def run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
 
 
 def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
-    attributes = _attributes(ctx, by_number_on_host=True, **params)
-    return _lower_call(ctx, bucket, attributes, params["kind"], aliases={})
+    attributes = attributes_of(ctx, by_number_on_host=True, **params)
+    return lower_call(ctx, bucket, attributes, PRIMITIVES[params["kind"]].name, {})
 
 
-def _attributes(
+def attributes_of(
     ctx: Any,
     *,
     label: str,
@@ -225,6 +228,7 @@ def _attributes(
     invariant: bool = True,
     by_number_on_host: bool = False,
 ) -> CallAttributes:
+    """The attributes of a call that is about no state."""
     del invariant, in_groups  # a matter of types and of earlier lowerings
     devices = program_device_count(ctx)
     if devices > 1:
@@ -248,6 +252,8 @@ def _attributes(
         call_bytes=np.int64(call_bytes),
         worker_count=np.int64(worker_count),
         group=np.array(group, np.int64),
+        state=np.zeros(0, np.int64),
+        update=np.zeros(0, np.uint8),
         device_ids=ids,
         device_lanes=lanes,
     )

@@ -13,6 +13,9 @@ Example:
 
 from jaxhetero.optimizers.accumulation import AccumulationState as AccumulationState
 from jaxhetero.optimizers.accumulation import accumulate_gradients as accumulate_gradients
+from jaxhetero.optimizers.at_reducers import ReducersOptimizer as ReducersOptimizer
+from jaxhetero.optimizers.at_reducers import ReducersState as ReducersState
+from jaxhetero.optimizers.at_reducers import on_reducers as on_reducers
 from jaxhetero.optimizers.compression import ErrorFeedbackState as ErrorFeedbackState
 from jaxhetero.optimizers.compression import error_feedback as error_feedback
 from jaxhetero.optimizers.layerwise import lamb as lamb

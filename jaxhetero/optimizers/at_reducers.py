@@ -1,0 +1,378 @@
+"""Optimizers whose state and update live at the reducers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxhetero import collectives, world
+from jaxhetero._collectives.kinds import Kind
+from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
+from jaxhetero._collectives.state_primitive import StateCall
+from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
+from jaxhetero.buckets import make_buckets
+from jaxhetero.errors import ConfigError
+from jaxhetero.optimizers._programs import lower
+from jaxhetero.optimizers._programs.buckets import BucketPlan, Stage, plan_bucket
+from jaxhetero.optimizers._programs.graph import Constant, Graph
+from jaxhetero.optimizers._programs.program import OutputType
+from jaxhetero.optimizers._programs.update import Origin, Update
+
+_numbers = itertools.count()
+
+
+class ReducersState(NamedTuple):
+    """What workers hold of an optimizer on reducers: a few numbers.
+
+    Attributes:
+      versions: for each bucket of weights, uint32[]: how many updates the reducers have made.
+      own: what of the optimizer's state stays with the workers, such as counts of steps.
+    """
+
+    versions: tuple[jax.Array, ...]
+    own: tuple[jax.Array, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NewWeights:
+    """An update that replaces the weights: ``optax.apply_updates`` adds it, and the sum is what it holds."""
+
+    weights: Any
+
+    def __radd__(self, _: Any) -> Any:
+        return self.weights
+
+
+class ReducersOptimizer(optax.GradientTransformation):  # type: ignore[misc]  # optax has no types
+    """What ``on_reducers`` gives."""
+
+    _home: _Home
+
+    def pull(self, state: ReducersState) -> tuple[Any, optax.OptState]:
+        """The weights in float32, and the state of the optimizer as optax has it. For checkpoints.
+
+        Every worker calls it, and each gets all of it, whatever the number of reducers. It may be called inside
+        ``jax.jit``. The state of this step must not have been updated yet.
+
+        Does not block. Errors are those of ``update``.
+        """
+        return self._home.pull(state)
+
+    def push(self, params: Any, opt_state: optax.OptState) -> ReducersState:
+        """Give the reducers weights and a state of the optimizer, such as those of a checkpoint; those of rank 0 count.
+
+        Every worker calls it. What the reducers kept before is gone.
+
+        Does not block. Errors are those of ``init``.
+        """
+        return self._home.push(params, opt_state)
+
+
+def on_reducers(
+    tx: optax.GradientTransformation,
+    axis_name: AxisName = None,
+    *,
+    mean: bool = True,
+    weights_dtype: Any = jnp.float32,
+    wire_dtype: Any = None,
+    bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES,
+    name: str | None = None,
+) -> ReducersOptimizer:
+    """Let the reducers apply ``tx``: they sum the gradients, update their share of the weights, and send those back.
+
+    The weights in float32 and the optimizer's state of each element are kept by the reducers, each of which has its
+    share. A worker sends its gradients and gets weights: as many bytes as in ``psum``, or half with
+    ``weights_dtype=jnp.bfloat16`` and gradients of bfloat16. It holds no state of the optimizer but a few numbers.
+
+    ``tx`` is not run but traced, and sent to the reducers as a list of elementary operations; they need no JAX. The
+    weights have the same bits with any number of reducers. They differ from those of a jitted ``tx`` by rounding, as
+    XLA contracts multiplications and additions.
+
+    Args:
+      tx: an optax transformation, such as ``optax.adamw(1e-3)``, or a chain of them with schedules, masks, clipping by
+        the global norm, LAMB, ... It must work on each leaf by itself, but for sums over whole leaves.
+      axis_name: as in ``jaxhetero.psum``, of gradients that have not been summed; each worker has one device along it.
+      mean: ``tx`` gets the mean of the workers' gradients; ``False``: their sum.
+      weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
+      wire_dtype: as in ``jaxhetero.psum``, of the gradients.
+      bucket_bytes: as in ``jaxhetero.psum``, counted in float32.
+      name: of the optimizer in messages; every worker makes the same optimizers in the same order.
+
+    Returns:
+      An optax transformation with two more methods, ``pull`` and ``push``.
+
+      ``init(params)`` gives the reducers the weights of rank 0. Give every worker those as well, by
+      ``jaxhetero.broadcast``. ``update(gradients, state)`` takes the gradients of this worker. It returns updates to
+      give to ``optax.apply_updates``, which makes them the new weights, and the next state.
+
+    A state can be used once: an update changes it at the reducers. A reducer that is lost takes its share along, and
+    the job ends: start again from a checkpoint.
+
+    Does not block, as any JAX computation.
+
+    Raises:
+      ConfigError: the parameters are not float32; ``tx`` does what cannot be sent, and then the message names the
+        primitive of JAX; a mesh has several devices of a worker; or the worker computes on a GPU.
+      jax.errors.JaxRuntimeError: when the program runs: a peer fails, a state is used twice, or workers disagree about
+        the numbers of the step, such as the learning rate; see ``jaxhetero.errors``.
+
+    Example:
+      >>> import optax
+      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.sgd(0.5))
+      >>> params = {"w": jnp.ones(2)}
+      >>> opt_state = optimizer.init(params)
+      >>> updates, opt_state = optimizer.update({"w": jnp.array([1.0, 2.0])}, opt_state, params)
+      >>> optax.apply_updates(params, updates)
+      {'w': Array([0.5, 0. ], dtype=float32)}
+    """
+    label = name or f"optimizer {next(_numbers)}"
+    check_wire_dtype(wire_dtype, label)
+    home = _Home(tx, axis_name, mean, np.dtype(weights_dtype), wire_dtype, bucket_bytes, label)
+
+    def init(params: Any) -> ReducersState:
+        return home.init(params)
+
+    def update(gradients: Any, state: ReducersState, params: Any = None, **_: Any) -> tuple[Any, ReducersState]:
+        del params
+        return home.update(gradients, state)
+
+    optimizer = ReducersOptimizer(init, update)
+    optimizer._home = home
+    return optimizer
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What ``tx`` is for weights of certain shapes."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    update: Update
+    buckets: tuple[BucketPlan, ...]
+    opt_state: Any  # of shapes
+    zeros: frozenset[int]  # the leaves of a new state that are 0 everywhere
+    digest: str
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each leaf."""
+        return [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
+
+
+@dataclass
+class _Home:
+    """An optimizer at the reducers, as a worker sees it."""
+
+    tx: optax.GradientTransformation
+    axis_name: AxisName
+    mean: bool
+    weights_dtype: np.dtype[Any]
+    wire_dtype: Any
+    bucket_bytes: int
+    label: str
+
+    def __post_init__(self) -> None:
+        self._plans: dict[Any, _Plan] = {}
+
+    def init(self, params: Any) -> ReducersState:
+        return self._store(params, self.tx.init(params), is_new=True)
+
+    def push(self, params: Any, opt_state: Any) -> ReducersState:
+        return self._store(params, opt_state, is_new=False)
+
+    def _store(self, params: Any, opt_state: Any, *, is_new: bool) -> ReducersState:
+        """``is_new``: the state is that of ``tx.init``, of which reducers need not be told what is 0."""
+        plan, axes = self._plan_of(params), self._axes()
+        weights, states = jax.tree.leaves(params), jax.tree.leaves(opt_state)
+        given: Any = jax.tree.structure(opt_state)
+        if given != jax.tree.structure(plan.opt_state):
+            raise ConfigError(f"{self.label}: the state is not one of this optimizer for these parameters")
+        versions = []
+        for number, bucket in enumerate(plan.buckets):
+            version = jnp.zeros((), jnp.uint32)
+            for slot in range(bucket.slot_count):
+                found = [_slot_leaf(plan, leaf, slot) for leaf in bucket.leaves]
+                if is_new and slot and all(state is None or state in plan.zeros for state in found):
+                    continue
+                arrays = [
+                    jnp.asarray(weights[leaf] if slot == 0 else 0.0 if state is None else states[state], jnp.float32)
+                    for leaf, state in zip(bucket.leaves, found, strict=True)
+                ]
+                arrays = [
+                    jnp.broadcast_to(array, plan.shapes[leaf]) if array.ndim == 0 else array
+                    for array, leaf in zip(arrays, bucket.leaves, strict=True)
+                ]
+                (version,) = self._call(plan, number, Kind.STORE, axes, (), slot=slot)(*arrays, version)
+            versions.append(version)
+        own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
+        own = collectives.broadcast(own, axis_name=self.axis_name, name=f"{self.label} state")
+        return ReducersState(tuple(versions), tuple(own))
+
+    def pull(self, state: ReducersState) -> tuple[Any, Any]:
+        (plan,) = self._plans.values()
+        axes = self._axes()
+        weights: list[Any] = [None] * len(plan.shapes)
+        states: list[Any] = [None] * len(jax.tree.leaves(plan.opt_state))
+        types = jax.tree.leaves(plan.opt_state)
+        for number, bucket in enumerate(plan.buckets):
+            results = tuple((plan.shapes[leaf], "float32") for leaf in bucket.leaves)
+            for slot in range(bucket.slot_count):
+                call = self._call(plan, number, Kind.LOAD, axes, results, slot=slot)
+                *arrays, _ = call(state.versions[number])
+                for leaf, array in zip(bucket.leaves, arrays, strict=True):
+                    index = _slot_leaf(plan, leaf, slot)
+                    if slot == 0:
+                        weights[leaf] = array
+                    elif index is not None:
+                        states[index] = array.reshape(types[index].shape).astype(types[index].dtype)
+        for index, value in zip(plan.update.worker_states, state.own, strict=True):
+            states[index] = value
+        return jax.tree.unflatten(plan.structure, weights), jax.tree.unflatten(
+            jax.tree.structure(plan.opt_state), states
+        )
+
+    def update(self, gradients: Any, state: ReducersState) -> tuple[Any, ReducersState]:
+        plan, axes = self._plan_of(gradients), self._axes()
+        leaves = jax.tree.leaves(gradients)
+        if len(state.versions) != len(plan.buckets):
+            raise ConfigError(f"{self.label}: the state is that of other parameters than the gradients are of")
+        step = _Step(self, plan, axes, leaves, state)
+        weights, versions, totals = step.run()
+        own = plan.update.advance(list(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32))
+        updates = jax.tree.unflatten(plan.structure, [NewWeights(array) for array in weights])
+        return updates, ReducersState(tuple(versions), tuple(own))
+
+    def call(self, plan: _Plan, bucket: int, stage: int, axes: ReducedAxes, call_bytes: int) -> StateCall:
+        """The call of one stage of a bucket."""
+        known = plan.buckets[bucket]
+        is_last = stage == len(known.stages) - 1
+        results: tuple[Any, ...] = (((len(known.stages[stage].totals),), "float32"),)
+        if is_last:
+            results = tuple((plan.shapes[leaf], str(self.weights_dtype)) for leaf in known.leaves)
+        return self._call(
+            plan,
+            bucket,
+            Kind.UPDATE if is_last else Kind.MEASURE,
+            axes,
+            results,
+            update=known.stages[stage].description,
+            resumes=stage > 0,
+            wire_dtype="" if self.wire_dtype is None else str(np.dtype(self.wire_dtype)),
+            call_bytes=call_bytes,
+        )
+
+    def _call(
+        self, plan: _Plan, bucket: int, kind: Kind, axes: ReducedAxes, results: tuple[Any, ...], **options: Any
+    ) -> StateCall:
+        digest = hashlib.blake2b(f"{self.label} {plan.digest} {bucket}".encode(), digest_size=7).digest()
+        return StateCall(
+            kind=kind,
+            label=f"{self.label} bucket {bucket} {kind.name.lower()}",
+            number=1 + int.from_bytes(digest, "little"),
+            slot_count=plan.buckets[bucket].slot_count,
+            results=results,
+            worker_count=world.size(),
+            axis_name=axes.worker_axis,
+            **options,
+        )
+
+    def _axes(self) -> ReducedAxes:
+        axes = classify(self.axis_name, self.label)
+        if axes.devices_per_worker > 1:
+            raise ConfigError(
+                f"{self.label}: {axes.devices_per_worker} devices of each worker lie along {self.axis_name!r}; an "
+                "optimizer on reducers takes the gradients of one device of each worker"
+            )
+        return axes
+
+    def _plan_of(self, tree: Any) -> _Plan:
+        """Of a tree of parameters or of gradients."""
+        leaves, structure = jax.tree.flatten(tree)
+        key = (structure, tuple(tuple(jnp.shape(leaf)) for leaf in leaves))
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(*key)
+        return self._plans[key]
+
+    def _make_plan(self, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> _Plan:
+        params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
+        update = lower(self._scaled(), params, weights_dtype=self.weights_dtype)
+        weights = OutputType.BF16 if self.weights_dtype == jnp.bfloat16 else OutputType.F32
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        buckets = tuple(
+            plan_bucket(update, leaves, [sizes[leaf] for leaf in leaves], weights)
+            for leaves in make_buckets(params, self.bucket_bytes)
+        )
+        opt_state = jax.eval_shape(self.tx.init, params)
+        new_state = Graph(jax.make_jaxpr(lambda given: jax.tree.leaves(self.tx.init(given)))(params)).outputs
+        zeros = {i for i, value in enumerate(new_state) if isinstance(value, Constant) and not np.any(value.value)}
+        descriptions = [stage.description for bucket in buckets for stage in bucket.stages]
+        digest = hashlib.blake2b(b"".join(descriptions)).hexdigest()
+        return _Plan(structure, shapes, update, buckets, opt_state, frozenset(zeros), digest)
+
+    def _scaled(self) -> optax.GradientTransformation:
+        """``tx`` on the sum of the gradients."""
+        if not self.mean or world.size() == 1:
+            return self.tx
+        factor = np.float32(1 / world.size())
+
+        def update(gradients: Any, state: Any, params: Any) -> Any:
+            return self.tx.update(jax.tree.map(lambda leaf: leaf * factor, gradients), state, params)
+
+        return optax.GradientTransformation(self.tx.init, update)
+
+
+def _slot_leaf(plan: _Plan, leaf: int, slot: int) -> int | None:
+    """Which leaf of the optimizer's state a slot has for a leaf of the weights; None if it has none, or the weights."""
+    states = plan.update.leaves[leaf].states
+    return states[slot - 1] if 0 < slot <= len(states) else None
+
+
+class _Step:
+    """A step: the stages of all buckets. A bucket waits for the totals that it needs, and for nothing else."""
+
+    def __init__(
+        self, home: _Home, plan: _Plan, axes: ReducedAxes, leaves: Sequence[Any], state: ReducersState
+    ) -> None:
+        self._home, self._plan, self._axes = home, plan, axes
+        self._leaves, self._versions = leaves, list(state.versions)
+        self._scalars = plan.update.scalars(list(state.own))
+        self._totals: dict[int, Any] = {}
+        self._call_bytes = wire_bytes([jnp.asarray(leaf) for leaf in leaves], home.wire_dtype)
+
+    def run(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """The weights, the versions of the buckets, and the totals that workers need."""
+        weights: list[Any] = [None] * len(self._leaves)
+        most = max((len(bucket.stages) for bucket in self._plan.buckets), default=0)
+        for number in range(most - 1):
+            for index, bucket in enumerate(self._plan.buckets):
+                if number < len(bucket.stages) - 1:
+                    stage = bucket.stages[number]
+                    totals, self._versions[index] = self._run_stage(index, number)
+                    self._totals |= zip(stage.totals, totals, strict=True)
+        for index, bucket in enumerate(self._plan.buckets):
+            *arrays, self._versions[index] = self._run_stage(index, len(bucket.stages) - 1)
+            for leaf, array in zip(bucket.leaves, arrays, strict=True):
+                weights[leaf] = array
+        return weights, self._versions, [self._totals[number] for number in self._plan.update.returned_totals]
+
+    def _run_stage(self, bucket: int, stage: int) -> list[Any]:
+        known = self._plan.buckets[bucket]
+        call = self._home.call(self._plan, bucket, stage, self._axes, self._call_bytes)
+        gradients = [] if call.resumes else [self._leaves[leaf] for leaf in known.leaves]
+        return call(*gradients, self._sent(known.stages[stage]), self._versions[bucket])
+
+    def _sent(self, stage: Stage) -> Any:
+        values = [
+            self._scalars[source.number] if source.origin == Origin.WORKERS else self._totals[source.number]
+            for source in stage.sent
+        ]
+        return jnp.stack(values) if values else jnp.zeros(0, jnp.float32)

@@ -1,0 +1,81 @@
+"""Optimizers whose state and update live at the reducers: the bits, what a user may do with them, and how they fail."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cluster import run
+
+from jaxhetero.optimizers._programs import lower
+from tests.optimizer_zoo import OPTIMIZERS, SIGNS, recorded, weights
+from tests.update_machine import Job, numpy_pass
+
+STEPS = 4
+# One without sums, one with sums of each leaf, with sums over all leaves, with skipped steps, with several of these.
+SOME = ("adamw, scheduled and masked", "lars", "adamw, clipped", "adamw, accumulated", "loss scaling", "prodigy")
+
+
+def digest(arrays: list[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(array.tobytes())
+    return found.hexdigest()[:16]
+
+
+def summed(workers: int, wire_dtype: str) -> list[dict[str, Any]]:
+    """The gradients of all workers, in rank order."""
+    dtype = jnp.dtype(wire_dtype or "float32")
+    by_rank = [recorded(STEPS, rank) for rank in range(workers)]
+    return [
+        {
+            name: functools.reduce(np.add, (steps[i][name].astype(dtype).astype(np.float32) for steps in by_rank))
+            for name in by_rank[0][i]
+        }
+        for i in range(STEPS)
+    ]
+
+
+def transcribed(name: str, workers: int, weights_dtype: str, wire_dtype: str) -> dict[str, str]:
+    """What the reducers have to come to, operation by operation in NumPy."""
+    tx, params = (OPTIMIZERS | SIGNS)[name], weights(0)
+    state = tx.init(params)
+    update = lower(tx, params, weights_dtype=jnp.dtype(weights_dtype))
+    job = Job(update, numpy_pass, params, state)
+    for gradients in summed(workers, wire_dtype):
+        job.step(gradients)
+    leaves = jax.tree.leaves(state)
+    for index, value in zip(update.worker_states, job.worker_states, strict=True):
+        leaves[index] = np.asarray(value)
+    for leaf, arrays in zip(update.leaves, job.states, strict=True):
+        for index, array in zip(leaf.states, arrays, strict=True):
+            leaves[index] = array.astype(jnp.result_type(leaves[index]))
+    sent = [array.astype(np.float32) for array in job.sent]
+    return {"sent": digest(sent), "kept": digest(job.weights), "state": digest(leaves)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "reducers", "types", "settings"),
+    [
+        (2, 1, ("float32", ""), {"JAXHETERO_STRANDS": "1"}),
+        (2, 3, ("bfloat16", "bfloat16"), {"JAXHETERO_STRANDS": "2", "JAXHETERO_CHUNK_BYTES": "1024"}),
+        (3, 2, ("bfloat16", ""), {"JAXHETERO_COLOCATED_COUNT": "2", "JAXHETERO_SHARED_MEMORY": "0"}),
+        (2, 0, ("float32", "float16"), {"JAXHETERO_FAILOVER": "0"}),
+    ],
+    ids=["one reducer", "tiny chunks", "mixed", "inside"],
+)
+def test_bits_are_those_of_a_transcription(
+    workers: int, reducers: int, types: tuple[str, str], settings: dict[str, str]
+) -> None:
+    """With any number of reducers, of any kind, and any chunks and strands; workers get what the reducers keep."""
+    results = run("reducers_optimizers.py", str(STEPS), *types, *SOME, workers=workers, reducers=reducers, **settings)
+    for result in results:
+        for name in SOME:
+            expected = transcribed(name, workers, *types)
+            assert {key: result[name][key] for key in expected} == expected, name
+            assert result[name]["again"] == results[0][name]["again"]
