@@ -122,7 +122,7 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_29", [](FrameHeader& h) { h.type = static_cast<FrameType>(29); }},
+                    Spoiling{"type_36", [](FrameHeader& h) { h.type = static_cast<FrameType>(36); }},
                     Spoiling{"lent_with_a_checksum", [](FrameHeader& h) { h.is_lent = true; }},
                     Spoiling{"lends_no_chunk",
                              [](FrameHeader& h) {
@@ -186,7 +186,7 @@ INSTANTIATE_TEST_SUITE_P(All, RefusedSpec,
 
 OpDescription an_update() {
   OpSpec spec{Kind::kUpdate, DType::kBF16, 0, 3, 5000, 0x61626364, 20000};
-  spec.state = {0x0102030405060708, 4, 0, 0x1112131415161718, true, DType::kBF16, 10000};
+  spec.state = {0x0102030405060708, 4, 0, 0x1112131415161718, true, DType::kBF16, true, 10000};
   return {spec, "optimizer 0 bucket 1", {1000, 4000}, {std::byte{1}, std::byte{2}}};
 }
 
@@ -217,6 +217,19 @@ TEST(OpDescription, TakesEveryWorkerAsTheRoot) {
   description.spec.kind = Kind::kBroadcast;
   description.spec.root = kMaxWorkers - 1;
   EXPECT_EQ(decode_op_description(encode(description))->spec, description.spec);
+}
+
+StateCopy a_copy() {
+  return {.number = 7,
+          .count = 1000,
+          .slot_count = 2,
+          .is_backed_up = true,
+          .part = {998, 2},
+          .version = 3,
+          .op = 4,
+          .round = 5,
+          .has_gradient = true,
+          .values = Bytes(3 * 2 * sizeof(float), std::byte{1})};
 }
 
 Registration a_registration() {
@@ -269,11 +282,12 @@ Result<Bytes> again(std::span<const std::byte> bytes) {
 std::vector<Message> messages() {
   return {{"registration", encode(a_registration()), &again<decode_registration>},
           {"view", encode(some_view()), &again<decode_view>},
-          {"op_description", encode(a_description()), &again<decode_op_description>, 120},
-          {"update", encode(an_update()), &again<decode_op_description>, 110},
+          {"op_description", encode(a_description()), &again<decode_op_description>, 121},
+          {"update", encode(an_update()), &again<decode_op_description>, 111},
           {"step_inputs", encode(StepInputs{7, {0x3f800000, 1}}), &again<decode_step_inputs>},
           {"step_totals", encode(StepTotals{{{1, 4096, 12, 0x3ff0000000000000}, {0, 0, 3, 1}}}),
            &again<decode_step_totals>},
+          {"state_copy", encode(a_copy()), &again<decode_state_copy>},
           {"join", encode(Join{7, 3, 1}), &again<decode_join>},
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},

@@ -125,7 +125,7 @@ Status check_launch_order(CallSite& site, int64_t run) {
 
 void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   const std::vector<uint64_t> state(attributes.state.begin(), attributes.state.end());
-  if (state.size() != 4) return;
+  if (state.size() != 5) return;
   const auto update = std::as_bytes(std::span(attributes.update.begin(), attributes.update.size()));
   site.update = std::make_shared<const Bytes>(update.begin(), update.end());
   Hash hash;
@@ -134,6 +134,7 @@ void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   site.state.slot_count = static_cast<uint32_t>(state[1]);
   site.state.slot = static_cast<uint32_t>(state[2]);
   site.state.resumes = state[3] != 0;
+  site.state.is_backed_up = state[4] != 0;
   site.state.update = hash.value();
 }
 

@@ -51,7 +51,7 @@ struct CallSiteAttributes {
   int64_t call_bytes = 0;
   int64_t worker_count = 0;
   xla::ffi::Span<const int64_t> group;  // the ranks that take part; empty: all
-  xla::ffi::Span<const int64_t> state;  // number, slots, slot, whether it resumes: see StateUse; empty: none
+  xla::ffi::Span<const int64_t> state;  // StateUse: number, slots, slot, whether it resumes and is backed up; or empty
   xla::ffi::Span<const uint8_t> update;
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;

@@ -204,7 +204,7 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   } else if (site.wire_dtype.has_value()) {
     spec.dtype = *site.wire_dtype;
   }
-  const uint32_t next = site.kind == Kind::kStore ? 0 : site.kind == Kind::kUpdate ? version + 1 : version;
+  const uint32_t next = site.kind == Kind::kUpdate ? version + 1 : version;
   call.finish = [totals, totals_to, next, to = results.back().untyped_data()]() -> Status {
     std::memcpy(to, &next, sizeof next);
     return totals == nullptr ? Status() : totals->write(totals_to);

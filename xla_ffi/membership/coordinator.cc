@@ -65,6 +65,9 @@ bool Coordinator::takes(const Guest& guest, FrameType type) {
     case FrameType::kReady:
       return !guest.is_worker();
     case FrameType::kLost:
+      return guest.is_registered();
+    case FrameType::kSettled:
+      return guest.is_reducer();
     case FrameType::kProgress:
     case FrameType::kStill:
     case FrameType::kIdle:
@@ -119,6 +122,10 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     case FrameType::kIdle:
       on_idle(guest, header.count > 0);
       return {};
+    case FrameType::kSettled:
+      guest.settled = {header.round, header.count > 0, header.last};
+      note_settled();
+      return {};
     case FrameType::kState:
       return on_state(guest);
     case FrameType::kGoodbye:
@@ -150,11 +157,31 @@ Status Coordinator::on_ready(Guest& guest) {
 
 // --- Views.
 
+// Once all reducers say so of this view, and there is something to keep. Those that have joined have their part then,
+// and the next view lets them keep it.
+void Coordinator::note_settled() {
+  if (phase_ != Phase::kStarted || has_released_) return;
+  bool has_states = false;
+  bool has_candidates = false;
+  for (const View::Reducer& reducer : view_.reducers) {
+    const Guest* const guest = find_reducer(reducer.number);
+    if (guest == nullptr || guest->settled.view != view_.number) return;
+    has_states = has_states || guest->settled.has_states;
+    has_candidates = has_candidates || guest->settled.has_candidates;
+  }
+  if (!has_states) return;
+  log_.add(Severity::kInfo, "view " + std::to_string(view_.number) + ": what reducers keep of optimizers is backed up");
+  if (!has_candidates) return;
+  view_.is_settled = true;
+  change_view("the reducers that joined keep their part of optimizers");
+}
+
 // In the order of the numbers, so that the same reducers have the same shares whoever came first, and rows of a bucket
 // lie where they belong: see ShardPlan::cut().
 void Coordinator::add_to_view(const Guest& guest) {
   const Registration& who = guest.registration;
-  view_.reducers.push_back({guest.number(), who.address, who.port, who.host_name, who.rank, who.more_addresses});
+  const uint32_t since = phase_ == Phase::kReducersToldMembers ? 0 : view_.number + 1;
+  view_.reducers.push_back({guest.number(), who.address, who.port, who.host_name, who.rank, who.more_addresses, since});
   std::ranges::sort(view_.reducers, {}, &View::Reducer::number);
 }
 
@@ -271,6 +298,7 @@ void Coordinator::tell_view() {
     view_.own_index = static_cast<uint32_t>(guest.registration.rank);
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
+  view_.is_settled = false;
 }
 
 // Returns whether to beat again. Handles one loss at a time, because that may change guests_.

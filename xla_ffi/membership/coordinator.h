@@ -91,6 +91,13 @@ class Coordinator final : private ConnectionOwner {
     bool idle = false;                   // has no round running: the answer to kLeaving, which may come in any phase
     bool is_visitor = false;             // has asked how the job is doing
     std::optional<ProcessState> answer;  // to the latest question of the coordinator
+    // Of a reducer, as its latest kSettled says.
+    struct Settled {
+      std::optional<uint64_t> view;
+      bool has_states = false;
+      bool has_candidates = false;
+    };
+    Settled settled;
     Heartbeat heartbeat;
     Registration registration;
   };
@@ -109,6 +116,7 @@ class Coordinator final : private ConnectionOwner {
   void on_goodbye(Guest& guest, bool has_groups);
   void release_idle();
   void lose_reducer(uint32_t number, const std::string& why);
+  void note_settled();
   void change_view(const std::string& why);
   void tell_view();
   bool beat();

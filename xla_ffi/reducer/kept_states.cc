@@ -1,6 +1,7 @@
 #include "xla_ffi/reducer/kept_states.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 namespace jaxhetero {
@@ -12,9 +13,9 @@ constexpr size_t kMostStates = 65536;
 
 std::span<float> KeptState::slice(Memory& memory, const Range& part) {
   // calloc gives pages that are not there until they are touched.
-  if (!memory && share_.count > 0) memory.reset(static_cast<float*>(std::calloc(share_.count, sizeof(float))));
+  if (!memory && count_ > 0) memory.reset(static_cast<float*>(std::calloc(count_, sizeof(float))));
   if (!memory) return {};
-  return {memory.get() + (part.offset - share_.offset), part.count};
+  return {memory.get() + part.offset, part.count};
 }
 
 void KeptState::clear_states(const Range& part) {
@@ -23,23 +24,66 @@ void KeptState::clear_states(const Range& part) {
   }
 }
 
-Result<KeptState*> KeptStates::find(const OpSpec& spec, const Range& share) {
-  auto found = states_.find(spec.state.number);
-  if (found == states_.end()) {
-    if (spec.kind != Kind::kStore) {
-      return Status(Code::kInvalidArgument,
-                    "no weights have been given to the reducers for it; make its state with init(params)");
-    }
-    if (states_.size() == kMostStates) {
-      return Status(Code::kInvalidArgument, "a job can have " + std::to_string(kMostStates) + " buckets at reducers");
-    }
-    found = states_.emplace(spec.state.number, KeptState(share, spec.state.slot_count)).first;
+// From now on a run begins there.
+void KeptState::split(uint64_t offset) {
+  const auto next = stamps_.upper_bound(offset);
+  stamps_.emplace(offset, std::prev(next)->second);
+}
+
+void KeptState::stamp(const Range& part, const Stamp& stamp) {
+  if (part.count == 0) return;
+  const uint64_t end = part.offset + part.count;
+  split(part.offset);
+  split(end);
+  const auto first = stamps_.find(part.offset);
+  stamps_.erase(std::next(first), stamps_.find(end));
+  first->second = stamp;
+  // Chunks of a round come one behind the other, and make one run.
+  const auto next = std::next(first);
+  if (next->second == first->second) stamps_.erase(next);
+  if (first != stamps_.begin() && std::prev(first)->second == first->second) stamps_.erase(first);
+}
+
+std::vector<KeptState::Run> KeptState::runs(const Range& part) const {
+  std::vector<Run> runs;
+  for (auto run = std::prev(stamps_.upper_bound(part.offset)); run != stamps_.end(); ++run) {
+    const auto next = std::next(run);
+    const uint64_t end = next == stamps_.end() ? count_ : next->first;
+    const Range range = overlap({run->first, end - std::min(end, run->first)}, part);
+    if (range.count > 0) runs.push_back({range, run->second});
+    if (end >= part.offset + part.count) break;
   }
-  KeptState& state = found->second;
-  if (state.share() != share || state.slot_count() != spec.state.slot_count) {
-    return Status(Code::kMismatch, "its weights were given to the reducers in another size");
+  return runs;
+}
+
+bool KeptState::keeps(const Range& part) const {
+  return std::ranges::all_of(runs(part), [](const Run& run) { return run.stamp.has_value(); });
+}
+
+Result<KeptState*> KeptStates::find(const OpSpec& spec) {
+  const bool is_new = !states_.contains(spec.state.number);
+  if (is_new && spec.kind != Kind::kStore) {
+    return Status(Code::kInvalidArgument,
+                  "no weights have been given to the reducers for it; make its state with init(params)");
   }
-  return &state;
+  KeptState* const state = open(spec.state.number, spec.total_count, spec.state.slot_count, spec.state.is_backed_up);
+  if (state == nullptr)
+    return Status(Code::kMismatch,
+                  "its weights were given to the reducers in another size, or there are too many buckets");
+  return state;
+}
+
+KeptState* KeptStates::find(uint64_t number) {
+  const auto found = states_.find(number);
+  return found == states_.end() ? nullptr : &found->second;
+}
+
+KeptState* KeptStates::open(uint64_t number, uint64_t count, uint32_t slot_count, bool is_backed_up) {
+  if (states_.size() >= kMostStates && !states_.contains(number)) return nullptr;
+  KeptState& state = states_.try_emplace(number, count, slot_count, is_backed_up).first->second;
+  const bool is_same =
+      state.count() == count && state.slot_count() == slot_count && state.is_backed_up() == is_backed_up;
+  return is_same ? &state : nullptr;
 }
 
 }  // namespace jaxhetero

@@ -1,5 +1,5 @@
-// What a strand of a reducer keeps of optimizers: of each bucket of weights, the weights and the states of the elements
-// that the reducer has. It outlives the views of the job. One thread.
+// What a strand of a reducer keeps of optimizers: of each bucket of weights, the weights and the states of some of its
+// elements, those of its own share and those that it backs up for others. It outlives the views of the job. One thread.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,21 +19,41 @@ namespace jaxhetero {
 
 class KeptState {
  public:
-  // `share`: elements of the bucket, or of the strand's part of it.
-  KeptState(const Range& share, uint32_t slot_count) : share_(share), slots_(slot_count) {}
+  // How far some elements are.
+  struct Stamp {
+    uint64_t version = 0;  // how many updates they have seen
+    // Of the round that made it, so that a round that runs again changes nothing twice.
+    uint64_t op = 0;
+    uint64_t round = 0;
 
-  [[nodiscard]] const Range& share() const { return share_; }
+    bool operator==(const Stamp&) const = default;
+  };
+  struct Run {
+    Range range;
+    std::optional<Stamp> stamp;  // nothing: these elements have never been kept here
+  };
+
+  // Of a bucket, or a strand's part of one, with so many elements.
+  KeptState(uint64_t count, uint32_t slot_count, bool is_backed_up)
+      : count_(count), is_backed_up_(is_backed_up), slots_(slot_count) {}
+
+  [[nodiscard]] uint64_t count() const { return count_; }
   [[nodiscard]] uint32_t slot_count() const { return static_cast<uint32_t>(slots_.size()); }
-  // A part of a slot, which is 0 until something is written to it. Empty, with elements asked for, where there is no
-  // memory for it. `part` lies in the share.
+  // Whether other reducers are to back it up.
+  [[nodiscard]] bool is_backed_up() const { return is_backed_up_; }
+  // A part of a slot; 0 where nothing was written. Empty, with elements asked for, where there is no memory for it.
   std::span<float> slot(uint32_t number, const Range& part) { return slice(slots_[number], part); }
-  // New weights: everything else begins with 0.
-  void clear_states(const Range& part);
   // The summed gradients, between a measure and the update of the same step.
   std::span<float> gradient(const Range& part) { return slice(gradient_, part); }
+  [[nodiscard]] bool has_gradient() const { return gradient_ != nullptr; }
+  // Sets all slots but the weights to 0.
+  void clear_states(const Range& part);
 
-  // How many updates it has seen.
-  uint64_t version = 0;
+  void stamp(const Range& part, const Stamp& stamp);
+  // The pieces of a part that are equally far, in order.
+  [[nodiscard]] std::vector<Run> runs(const Range& part) const;
+  // Whether all of it is kept here.
+  [[nodiscard]] bool keeps(const Range& part) const;
 
  private:
   struct Free {
@@ -41,17 +62,25 @@ class KeptState {
   using Memory = std::unique_ptr<float[], Free>;
 
   std::span<float> slice(Memory& memory, const Range& part);
+  void split(uint64_t offset);
 
-  Range share_;
+  uint64_t count_;
+  bool is_backed_up_;
+  // For all elements; but a page is only there once something has been written to it.
   std::vector<Memory> slots_;
   Memory gradient_;
+  std::map<uint64_t, std::optional<Stamp>> stamps_ = {{0, std::nullopt}};  // by the first element, up to the next
 };
 
 class KeptStates {
  public:
   // The state that the op is about. An error where it is not as the op says, or not there and the op is no store.
-  Result<KeptState*> find(const OpSpec& spec, const Range& share);
-  [[nodiscard]] bool is_empty() const { return states_.empty(); }
+  Result<KeptState*> find(const OpSpec& spec);
+  // Null if there is none of this number.
+  [[nodiscard]] KeptState* find(uint64_t number);
+  // The same, made if it is not there; null if it has another size.
+  KeptState* open(uint64_t number, uint64_t count, uint32_t slot_count, bool is_backed_up);
+  [[nodiscard]] std::map<uint64_t, KeptState>& all() { return states_; }
   [[nodiscard]] Runners& runners() { return runners_; }
 
  private:

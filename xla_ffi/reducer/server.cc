@@ -112,6 +112,7 @@ Status ReducerServer::add_strand(const View& view) {
     if (Status status = loops_.add(); !status.ok()) return status;
   }
   auto context = std::make_unique<TcpContext>(loops_.at(index), config_.token, view.job.checksum);
+  context->strand = static_cast<uint16_t>(index);
   ReducerStrand::Config config{own_name(view), config_.start_timeout, config_.timeout};
   auto strand =
       std::make_unique<ReducerStrand>(std::move(config), std::move(context), view, log_, strand_callbacks(index));
@@ -133,7 +134,28 @@ ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index) {
             });
           },
       .on_quiet = [this, hear] { hear([this] { note_quiet(); }); },
+      .on_lost =
+          [this, hear](const Lost& lost) {
+            hear([this, lost] { member_->send(OutFrame::control(FrameType::kLost, encode(lost))); });
+          },
+      .on_settled =
+          [this, hear, index](const ReducerStrand::Settled& settled) {
+            hear([this, index, settled] { note_settled(index, settled); });
+          },
   };
+}
+
+// Tells the coordinator once all strands say so of one view.
+void ReducerServer::note_settled(size_t index, const ReducerStrand::Settled& settled) {
+  settled_.resize(strands_.size());
+  settled_[index] = settled;
+  const auto is_of_view = [&](const ReducerStrand::Settled& each) { return each.view == settled.view; };
+  if (!std::ranges::all_of(settled_, is_of_view)) return;
+  FrameHeader header;
+  header.round = settled.view.value_or(0);
+  header.count = std::ranges::any_of(settled_, &ReducerStrand::Settled::has_states) ? 1 : 0;
+  header.last = settled.has_candidates;
+  member_->send(OutFrame::control(FrameType::kSettled, {}, header));
 }
 
 // A connection goes to the strand that its peer asks for.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -71,10 +72,10 @@ class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
 };
 
 ReducerStateMachine::ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory,
-                                         std::shared_ptr<KeptStates> states)
+                                         std::shared_ptr<KeptOptimizers> kept)
     : job_(std::move(job)),
       pool_(std::make_shared<Pool>(std::move(lent_memory))),
-      states_(std::move(states)),
+      kept_(std::move(kept)),
       gone_(job_.worker_hosts.size(), false) {}
 
 ReducerStateMachine::~ReducerStateMachine() = default;
@@ -128,22 +129,24 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
                                   (spec.group == op.spec.group ? "" : ", for the same workers")),
          outgoing);
   } else if (uses_state(spec.kind)) {
-    const Status status = use_state(op, description, is_new);
+    const Status status = use_state(header.op, op, description, is_new);
     if (status.code() == Code::kProtocol) return {status.code(), worker_name(rank) + " sent a " + status.message()};
     if (!status.ok()) fail({status.code(), op_name(header.op, op) + ": " + status.message()}, outgoing);
   }
   return fault_;
 }
 
-Status ReducerStateMachine::use_state(OpState& op, const OpDescription& description, bool is_new) {
+Status ReducerStateMachine::use_state(uint64_t op_id, OpState& op, const OpDescription& description, bool is_new) {
   if (is_new) {
-    Result<StateOp> made = StateOp::make(description, *states_);
+    Result<StateOp> made = StateOp::make(op_id, description, kept_->states);
     if (!made.ok()) return made.status();
     op.state = std::move(*made);
     op.steps.resize(worker_count());
+    op.description = description;
   }
-  if (!op.state || op.state->share() != description.shard)
+  if (!op.state || op.description.shard != description.shard) {
     return malformed("op: another shard than the other workers'");
+  }
   return {};
 }
 
@@ -164,7 +167,7 @@ Status ReducerStateMachine::take_step(uint32_t rank, const FrameHeader& header, 
     const Status status = op.state->start_step(rank, header.round, std::move(inputs));
     if (status.code() == Code::kProtocol) return {status.code(), worker_name(rank) + " sent a " + status.message()};
     if (!status.ok()) fail({status.code(), op_name(header.op, op) + ": " + status.message()}, outgoing);
-  } else if (!op.state->agrees(inputs)) {
+  } else if (op.state->inputs() != inputs) {
     fail(disagreement(header, worker_name(rank) + " and " + worker_name(op.state->first_rank()) +
                                   " have other numbers for the step of " + op_name(header.op, op) +
                                   ", such as its learning rate or its count of steps"),
@@ -302,31 +305,11 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   op.open.pop_front();
   ++op.completed_chunk_count;
 
-  std::shared_ptr<std::byte> total;
   if (op.state) {
-    Result<std::shared_ptr<std::byte>> answer = run_state(op, chunk);
-    if (!answer.ok()) {
-      return fail({answer.status().code(), op_name(op_id, op) + ": " + answer.status().message()}, outgoing);
-    }
-    total = std::move(*answer);
-    if (chunk.last && op.spec.kind == Kind::kMeasure) send_totals(op_id, op, outgoing);
+    answer_state(op_id, op, chunk, outgoing);
+    if (!fault_.ok()) return;
   } else {
-    total = passes_on(op.spec.kind) ? join(op.spec, chunk) : reduce(op.spec, chunk);
-  }
-  FrameHeader header;
-  header.type = FrameType::kResult;
-  header.last = chunk.last;
-  header.count = chunk.count;
-  header.op = op_id;
-  header.round = op.round;
-  header.offset = chunk.offset;
-  for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
-    const uint32_t rank = op.spec.rank_at(place);
-    const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
-    const size_t item = op.spec.result_item_bytes();
-    header.payload_bytes = static_cast<uint32_t>(part.count * item);
-    const std::byte* const from = part.count == 0 ? nullptr : total.get() + (part.offset - chunk.offset) * item;
-    outgoing.push_back({rank, header, total, {from, header.payload_bytes}});
+    send_answers(op_id, op, chunk, passes_on(op.spec.kind) ? join(op.spec, chunk) : reduce(op.spec, chunk), outgoing);
   }
   if (chunk.last) {
     if (op.state) op.state->finish_step();
@@ -337,26 +320,133 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   }
 }
 
-// The answer to a chunk of an op that uses a state; null where nobody is sent anything.
-Result<std::shared_ptr<std::byte>> ReducerStateMachine::run_state(OpState& op, const Chunk& chunk) {
-  const OpSpec& spec = op.spec;
-  const std::byte* contribution = nullptr;
-  std::shared_ptr<std::byte> sum;
-  if (spec.kind == Kind::kStore) {
-    contribution = chunk.pieces[spec.place_of(spec.root)].data.get();
-  } else if (spec.kind != Kind::kLoad && !spec.state.resumes) {
-    sum = spec.dtype == DType::kF32 ? reduce(spec, chunk) : reduce_widened(spec, chunk);
-    contribution = sum.get();
+// Each worker's part of the result of a chunk.
+void ReducerStateMachine::send_answers(uint64_t op_id, const OpState& op, const Chunk& chunk,
+                                       const std::shared_ptr<std::byte>& total, std::vector<Outgoing>& outgoing) const {
+  const size_t item = op.spec.result_item_bytes();
+  FrameHeader header;
+  header.type = FrameType::kResult;
+  header.last = chunk.last;
+  header.count = chunk.count;
+  header.op = op_id;
+  header.round = op.round;
+  header.offset = chunk.offset;
+  for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
+    const uint32_t rank = op.spec.rank_at(place);
+    const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
+    const std::byte* const from = part.count == 0 ? nullptr : total.get() + (part.offset - chunk.offset) * item;
+    header.payload_bytes = static_cast<uint32_t>(part.count * item);
+    outgoing.push_back({rank, header, total, {from, header.payload_bytes}});
   }
-  const size_t answer_bytes =
-      spec.kind == Kind::kStore || spec.kind == Kind::kMeasure ? 0 : chunk.count * spec.result_item_bytes();
-  const bool fits = sum && spec.state.weights == DType::kF32;
-  std::shared_ptr<std::byte> answer = answer_bytes == 0 ? nullptr : fits ? sum : pool_->take(answer_bytes);
-  const auto* const floats = reinterpret_cast<const float*>(contribution);
+}
+
+// --- Ops that use a state.
+
+void ReducerStateMachine::answer_state(uint64_t op_id, OpState& op, const Chunk& chunk,
+                                       std::vector<Outgoing>& outgoing) {
+  const std::shared_ptr<const std::byte> contribution = contribution_of(op, chunk);
+  const size_t awaited_count = back_up(op_id, op, chunk, contribution, outgoing);
+  Result<std::shared_ptr<std::byte>> answer = run_state(op, chunk, contribution);
+  if (!answer.ok()) {
+    return fail({answer.status().code(), op_name(op_id, op) + ": " + answer.status().message()}, outgoing);
+  }
+  op.held.push_back({chunk.range(), op.round, awaited_count, {}});
+  std::vector<Outgoing>& answers = op.held.back().answers;
+  if (chunk.last && op.spec.kind == Kind::kMeasure) send_totals(op_id, op, answers);
+  send_answers(op_id, op, chunk, *answer, answers);
+  release_answers(op, outgoing);
+}
+
+// What the program of the op works on: the root's elements of a store, or the summed gradients as float32; else null.
+std::shared_ptr<const std::byte> ReducerStateMachine::contribution_of(const OpState& op, const Chunk& chunk) {
+  const OpSpec& spec = op.spec;
+  if (chunk.count == 0 || spec.kind == Kind::kLoad) return nullptr;
+  if (spec.kind == Kind::kStore) return chunk.pieces[spec.place_of(spec.root)].data;
+  if (spec.state.resumes) return nullptr;
+  return spec.dtype == DType::kF32 ? reduce(spec, chunk) : reduce_widened(spec, chunk);
+}
+
+Result<std::shared_ptr<std::byte>> ReducerStateMachine::run_state(
+    OpState& op, const Chunk& chunk, const std::shared_ptr<const std::byte>& contribution) {
+  const OpSpec& spec = op.spec;
+  const bool wants_answer = spec.kind == Kind::kLoad || spec.kind == Kind::kUpdate;
+  const size_t answer_bytes = wants_answer ? chunk.count * spec.result_item_bytes() : 0;
+  std::shared_ptr<std::byte> answer;
+  if (answer_bytes > 0) answer = pool_->take(answer_bytes);
+  const auto* const floats = reinterpret_cast<const float*>(contribution.get());
   const Status status =
       op.state->run(chunk.range(), {floats, contribution == nullptr ? 0 : chunk.count}, {answer.get(), answer_bytes});
   if (!status.ok()) return status;
   return answer;
+}
+
+// Hands the chunk to the partners that back it up. Returns how many replies will come.
+size_t ReducerStateMachine::back_up(uint64_t op_id, OpState& op, const Chunk& chunk,
+                                    const std::shared_ptr<const std::byte>& contribution,
+                                    std::vector<Outgoing>& outgoing) {
+  const uint64_t number = op.spec.state.number;
+  const KeptState& state = op.state->state();
+  Backups& backups = kept_->backups;
+  if (op.spec.kind == Kind::kLoad) return 0;
+  // New weights: what a partner gets now is all that there is.
+  if (op.spec.kind == Kind::kStore && op.spec.state.slot == 0) {
+    for (const Backups::Copy& copy : backups.assigned(number, state, chunk.range())) backups.note(copy);
+  }
+  const std::vector<Backups::Copy> copies = backups.copied(number, state, chunk.range());
+  for (const Backups::Copy& copy : copies) {
+    tell_partner(op_id, op, copy.reducer, outgoing);
+    FrameHeader header;
+    header.type = FrameType::kBackUp;
+    header.op = op_id;
+    header.round = op.round;
+    header.offset = copy.part.offset;
+    header.count = static_cast<uint32_t>(copy.part.count);
+    std::span<const std::byte> payload;
+    if (contribution != nullptr) {
+      payload = {contribution.get() + (copy.part.offset - chunk.offset) * sizeof(float),
+                 copy.part.count * sizeof(float)};
+    }
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    outgoing.push_back({copy.reducer, header, contribution, payload, true});
+  }
+  return copies.size();
+}
+
+// The op, and the inputs of the running step, unless the partner knows them.
+void ReducerStateMachine::tell_partner(uint64_t op_id, OpState& op, uint32_t partner, std::vector<Outgoing>& outgoing) {
+  const auto tell = [&](FrameType type, Bytes bytes) {
+    const auto payload = std::make_shared<const Bytes>(std::move(bytes));
+    FrameHeader header;
+    header.type = type;
+    header.op = op_id;
+    header.round = op.round;
+    header.payload_bytes = static_cast<uint32_t>(payload->size());
+    outgoing.push_back({partner, header, payload, *payload, true});
+  };
+  const auto [told, is_new] = op.told.try_emplace(partner);
+  if (is_new) tell(FrameType::kDescribe, encode(op.description));
+  if (told->second != op.round) tell(FrameType::kStep, encode(op.state->inputs()));
+  told->second = op.round;
+}
+
+void ReducerStateMachine::note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing) {
+  const auto found = ops_.find(header.op);
+  if (found == ops_.end()) return;  // of an earlier view
+  for (Held& held : found->second.held) {
+    const Range part{header.offset, header.count};
+    if (held.round != header.round || held.awaited_count == 0 || overlap(part, held.chunk) != part) continue;
+    --held.awaited_count;
+    break;
+  }
+  release_answers(found->second, outgoing);
+}
+
+// Those of the first chunks, in order.
+void ReducerStateMachine::release_answers(OpState& op, std::vector<Outgoing>& outgoing) {
+  while (!op.held.empty() && op.held.front().awaited_count == 0) {
+    std::ranges::move(op.held.front().answers, std::back_inserter(outgoing));
+    op.held.pop_front();
+  }
 }
 
 void ReducerStateMachine::send_totals(uint64_t op_id, const OpState& op, std::vector<Outgoing>& outgoing) const {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/reducer/kept_states.h"
+#include "xla_ffi/reducer/backups.h"
 #include "xla_ffi/reducer/state_op.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/wire/frame.h"
@@ -34,12 +34,14 @@
 
 namespace jaxhetero {
 
-// A frame for a worker. `owner` keeps the memory of `payload` alive.
+// A frame for a worker, or for a partner, that is a reducer that backs this one up. `owner` keeps the memory of
+// `payload` alive.
 struct Outgoing {
-  uint32_t rank = 0;
+  uint32_t rank = 0;  // of a partner, its number
   FrameHeader header;
   std::shared_ptr<const void> owner;
   std::span<const std::byte> payload;
+  bool is_for_partner = false;
 };
 
 // By rank, how long rounds have waited for it, in milliseconds: as a process names its late workers.
@@ -53,9 +55,9 @@ class ReducerStateMachine {
     bool resumed = false;  // not the first view: an op starts with the round that its first chunk names
   };
 
-  // Totals lie in `lent_memory`. `states`: what is kept of optimizers.
+  // Totals lie in `lent_memory`.
   explicit ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory = std::make_shared<LentMemory>(),
-                               std::shared_ptr<KeptStates> states = std::make_shared<KeptStates>());
+                               std::shared_ptr<KeptOptimizers> kept = std::make_shared<KeptOptimizers>(0));
   ~ReducerStateMachine();
   ReducerStateMachine(const ReducerStateMachine&) = delete;
   ReducerStateMachine& operator=(const ReducerStateMachine&) = delete;
@@ -75,6 +77,9 @@ class ReducerStateMachine {
 
   // The payload is in the memory that start_push() returned.
   Status finish_push(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+
+  // A partner has what kBackUp said: answers that waited for it are sent.
+  void note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing);
 
   // Both in one, for a payload that the worker lends until the total is sent to it. False, with nothing done, where
   // that is too short and the payload has to be copied: the total of a broadcast or a gather is a worker's own piece.
@@ -123,6 +128,14 @@ class ReducerStateMachine {
       return (part.offset - offset) * item_bytes(spec.dtype);
     }
   };
+  // The answers to a chunk of an op that uses a state. They wait until all partners have what they are to back up of
+  // it.
+  struct Held {
+    Range chunk;
+    uint64_t round = 0;
+    size_t awaited_count = 0;
+    std::vector<Outgoing> answers;
+  };
   struct PushPosition {  // of one worker, in the running round
     uint64_t chunk_count = 0;
     uint64_t end = 0;   // the offset of its next chunk
@@ -144,6 +157,9 @@ class ReducerStateMachine {
     // Of an op that uses a state.
     std::optional<StateOp> state;
     std::vector<std::optional<uint64_t>> steps;  // by place: the round that it has sent the inputs of
+    OpDescription description;
+    std::map<uint32_t, std::optional<uint64_t>> told;  // by partner that knows the op: the round whose step it knows
+    std::deque<Held> held;
 
     // Whether its round waits for a worker, and has made no progress for so long.
     [[nodiscard]] bool is_late(int64_t now_ms, int64_t patience_ms) const {
@@ -156,9 +172,18 @@ class ReducerStateMachine {
   void start_round(OpState& op, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
   void complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing);
-  Status use_state(OpState& op, const OpDescription& description, bool is_new);
-  Result<std::shared_ptr<std::byte>> run_state(OpState& op, const Chunk& chunk);
+  Status use_state(uint64_t op_id, OpState& op, const OpDescription& description, bool is_new);
+  void answer_state(uint64_t op_id, OpState& op, const Chunk& chunk, std::vector<Outgoing>& outgoing);
+  Result<std::shared_ptr<std::byte>> run_state(OpState& op, const Chunk& chunk,
+                                               const std::shared_ptr<const std::byte>& contribution);
+  std::shared_ptr<const std::byte> contribution_of(const OpState& op, const Chunk& chunk);
+  size_t back_up(uint64_t op_id, OpState& op, const Chunk& chunk, const std::shared_ptr<const std::byte>& contribution,
+                 std::vector<Outgoing>& outgoing);
+  static void release_answers(OpState& op, std::vector<Outgoing>& outgoing);
+  static void tell_partner(uint64_t op_id, OpState& op, uint32_t partner, std::vector<Outgoing>& outgoing);
   void send_totals(uint64_t op_id, const OpState& op, std::vector<Outgoing>& outgoing) const;
+  void send_answers(uint64_t op_id, const OpState& op, const Chunk& chunk, const std::shared_ptr<std::byte>& total,
+                    std::vector<Outgoing>& outgoing) const;
   std::shared_ptr<std::byte> reduce(const OpSpec& spec, const Chunk& chunk);
   std::shared_ptr<std::byte> reduce_widened(const OpSpec& spec, const Chunk& chunk);
   std::shared_ptr<std::byte> join(const OpSpec& spec, const Chunk& chunk);
@@ -172,7 +197,7 @@ class ReducerStateMachine {
 
   Job job_;
   std::shared_ptr<Pool> pool_;
-  std::shared_ptr<KeptStates> states_;
+  std::shared_ptr<KeptOptimizers> kept_;
   std::unordered_map<uint64_t, OpState> ops_;
   std::vector<bool> gone_;  // by rank
   Status fault_;

@@ -1,8 +1,8 @@
 // An op that works on what reducers keep of an optimizer: what is done with each of its chunks. A step, that is a
-// round, goes by inputs that all workers send alike.
+// round, goes by inputs that all workers send alike. The reducer that has a share of the bucket runs it, and so does
+// the one that backs the share up.
 //
-// The state machine owns it, calls it once all pieces of a chunk are here, and sends its answer. One thread; nothing
-// blocks.
+// One thread; nothing blocks.
 #pragma once
 
 #include <cstddef>
@@ -22,31 +22,38 @@ namespace jaxhetero {
 class StateOp {
  public:
   // `states` outlives it. An error where the description is none, or does not fit the state.
-  static Result<StateOp> make(const OpDescription& description, KeptStates& states);
+  static Result<StateOp> make(uint64_t op, const OpDescription& description, KeptStates& states);
 
-  // The elements that the reducer has.
-  [[nodiscard]] const Range& share() const { return state_->share(); }
+  [[nodiscard]] const OpSpec& spec() const { return spec_; }
+  [[nodiscard]] KeptState& state() { return *state_; }
 
-  // A worker's inputs of a round are here. An error where they are of another step than the state is at, or do not fit
-  // the description.
+  // A worker's inputs of a round are here. An error where they do not fit the description.
   Status start_step(uint32_t rank, uint64_t round, StepInputs inputs);
   // Whether some worker has sent the inputs of this round; and the one that sent them first.
   [[nodiscard]] bool has_step(uint64_t round) const { return round_ == round; }
   [[nodiscard]] uint32_t first_rank() const { return first_rank_; }
-  [[nodiscard]] bool agrees(const StepInputs& inputs) const { return inputs_ == inputs; }
+  [[nodiscard]] const StepInputs& inputs() const { return inputs_; }
 
   // All of a chunk is here. `contribution`: the root's elements of a store, or the summed gradients; empty where there
-  // are none. Writes the answer, which may be in the memory of a contribution of float32.
+  // are none. Writes the answer, which is empty where nobody wants one. What a round has done already it does not do
+  // again. An error where the elements are not kept here, or are of another step.
   Status run(const Range& chunk, std::span<const float> contribution, std::span<std::byte> answer);
   // The round is over.
-  void finish_step();
+  void finish_step() { round_.reset(); }
   // Of a measure's round.
   [[nodiscard]] StepTotals totals() const;
 
  private:
-  StateOp(OpSpec spec, KeptState& state) : spec_(std::move(spec)), state_(&state) {}
-  Status compute(const Range& chunk, std::span<const float> gradient, std::span<std::byte> answer);
+  StateOp(uint64_t op, OpSpec spec, KeptState& state) : op_(op), spec_(std::move(spec)), state_(&state) {}
+  Status run_alike(const KeptState::Run& run, std::span<const float> contribution, std::span<std::byte> answer);
+  Status store(const Range& part, std::span<const float> values);
+  Status compute(const Range& part, std::span<const float> gradient, std::span<std::byte> answer);
+  Status give(const Range& part, std::span<std::byte> answer);
+  [[nodiscard]] Status no_memory() const;
+  // The weights that workers get are bfloat16.
+  [[nodiscard]] bool narrows() const { return spec_.kind == Kind::kUpdate && spec_.state.weights == DType::kBF16; }
 
+  uint64_t op_;
   OpSpec spec_;
   KeptState* state_;
   std::optional<BucketUpdate> update_;
@@ -55,6 +62,7 @@ class StateOp {
   uint32_t first_rank_ = 0;
   StepInputs inputs_;
   std::vector<PartialTotal> totals_;
+  std::vector<std::byte> unwanted_;  // an answer that nobody wants
 };
 
 }  // namespace jaxhetero

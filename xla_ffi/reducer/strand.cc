@@ -8,7 +8,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMaxPatience{5000};  // before a late worker is named
+constexpr milliseconds kMaxPatience{5000};              // before a late worker is named
+constexpr uint64_t kCopyElements = uint64_t{16} << 10;  // of a state, in a frame
 
 }  // namespace
 
@@ -19,8 +20,12 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
       log_(log),
       callbacks_(std::move(callbacks)),
       view_(view),
+      kept_(std::make_shared<KeptOptimizers>(view.own_index)),
+      partners_(*context_, {view.job_id, view.own_index, 0, 0}, config_.timeout,
+                {[this](uint32_t, const FrameHeader& header) { note_reply(header); },
+                 [this](uint32_t partner, const std::string& why) { lose_partner(partner, why); }}),
       reducer_(std::make_unique<ReducerStateMachine>(
-          ReducerStateMachine::Job{view.worker_hosts, view.job, view.number > 0}, context_->lent_memory, states_)),
+          ReducerStateMachine::Job{view.worker_hosts, view.job, view.number > 0}, context_->lent_memory, kept_)),
       by_rank_(view.worker_hosts.size(), nullptr) {}
 
 void ReducerStrand::start() {
@@ -64,18 +69,23 @@ Status ReducerStrand::on_header(Connection& connection, const FrameHeader& heade
 Status ReducerStrand::on_frame(Connection& connection, const FrameHeader& header) {
   Peer& peer = peers_[&connection];
   if (header.type == FrameType::kJoin) return join(peer);
+  if (header.type == FrameType::kPartner || peer.keeper) return serve_partner(peer, header);
   if (!peer.rank.has_value()) return {Code::kProtocol, "it spoke before it joined"};
   Status status;
   switch (header.type) {
     case FrameType::kPush:
       status = reducer_->finish_push(*peer.rank, header, context_->loop.now_ms(), outgoing_);
       count_rounds();
+      note_first_state();
       break;
     case FrameType::kDescribe:
       status = describe_op(peer, header);
       break;
     case FrameType::kStep:
       status = take_step(peer, header);
+      break;
+    case FrameType::kPlan:
+      status = take_plan(peer);
       break;
     case FrameType::kFault:
       reducer_->fail(decode_fault(peer.control), outgoing_);
@@ -108,6 +118,24 @@ Status ReducerStrand::describe_op(const Peer& peer, const FrameHeader& header) {
   Result<OpDescription> description = decode_op_description(peer.control);
   if (!description.ok()) return description.status();
   return reducer_->describe_op(*peer.rank, header, std::move(*description), outgoing_);
+}
+
+Status ReducerStrand::take_plan(const Peer& peer) {
+  Result<StatePlan> plan = decode_state_plan(peer.control);
+  if (!plan.ok()) return plan.status();
+  if (planned_view_ == view_.number) {
+    if (*plan == kept_->backups.plan()) return {};
+    reducer_->fail({Code::kMismatch, reducer_->worker_name(*peer.rank) +
+                                         " and other workers disagree about which reducer keeps what of optimizers"},
+                   outgoing_);
+    return {};
+  }
+  planned_view_ = view_.number;
+  partners_.enter(*plan);
+  kept_->backups.enter(*plan, kept_->states);
+  copying_to_.reset();
+  copy_next();
+  return {};
 }
 
 Status ReducerStrand::take_step(const Peer& peer, const FrameHeader& header) {
@@ -170,18 +198,109 @@ void ReducerStrand::enter_view(uint32_t number) {
   context_->counters->joined_count = joined_count_ = 0;
   context_->unread.clear();  // every worker left the old view before the coordinator announced this one
   reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
-                                                   context_->lent_memory, states_);
-  if (states_->is_empty()) return;
-  reducer_->fail({Code::kReducerLost,
-                  "the reducers have changed, and the state of an optimizer that was spread over them has no backup; "
-                  "start again from a checkpoint"},
-                 outgoing_);
+                                                   context_->lent_memory, kept_);
+}
+
+// --- Partners.
+
+// A frame of a reducer that this one backs up.
+Status ReducerStrand::serve_partner(Peer& peer, const FrameHeader& header) {
+  if (header.type == FrameType::kPartner) {
+    Result<Join> join = decode_join(peer.control);
+    if (!join.ok()) return join.status();
+    if (join->job_id != view_.job_id || peer.rank.has_value() || peer.keeper) {
+      return {Code::kProtocol, "it is no reducer of this job"};
+    }
+    peer.keeper = std::make_unique<BackupKeeper>(kept_->states);
+    return {};
+  }
+  FrameHeader reply = header;
+  reply.payload_bytes = 0;
+  if (header.type == FrameType::kBackUp) {
+    reply.type = FrameType::kBackedUp;
+    if (Status status = peer.keeper->back_up(header, peer.control); !status.ok()) return status;
+  } else if (header.type == FrameType::kCopy) {
+    reply.type = FrameType::kCopied;
+    const Result<StateCopy> copy = decode_state_copy(peer.control);
+    if (!copy.ok()) return copy.status();
+    if (Status status = peer.keeper->take_copy(copy.value()); !status.ok()) return status;
+  } else if (header.type == FrameType::kDescribe) {
+    const Result<OpDescription> description = decode_op_description(peer.control);
+    return description.ok() ? peer.keeper->describe_op(header.op, description.value()) : description.status();
+  } else if (header.type == FrameType::kStep) {
+    Result<StepInputs> inputs = decode_step_inputs(peer.control);
+    return inputs.ok() ? peer.keeper->take_step(header, std::move(*inputs)) : inputs.status();
+  } else {
+    return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
+  }
+  peer.connection->send(OutFrame::control(reply.type, {}, reply));
+  return {};
+}
+
+void ReducerStrand::note_reply(const FrameHeader& header) {
+  if (header.type == FrameType::kBackedUp) {
+    reducer_->note_backed_up(header, outgoing_);
+    return deliver();
+  }
+  copying_to_.reset();
+  copy_next();
+}
+
+// The coordinator makes a new view, in which others back this reducer up.
+void ReducerStrand::lose_partner(uint32_t partner, const std::string& why) {
+  kept_->backups.forget(partner);
+  if (copying_to_ == partner) copying_to_.reset();
+  if (!closing_) callbacks_.on_lost({view_.number, partner, config_.own_name + ": " + why});
+}
+
+// Of what a backup lacks, a piece at a time, while rounds go on.
+void ReducerStrand::copy_next() {
+  if (copying_to_.has_value() || closing_) return;
+  const std::optional<Backups::Copy> piece = kept_->backups.next_to_copy(kept_->states, kCopyElements);
+  if (!piece.has_value()) return note_settled();
+  copying_to_ = piece->reducer;
+  KeptState& state = *kept_->states.find(piece->state);
+  const KeptState::Stamp stamp = *state.runs(piece->part).front().stamp;
+  StateCopy copy{.number = piece->state,
+                 .count = state.count(),
+                 .slot_count = state.slot_count(),
+                 .is_backed_up = state.is_backed_up(),
+                 .part = piece->part,
+                 .version = stamp.version,
+                 .op = stamp.op,
+                 .round = stamp.round,
+                 .has_gradient = state.has_gradient(),
+                 .values = {}};
+  for (uint32_t slot = 0; slot < state.slot_count() + (copy.has_gradient ? 1 : 0); ++slot) {
+    const bool is_gradient = slot == state.slot_count();
+    const auto values = std::as_bytes(is_gradient ? state.gradient(piece->part) : state.slot(slot, piece->part));
+    copy.values.insert(copy.values.end(), values.begin(), values.end());
+  }
+  kept_->backups.note(*piece);
+  partners_.send(piece->reducer, OutFrame::control(FrameType::kCopy, encode(copy)));
+}
+
+// What was settled as long as there was nothing to keep is to be looked at again.
+void ReducerStrand::note_first_state() {
+  if (settled_.has_value() && !settled_->has_states && !kept_->states.all().empty()) copy_next();
+}
+
+// All backups have what they are to have.
+void ReducerStrand::note_settled() {
+  const Settled settled{planned_view_, !kept_->states.all().empty(), !kept_->backups.plan().candidates().empty()};
+  if (!planned_view_.has_value() || settled == settled_) return;
+  settled_ = settled;
+  callbacks_.on_settled(settled);
 }
 
 // Sends the frames of the state machine. After a fault they are the last ones: all connections are flushed and closed,
 // and a worker that joins later is told the fault then.
 void ReducerStrand::deliver() {
   for (Outgoing& frame : outgoing_) {
+    if (frame.is_for_partner) {
+      partners_.send(frame.rank, OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
+      continue;
+    }
     TcpConnection* connection = by_rank_[frame.rank];
     if (connection == nullptr) continue;
     if (frame.header.type != FrameType::kResult) {
@@ -207,6 +326,7 @@ void ReducerStrand::fail(const Status& why) {
 void ReducerStrand::close_down(const Status& how) {
   if (std::exchange(closing_, true)) return;
   end_ = how;
+  partners_.close();
   note_quiet();
 }
 
@@ -215,6 +335,7 @@ void ReducerStrand::on_close(Connection& connection, const Status& why) {
   if (found == peers_.end()) return;
   const Peer peer = std::move(found->second);
   peers_.erase(found);
+  if (peer.keeper) return;  // the coordinator finds out whether that reducer lives
   if (!peer.rank.has_value()) {
     const std::string text = "refused a connection from " + connection.peer() + ": " + why.message();
     if (!why.ok()) refusals_.add(log_, Severity::kInfo, text, context_->loop.now_ms());
@@ -238,6 +359,7 @@ void ReducerStrand::note_quiet() {
 }
 
 void ReducerStrand::hang_up() {
+  partners_.close();
   for (const auto& [key, peer] : peers_) peer.connection->close();
 }
 

@@ -17,7 +17,9 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/reducer/kept_states.h"
+#include "xla_ffi/reducer/backup_keeper.h"
+#include "xla_ffi/reducer/backups.h"
+#include "xla_ffi/reducer/partners.h"
 #include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/codec.h"
@@ -34,10 +36,20 @@ class ReducerStrand final : private ConnectionOwner {
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
   };
+  // All that this strand keeps has been copied to those who are to back it up, in this view.
+  struct Settled {
+    std::optional<uint32_t> view;
+    bool has_states = false;      // there is something to keep
+    bool has_candidates = false;  // some of them are to keep it themselves
+
+    bool operator==(const Settled&) const = default;
+  };
   // Called on the strand's thread.
   struct Callbacks {
     std::function<void(const Status&)> on_fault;  // the job has failed, and this strand's workers have been told
     std::function<void()> on_quiet;               // after close_down(): no worker is connected any more; once
+    std::function<void(const Lost&)> on_lost;     // of a reducer that backs this one up
+    std::function<void(const Settled&)> on_settled;
   };
 
   // `log` outlives the strand. The reducer has heard of the job in `view`.
@@ -68,10 +80,11 @@ class ReducerStrand final : private ConnectionOwner {
  private:
   struct Peer {
     std::shared_ptr<TcpConnection> connection;
-    std::optional<uint32_t> rank;  // once it has joined
-    Bytes control;                 // the payload of its latest frame that is no chunk
-    int64_t control_bytes = 0;     // sent to it in frames that are no totals
-    int64_t data_bytes = 0;        // the most that has passed beyond those
+    std::optional<uint32_t> rank;          // once it has joined
+    std::unique_ptr<BackupKeeper> keeper;  // of a reducer that this one backs up
+    Bytes control;                         // the payload of its latest frame that is no chunk
+    int64_t control_bytes = 0;             // sent to it in frames that are no totals
+    int64_t data_bytes = 0;                // the most that has passed beyond those
   };
 
   void on_open(Connection&) override {}
@@ -85,6 +98,13 @@ class ReducerStrand final : private ConnectionOwner {
   Status join(Peer& peer);
   Status describe_op(const Peer& peer, const FrameHeader& header);
   Status take_step(const Peer& peer, const FrameHeader& header);
+  Status take_plan(const Peer& peer);
+  Status serve_partner(Peer& peer, const FrameHeader& header);
+  void note_reply(const FrameHeader& header);
+  void lose_partner(uint32_t partner, const std::string& why);
+  void copy_next();
+  void note_settled();
+  void note_first_state();
   void count_rounds();
   void enter_view(uint32_t number);
   void check_all_joined();
@@ -99,7 +119,11 @@ class ReducerStrand final : private ConnectionOwner {
   const Callbacks callbacks_;
 
   View view_;
-  const std::shared_ptr<KeptStates> states_ = std::make_shared<KeptStates>();
+  const std::shared_ptr<KeptOptimizers> kept_;
+  Partners partners_;
+  std::optional<uint32_t> planned_view_;          // of which the plan of states is here
+  std::optional<uint32_t> copying_to_;            // the partner that a copy is under way to
+  std::optional<Settled> settled_;                // as reported last
   std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;  // null until the worker has joined

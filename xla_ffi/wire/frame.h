@@ -48,8 +48,18 @@ enum class FrameType : uint8_t {
   kMessage = 26,   // worker -> worker: a part of a message, for which it has the credit
   kStep = 27,      // worker -> reducer: StepInputs, before the first chunk of a round of an op that uses a state
   kTotals = 28,    // reducer -> worker: StepTotals, before the last chunk of a round of a measure
+  // Between reducers, of which one backs up what the other one keeps of an optimizer.
+  kPartner = 29,   // to the one that backs up: Join, with the number of the reducer as the rank
+  kBackUp = 30,    // likewise: the summed contributions to a chunk, or nothing where it has them
+  kBackedUp = 31,  // the reply to kBackUp
+  kCopy = 32,      // to the one that backs up: StateCopy
+  kCopied = 33,    // the reply to kCopy
+  kPlan = 34,      // worker -> reducer: StatePlan
+  // reducer -> coordinator: all that it keeps of optimizers has been copied to those who are to have it. round: the
+  // view; count: whether there is something to keep; last: some of them are to keep it themselves in the next view
+  kSettled = 35,
 };
-inline constexpr FrameType kLastFrameType = FrameType::kTotals;
+inline constexpr FrameType kLastFrameType = FrameType::kSettled;
 
 struct FrameHeader {
   FrameType type = FrameType::kFault;

@@ -25,6 +25,7 @@ void fields(Codec& codec, Message& reducer)
 {
   codec(reducer.number, reducer.address, reducer.port, reducer.host_name, reducer.colocated_rank);
   codec.list(reducer.more_addresses, kMaxRails);
+  codec(reducer.since);
 }
 
 template <typename Codec, typename Message>
@@ -52,6 +53,7 @@ void fields(Codec& codec, Message& view)
   codec.list(view.worker_endpoints, kMaxWorkers);
   codec.list(view.reducers, kMaxReducers);
   codec.list(view.resume, kMaxOps * kMaxStrands);
+  codec(view.is_settled);
 }
 
 template <typename Codec, typename Message>
@@ -74,6 +76,15 @@ void fields(Codec& codec, Message& totals)
   requires IsA<Message, StepTotals>
 {
   codec.list(totals.parts, kMaxTotalParts);
+}
+
+// But for the values, which come behind.
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& copy)
+  requires IsA<Message, StateCopy>
+{
+  codec(copy.number, copy.count, copy.slot_count, copy.is_backed_up, copy.part.offset, copy.part.count, copy.version,
+        copy.op, copy.round, copy.has_gradient);
 }
 
 template <typename Codec, typename Message>
@@ -177,6 +188,14 @@ Bytes encode(const Registration& registration) { return write(registration); }
 Bytes encode(const View& view) { return write(view); }
 Bytes encode(const StepInputs& step) { return write(step); }
 Bytes encode(const StepTotals& totals) { return write(totals); }
+
+Bytes encode(const StateCopy& copy) {
+  Writer writer;
+  fields(writer, copy);
+  writer.raw(copy.values);
+  return writer.take();
+}
+
 Bytes encode(const Join& join) { return write(join); }
 Bytes encode(const SharedOffer& offer) { return write(offer); }
 Bytes encode(const Lost& lost) { return write(lost); }
@@ -189,7 +208,8 @@ Bytes encode(const JobState& state) { return write(state); }
 Bytes encode(const OpDescription& description) {
   Writer writer;
   fields(writer, description.spec);
-  writer(description.shard.offset, description.shard.count, static_cast<uint32_t>(description.update.size()));
+  writer(description.shard.offset, description.shard.count);
+  writer(static_cast<uint32_t>(description.update.size()));
   writer.raw(description.update);
   writer.raw(encode(description.text));
   return writer.take();
@@ -236,7 +256,8 @@ Result<OpDescription> decode_op_description(std::span<const std::byte> bytes) {
   OpDescription description;
   uint32_t update_bytes = 0;
   fields(reader, description.spec);
-  reader(description.shard.offset, description.shard.count, update_bytes);
+  reader(description.shard.offset, description.shard.count);
+  reader(update_bytes);
   if (!reader.ok() || update_bytes > reader.rest().size()) return malformed("description of an op");
   if (Status status = check(description.spec); !status.ok()) return status;
   description.update.resize(update_bytes);
@@ -251,6 +272,20 @@ Result<StepInputs> decode_step_inputs(std::span<const std::byte> bytes) {
 
 Result<StepTotals> decode_step_totals(std::span<const std::byte> bytes) {
   return read<StepTotals>(bytes, "totals of a step");
+}
+
+Result<StateCopy> decode_state_copy(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  StateCopy copy;
+  fields(reader, copy);
+  const uint64_t arrays = uint64_t{copy.slot_count} + (copy.has_gradient ? 1 : 0);
+  const bool is_sane = reader.ok() && copy.slot_count >= 1 && copy.slot_count <= kMaxStateSlots &&
+                       overlap(copy.part, {0, copy.count}) == copy.part &&
+                       copy.part.count <= kMaxControlBytes / sizeof(float) &&
+                       reader.rest().size() == arrays * copy.part.count * sizeof(float);
+  if (!is_sane) return malformed("copy of a state");
+  copy.values.assign(reader.rest().begin(), reader.rest().end());
+  return copy;
 }
 
 Result<Join> decode_join(std::span<const std::byte> bytes) { return read<Join>(bytes, "join"); }

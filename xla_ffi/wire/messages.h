@@ -49,6 +49,7 @@ struct View {
     std::string host_name;
     int32_t colocated_rank = -1;
     std::vector<std::string> more_addresses;  // of its other interfaces
+    uint32_t since = 0;                       // the view in which it came: another one may have had the number before
   };
   // An op of which some workers have completed a round that others have not, and that round.
   struct Resume {
@@ -70,6 +71,7 @@ struct View {
   std::vector<Endpoint> worker_endpoints;
   std::vector<Reducer> reducers;
   std::vector<Resume> resume;
+  bool is_settled = false;  // the reducers that joined before have what they are to keep of optimizers
 };
 
 struct OpDescription {
@@ -78,6 +80,20 @@ struct OpDescription {
   // Of an op that uses a state: the elements of the bucket that the reducer has; and of an update its description.
   Range shard = {};
   Bytes update = {};
+};
+
+// A piece of what a reducer keeps of an optimizer, for one that is to back it up.
+struct StateCopy {
+  uint64_t number = 0;  // of the state
+  uint64_t count = 0;   // of the elements of the bucket, or of the strand's part of it
+  uint32_t slot_count = 0;
+  bool is_backed_up = true;
+  Range part;
+  uint64_t version = 0;  // as in KeptState::Stamp, like the next two
+  uint64_t op = 0;
+  uint64_t round = 0;
+  bool has_gradient = false;
+  Bytes values;  // of each slot, and then of the gradients: float32
 };
 
 // What workers know of a step of an optimizer whose state reducers keep. All workers send the same.
@@ -183,6 +199,7 @@ Bytes encode(const View& view);
 Bytes encode(const OpDescription& description);
 Bytes encode(const StepInputs& step);
 Bytes encode(const StepTotals& totals);
+Bytes encode(const StateCopy& copy);
 Bytes encode(const Join& join);
 Bytes encode(const SharedOffer& offer);
 Bytes encode(const Lost& lost);
@@ -198,6 +215,7 @@ Result<View> decode_view(std::span<const std::byte> bytes);
 Result<OpDescription> decode_op_description(std::span<const std::byte> bytes);
 Result<StepInputs> decode_step_inputs(std::span<const std::byte> bytes);
 Result<StepTotals> decode_step_totals(std::span<const std::byte> bytes);
+Result<StateCopy> decode_state_copy(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);

@@ -41,6 +41,7 @@ struct StateUse {
   uint64_t update = 0;          // the hash of the UpdateDescription that a measure or an update goes by
   bool resumes = false;         // the summed contributions are there already, from a measure of the same step
   DType weights = DType::kF32;  // of the result of an update
+  bool is_backed_up = true;     // by other reducers
   uint64_t first = 0;           // where strands carry parts of a bucket: the first element of this part
 
   bool operator==(const StateUse&) const = default;
@@ -143,7 +144,7 @@ template <typename Codec, typename Use>
 void fields(Codec& codec, Use& use)
   requires IsA<Use, StateUse>
 {
-  codec(use.number, use.slot_count, use.slot, use.update, use.resumes, use.weights, use.first);
+  codec(use.number, use.slot_count, use.slot, use.update, use.resumes, use.weights, use.is_backed_up, use.first);
 }
 
 template <typename Codec, typename Spec>

@@ -9,6 +9,10 @@ namespace {
 // 10 Gbit/s: what one strand carries each way on a slow core; on a fast one it is a little more than half.
 constexpr uint64_t kStrandBytesPerS = 1'250'000'000;
 
+StatePlan::Member member_of(const View::Reducer& reducer) {
+  return {reducer.number, reducer.since, reducer.address, reducer.port};
+}
+
 }  // namespace
 
 void Planner::enter(const View& view) {
@@ -16,6 +20,12 @@ void Planner::enter(const View& view) {
   most_strands_ = view.strand_count;
   rail_count_ = view.rail_count;
   reducers_ = view.reducers;
+  if (first_reducers_.empty()) {
+    first_reducers_ = view.reducers;
+  } else {
+    later_views_.push_back({{}, view.is_settled});
+    for (const View::Reducer& reducer : view.reducers) later_views_.back().members.push_back(member_of(reducer));
+  }
   places_.clear();
   for (const View::Reducer& reducer : reducers_) places_.push_back({reducer.colocated_rank >= 0});
   make_plans();
@@ -36,6 +46,22 @@ void Planner::make_plans() {
   parts_ = PartPlan(job_, strand_shares());
   if (window_bytes_ > 0) pace_.window_bytes = window_bytes_ / strand_count_;
   plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace_);
+  state_plan_ = std::make_shared<StatePlan>(make_state_plan());
+}
+
+StatePlan Planner::make_state_plan() const {
+  std::vector<ReducerPlace> places;
+  for (const View::Reducer& reducer : first_reducers_)
+    places.push_back({reducer.colocated_rank >= 0, rate_of(reducer)});
+  const std::vector<uint32_t> shares = balanced_shares(job_.worker_count, places);
+  std::vector<StatePlan::Member> members;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    members.push_back(member_of(first_reducers_[i]));
+    members.back().share = shares[i];
+  }
+  StatePlan plan(members);
+  for (const ViewOfStates& later : later_views_) plan.enter(later.members, later.is_settled);
+  return plan;
 }
 
 // The balance of a job of the members alone. To them, a reducer inside another worker is like a dedicated one.

@@ -15,6 +15,7 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/wire/state_plan.h"
 #include "xla_ffi/worker/part_plan.h"
 #include "xla_ffi/worker/rate_probe.h"
 #include "xla_ffi/worker/round.h"
@@ -36,6 +37,7 @@ struct Plans {
   bool is_undisturbed = true;
   // What the plan of a group follows from, beside its members.
   std::vector<Reducer> reducers;
+  std::shared_ptr<const StatePlan> states;  // of ops that use a state
   ShardPlan::Pace pace;
 
   [[nodiscard]] std::shared_ptr<const ShardPlan> plan_of(const RoundRequest& request) const {
@@ -58,7 +60,9 @@ class Planner {
   // A view starts, with these reducers. Called before all else.
   void enter(const View& view);
   // Of the view, and of what has been measured so far.
-  [[nodiscard]] Plans plans() const { return {even_plan_, plan_, !probe_ || is_undisturbed(), rated_, pace_}; }
+  [[nodiscard]] Plans plans() const {
+    return {even_plan_, plan_, !probe_ || is_undisturbed(), rated_, state_plan_, pace_};
+  }
   // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
   [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
     return request.is_internal ? even_parts_ : parts_;
@@ -77,6 +81,7 @@ class Planner {
   void start_probe();
   void take_rates();
   void make_plans();
+  [[nodiscard]] StatePlan make_state_plan() const;
   [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] std::vector<uint32_t> strand_shares() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
@@ -91,6 +96,14 @@ class Planner {
   ShardPlan::Pace pace_;                 // of the program's rounds
   std::shared_ptr<const ShardPlan> even_plan_;
   std::shared_ptr<const ShardPlan> plan_;
+  // A state stays where it is, so its plan follows from the first view and from what became of that.
+  struct ViewOfStates {
+    std::vector<StatePlan::Member> members;
+    bool is_settled = false;
+  };
+  std::vector<View::Reducer> first_reducers_;
+  std::vector<ViewOfStates> later_views_;
+  std::shared_ptr<const StatePlan> state_plan_;
   uint32_t most_strands_ = 1;  // that every process of the job has
   uint32_t rail_count_ = 1;
   uint32_t strand_count_ = 1;  // that carry a large round of the program

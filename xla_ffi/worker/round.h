@@ -79,7 +79,7 @@ class WholeRound;  // see round_ledger.h
 struct StepRequest {
   std::shared_ptr<const Bytes> update;  // the encoded UpdateDescription of a measure or an update
   StepInputs inputs;
-  // Sums over parts of tensors, as they come; called on the threads of the strands.
+  // Of a measure: takes the sums over parts of tensors, once for each part of the round; on the threads of the strands.
   std::function<void(const StepTotals&)> totals;
 };
 
@@ -182,6 +182,7 @@ struct Round {
   size_t least_window_bytes = 0;  // of every link
   Times times;
   Delay delay;
+  StepTotals totals;                     // of a measure
   bool is_replay = false;                // it is complete here, but not on every worker
   bool is_answered = false;              // the header of a total has come
   KeptContribution* keeps_in = nullptr;  // if set: every chunk is copied there when it is pushed
@@ -254,13 +255,14 @@ struct Round {
   // Cuts the bucket into segments, one for each of the plan's shards.
   void cut(const ShardPlan& plan) {
     const OpSpec& spec = request.spec;
+    cut(plan, plan.cut(spec.number_to_meet(request.op), spec.total_count, item_bytes(spec.dtype), has_rows(spec.kind)));
+  }
+  // One for each of these shards; the plan tells the chunks.
+  void cut(const ShardPlan& plan, std::span<const Shard> shards) {
+    const OpSpec& spec = request.spec;
     const size_t item = item_bytes(spec.dtype);
     const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
-    const bool is_in_rows = has_rows(spec.kind);
-    for (const Shard& shard :
-         plan.cut(spec.number_to_meet(request.op), spec.total_count, spec.cut_item_bytes(), is_in_rows)) {
-      segments.emplace_back(shard, items_per_chunk);
-    }
+    for (const Shard& shard : shards) segments.emplace_back(shard, items_per_chunk);
     open_segment_count = slowest_count = segments.size();
     least_window_bytes = plan.least_window_bytes(spec.total_count, item);
   }

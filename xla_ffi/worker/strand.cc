@@ -55,6 +55,7 @@ void WorkerStrand::on_open(Connection& connection) {
 // All reducers of the view are connected. First the rounds run again that are complete here and not on every worker.
 void WorkerStrand::resume() {
   halted_ = false;
+  send_plan();
   for (auto& [op_id, op] : schedule_.ops()) op.enter_view();
   for (const View::Resume& again : view_.resume) replay(again.op, again.round);
   start_waiting();
@@ -103,6 +104,13 @@ ProcessState WorkerStrand::state() const {
 void WorkerStrand::open_to_program(const Plans& plans) {
   is_open_to_program_ = true;
   plans_ = plans;
+  send_plan();
+}
+
+// Once it is final, to every reducer of each view.
+void WorkerStrand::send_plan() {
+  if (halted_ || !is_open_to_program_) return;
+  for (ReducerLink& link : links_) link.send(OutFrame::control(FrameType::kPlan, encode(*plans_.states)));
 }
 
 void WorkerStrand::start_round(RoundRequest part) {
@@ -125,26 +133,46 @@ void WorkerStrand::start_waiting() {
 
 void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
+  if (round.request.step != nullptr) return run_state(op, round);
   round.cut(*plans_.plan_of(round.request));
   for (Segment& segment : round.segments) {
-    describe_op(op, segment.shard);
-    send_step(round, segment.shard.reducer);
+    describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
   }
 }
 
-void WorkerStrand::describe_op(Op& op, const Shard& shard) {
-  if (!op.is_new_to(shard.reducer)) return;
+// Of an op that uses a state: its shares are where the state is.
+void WorkerStrand::run_state(Op& op, Round& round) {
+  const OpSpec& spec = round.request.spec;
+  const std::vector<StateShare> shares = plans_.states->cut(spec.state.number, spec.total_count);
+  std::vector<Shard> shards;
+  for (const StateShare& share : shares)
+    shards.push_back({place_of(share.reducer), share.part.offset, share.part.count});
+  round.cut(*plans_.program, shards);
+  for (size_t i = 0; i < shares.size(); ++i) {
+    describe_op(op, shards[i].reducer, shares[i].part);
+    send_step(round, shards[i].reducer);
+    links_[shards[i].reducer].start_segment(round, round.segments[i]);
+  }
+}
+
+// In the view. Every reducer of the plan of states is in it.
+uint32_t WorkerStrand::place_of(uint32_t reducer) const {
+  return static_cast<uint32_t>(std::ranges::find(view_.reducers, reducer, &View::Reducer::number) -
+                               view_.reducers.begin());
+}
+
+void WorkerStrand::describe_op(Op& op, uint32_t reducer, const Range& share) {
+  if (!op.is_new_to(reducer)) return;
   const Round& round = *op.running();
   FrameHeader header;
   header.op = round.request.op;
   header.round = round.number;
-  OpDescription description{round.request.spec, round.request.description};
-  if (const auto& step = round.request.step; step != nullptr) {
-    description.shard = {shard.offset, shard.count};
-    if (step->update != nullptr) description.update = *step->update;
+  OpDescription description{round.request.spec, round.request.description, share, {}};
+  if (const auto& step = round.request.step; step != nullptr && step->update != nullptr) {
+    description.update = *step->update;
   }
-  links_[shard.reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
+  links_[reducer].send(OutFrame::control(FrameType::kDescribe, encode(description), header));
 }
 
 void WorkerStrand::send_step(const Round& round, uint32_t reducer) {
@@ -162,7 +190,11 @@ void WorkerStrand::feed_starved() {
 }
 
 void WorkerStrand::finish_round(Op& op) {
-  report(*schedule_.finish_round(op));
+  const std::unique_ptr<Round> round = schedule_.finish_round(op);
+  // Not as they come: a round that is halted runs anew, and gives all of them again.
+  const bool gives_totals = round->request.spec.kind == Kind::kMeasure && !round->is_replay;
+  if (gives_totals) round->request.step->totals(round->totals);
+  report(*round);
   if (may_start(op)) run(op, schedule_.start_next_round(op));
 }
 
@@ -264,11 +296,11 @@ void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
 Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload) {
   Result<StepTotals> totals = decode_step_totals(payload);
   if (!totals.ok()) return totals.status();
-  const Round* round = schedule_.running_round(header.op, header.round);
-  if (round == nullptr || round->request.step == nullptr || !round->request.step->totals) {
+  Round* const round = schedule_.running_round(header.op, header.round);
+  if (round == nullptr || round->request.spec.kind != Kind::kMeasure) {
     return {Code::kProtocol, "it sent totals of a round that has none"};
   }
-  if (!round->is_replay) round->request.step->totals(*totals);
+  round->totals.parts.insert(round->totals.parts.end(), totals->parts.begin(), totals->parts.end());
   return {};
 }
 

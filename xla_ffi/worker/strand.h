@@ -95,7 +95,10 @@ class WorkerStrand final : private ConnectionOwner {
   [[nodiscard]] bool may_start(const Op& op) const;
   void start_waiting();
   void run(Op& op, Round& round);
-  void describe_op(Op& op, const Shard& shard);
+  void run_state(Op& op, Round& round);
+  void describe_op(Op& op, uint32_t reducer, const Range& share = {});
+  void send_plan();
+  [[nodiscard]] uint32_t place_of(uint32_t reducer) const;
   void send_step(const Round& round, uint32_t reducer);
   void feed_starved();
   void finish_round(Op& op);

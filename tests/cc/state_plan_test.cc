@@ -1,0 +1,181 @@
+#include "xla_ffi/wire/state_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "tests/cc/printing.h"
+#include "xla_ffi/base/status.h"
+
+namespace jaxhetero {
+namespace {
+
+using Member = StatePlan::Member;
+
+std::vector<Member> members_of(uint32_t count) {
+  std::vector<Member> members;
+  for (uint32_t number = 0; number < count; ++number) members.push_back({number, 0, "host", 4000, 1});
+  return members;
+}
+
+// Who keeps each element of a bucket, and who backs it up.
+struct Keepers {
+  std::vector<uint32_t> owner;
+  std::vector<std::vector<uint32_t>> backups;
+};
+
+Keepers keepers(const StatePlan& plan, uint64_t number, uint64_t count) {
+  Keepers found{std::vector<uint32_t>(count), std::vector<std::vector<uint32_t>>(count)};
+  uint64_t end = 0;
+  std::map<uint32_t, int> parts;
+  for (const StateShare& share : plan.cut(number, count)) {
+    EXPECT_EQ(share.part.offset, end) << "shares cover the bucket in order";
+    EXPECT_EQ(++parts[share.reducer], 1) << "a reducer has one part";
+    end += share.part.count;
+    for (uint64_t i = 0; i < share.part.count; ++i) found.owner[share.part.offset + i] = share.reducer;
+    for (const StateShare::Backup& backup : share.backups) {
+      EXPECT_NE(backup.reducer, share.reducer);
+      EXPECT_EQ(overlap(backup.part, share.part), backup.part);
+      for (uint64_t i = 0; i < backup.part.count; ++i) found.backups[backup.part.offset + i].push_back(backup.reducer);
+    }
+  }
+  EXPECT_EQ(end, count);
+  return found;
+}
+
+constexpr uint64_t kCounts[] = {1, 15, 5000, 16'384, 50'003};
+
+TEST(StatePlan, EveryElementHasAnOwnerAndABackup) {
+  for (uint32_t reducers = 1; reducers < 9; ++reducers) {
+    const StatePlan plan(members_of(reducers));
+    for (const uint64_t count : kCounts) {
+      for (const std::vector<uint32_t>& backups : keepers(plan, count, count).backups) {
+        ASSERT_EQ(backups.size(), reducers > 1 ? 1u : 0u);
+      }
+    }
+  }
+}
+
+TEST(StatePlan, SharesAreAsUnequalAsItIsTold) {
+  std::vector<Member> members = members_of(3);
+  members[1].share = 2;
+  members[2].share = 0;
+  const std::vector<StateShare> shares = StatePlan(members).cut(1, 96'000);
+  ASSERT_EQ(shares.size(), 2u);
+  EXPECT_EQ(shares[0].part, (Range{0, 31'984}));
+  EXPECT_EQ(shares[1].reducer, 1u);
+}
+
+// Whoever is lost, in whatever order: what it had goes to who backs it up.
+TEST(StatePlan, WhatIsLostIsWithItsBackups) {
+  std::mt19937 random(1);
+  for (int run = 0; run < 30; ++run) {
+    std::vector<Member> members = members_of(2 + random() % 7);
+    StatePlan plan(members);
+    uint32_t view = 0;
+    while (members.size() > 1) {
+      std::map<uint64_t, Keepers> before;
+      for (const uint64_t count : kCounts) before[count] = keepers(plan, count, count);
+      const size_t victim = random() % members.size();
+      const uint32_t lost = members[victim].number;
+      members.erase(members.begin() + static_cast<ptrdiff_t>(victim));
+      plan.enter(members, false);
+      ++view;
+      for (const uint64_t count : kCounts) {
+        const Keepers after = keepers(plan, count, count);
+        for (uint64_t i = 0; i < count; ++i) {
+          const uint32_t owner = before[count].owner[i];
+          ASSERT_EQ(after.owner[i], owner == lost ? before[count].backups[i][0] : owner) << "element " << i;
+        }
+      }
+    }
+  }
+}
+
+// It backs up what it will have, and has it once it is settled; then the shares are as even as they were.
+TEST(StatePlan, AReducerThatJoinsGetsAShare) {
+  for (uint32_t lost = 0; lost < 4; ++lost) {
+    std::vector<Member> members = members_of(4);
+    StatePlan plan(members);
+    std::erase_if(members, [lost](const Member& member) { return member.number == lost; });
+    plan.enter(members, false);
+    const Member comer{lost, 2, "elsewhere", 5000};
+    members.push_back(comer);
+    plan.enter(members, false);
+    ASSERT_EQ(plan.candidates().size(), 1u);
+    EXPECT_EQ(plan.find(lost)->port, 5000);
+    for (const uint64_t count : kCounts) {
+      const Keepers before = keepers(plan, count, count);
+      StatePlan settled = plan;
+      settled.enter(members, true);
+      EXPECT_TRUE(settled.candidates().empty());
+      const Keepers after = keepers(settled, count, count);
+      uint64_t moved = 0;
+      for (uint64_t i = 0; i < count; ++i) {
+        if (after.owner[i] == before.owner[i]) continue;
+        ASSERT_EQ(after.owner[i], lost);
+        ASSERT_TRUE(std::ranges::count(before.backups[i], lost)) << "it had it already";
+        ++moved;
+      }
+      if (count > 50'000) {
+        EXPECT_NEAR(static_cast<double>(moved) / static_cast<double>(count), 0.25, 0.09);
+      }
+    }
+  }
+}
+
+// One that takes a lost one's number is not that one.
+TEST(StatePlan, ANumberIsNoReducer) {
+  std::vector<Member> members = members_of(3);
+  StatePlan plan(members);
+  members[1].since = 2;
+  plan.enter(members, false);
+  EXPECT_EQ(plan.owners().size(), 2u);
+  ASSERT_EQ(plan.candidates().size(), 1u);
+  EXPECT_EQ(plan.candidates()[0].member.since, 2u);
+}
+
+TEST(StatePlan, ACandidateThatIsLostChangesNothing) {
+  std::vector<Member> members = members_of(3);
+  StatePlan plan(members);
+  const StatePlan before = plan;
+  members.push_back({3, 1, "host", 4000});
+  plan.enter(members, false);
+  members.pop_back();
+  plan.enter(members, true);
+  EXPECT_EQ(plan, before);
+}
+
+TEST(StatePlan, ComesBackAsItWas) {
+  std::vector<Member> members = members_of(3);
+  StatePlan plan(members);
+  members.push_back({3, 1, "host", 4000});
+  plan.enter(members, false);
+  const Bytes bytes = encode(plan);
+  Result<StatePlan> again = decode_state_plan(bytes);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(encode(*again), bytes);
+  EXPECT_EQ(again->cut(1, 100'000).size(), plan.cut(1, 100'000).size());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(decode_state_plan(std::span(bytes).first(size)).status().code(), Code::kProtocol) << size;
+  }
+  std::mt19937 random(2);
+  for (int run = 0; run < 3000; ++run) {
+    Bytes damaged = bytes;
+    damaged[random() % damaged.size()] = static_cast<std::byte>(random());
+    Result<StatePlan> plan_of_damaged = decode_state_plan(damaged);
+    if (plan_of_damaged.ok()) {
+      for (const StateShare& share : plan_of_damaged->cut(random(), 100'000)) {
+        ASSERT_EQ(overlap(share.part, {0, 100'000}), share.part);
+        for (const StateShare::Backup& backup : share.backups) ASSERT_EQ(overlap(backup.part, share.part), backup.part);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxhetero
