@@ -1,10 +1,11 @@
 """Kills reducers of a training job, over and over, and checks that no bit of the result changes.
 
     python -m tests.chaos --rounds 300 --seed 0
+    python -m tests.chaos --rounds 300 --server      # with optimizers that the reducers run
 
 The instants, the victims and the jobs' shapes follow from the seed: from 2 to 8 reducers, some jobs with more of them
 inside the workers; one at a time, two at once, or one while the loss of another is being dealt with. As many new ones
-come as are killed.
+come as are killed. With ``--server``, one is killed at a time, and the next one once what it kept has a backup again.
 """
 
 import itertools
@@ -13,11 +14,12 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import tyro
 
@@ -44,12 +46,13 @@ class Killer:
     random: random.Random
     alive: list[str]
     instants: list[float]
+    most: int = 2
     kills: int = 0
 
     def strike(self) -> None:
-        """Kills one reducer, or two, at once or shortly after each other; always leaves one."""
+        """Kills one reducer, or as many as may be, at once or shortly after each other; always leaves one."""
         self.instants.append(time.time())
-        for _ in range(min(self.random.choice([1, 1, 2]), len(self.alive) - 1)):
+        for _ in range(min(self.random.choice([1, 1, self.most]), len(self.alive) - 1)):
             victim = self.alive.pop(self.random.randrange(len(self.alive)))
             self.cluster.process(victim).send_signal(signal.SIGKILL)
             self.kills += 1
@@ -57,24 +60,41 @@ class Killer:
 
 
 @contextmanager
-def _training(workers: int, reducers: int, colocated: int, program: str) -> Iterator[tuple[Cluster, Path]]:
+def _training(
+    workers: int, reducers: int, colocated: int, program: str, arguments: Sequence[str]
+) -> Iterator[tuple[Cluster, Path]]:
     """A job that trains until the file is there."""
     settings = {"JAXHETERO_COLOCATED_COUNT": str(colocated), "JAXHETERO_TIMEOUT_MS": "20000"}
     with TemporaryDirectory() as directory, Cluster(workers, reducers, settings) as cluster:
         end = Path(directory) / "end"
         cluster.start_reducers()
-        cluster.start_workers(program, str(end))
+        cluster.start_workers(program, str(end), *arguments)
         for rank in range(workers):
             cluster.wait_for_output(f"worker {rank}", "running")
         yield cluster, end
 
 
-def run_job(seed: int, strikes: int, workers: int = 3, pause_s: float = 0.5, program: str = "train_bits.py") -> Toll:
+def _is_backed_up(log: str) -> bool:
+    """Whether that is what was said last of the latest view."""
+    views = [line for line in log.splitlines() if "view " in line]
+    return bool(views) and views[-1].endswith("is backed up")
+
+
+def run_job(
+    seed: int,
+    strikes: int,
+    workers: int = 3,
+    pause_s: float = 0.5,
+    program: str = "train_bits.py",
+    arguments: Sequence[str] = (),
+    backed_up: bool = False,
+) -> Toll:
+    """Train, and kill so often; ``backed_up``: reducers keep what has to be copied before the next one may go."""
     chance = random.Random(seed)
     reducers = chance.randint(2, 8)
     colocated = chance.choice([0, 0, 1, workers])
-    with _training(workers, reducers, colocated, program) as (cluster, end):
-        killer = Killer(cluster, chance, [f"reducer {index}" for index in range(reducers)], [])
+    with _training(workers, reducers, colocated, program, arguments) as (cluster, end):
+        killer = Killer(cluster, chance, [f"reducer {index}" for index in range(reducers)], [], 1 if backed_up else 2)
         for _ in range(strikes):
             time.sleep(pause_s * chance.random())
             killer.strike()
@@ -83,6 +103,8 @@ def run_job(seed: int, strikes: int, workers: int = 3, pause_s: float = 0.5, pro
             # The new ones are to be there before the next strike, or it could leave none.
             for name in killer.alive:
                 cluster.wait_for_error(name, "is ready")
+            if backed_up:
+                cluster.wait_for_log("worker 0", _is_backed_up)
         end.touch()
         results = [outcome.result for outcome in cluster.wait_workers()]
     ends = results[0]["ends"]
@@ -101,17 +123,21 @@ def run_job(seed: int, strikes: int, workers: int = 3, pause_s: float = 0.5, pro
     )
 
 
-def main(rounds: int = 300, seed: int = 0, strikes_per_job: int = 10) -> None:
+def main(rounds: int = 300, seed: int = 0, strikes_per_job: int = 10, server: bool = False) -> None:
     """
     Args:
         rounds: How many reducers to kill, at least.
         seed: Of everything that is random.
         strikes_per_job: How often to kill one or two of them before the job ends and another begins.
+        server: Train with optimizers that the reducers run, AdamW and LAMB.
     """
+    options: dict[str, Any] = {}
+    if server:
+        options = {"program": "reducers_training.py", "arguments": ("adamw", "lamb"), "backed_up": True}
     kills = 0
     lost: list[float] = []
     while kills < rounds:
-        toll = run_job(seed, strikes_per_job)
+        toll = run_job(seed, strikes_per_job, **options)
         if not toll.same_bits:
             raise SystemExit(f"seed {seed}: the parameters differ from those of an undisturbed run")
         kills += toll.kills

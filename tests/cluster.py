@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -136,10 +136,17 @@ class Cluster:
         """The same on its standard error, where the log goes."""
         self._wait_for(name, "err", text, timeout_s)
 
+    def wait_for_log(self, name: str, is_right: Callable[[str], bool], timeout_s: float = 60) -> None:
+        """Until the standard error of the process is right."""
+        self._wait(name, lambda: is_right(self._log(name, "err").read_text()), is_right.__name__, timeout_s)
+
     def _wait_for(self, name: str, kind: str, text: str, timeout_s: float) -> None:
+        self._wait(name, lambda: text in self._log(name, kind).read_text(), repr(text), timeout_s)
+
+    def _wait(self, name: str, is_over: Callable[[], bool], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while text not in self._log(name, kind).read_text():
-            assert time.monotonic() < deadline, f"{name} never printed {text!r}: {self._log(name, 'err').read_text()}"
+        while not is_over():
+            assert time.monotonic() < deadline, f"{name} never printed {what}: {self._log(name, 'err').read_text()}"
             assert self.process(name).poll() is None, f"{name} ended: {self._log(name, 'err').read_text()}"
             time.sleep(0.01)
 

@@ -40,6 +40,7 @@ class StateCall:
       slot: that is stored or loaded.
       update: the encoded description of a measure or an update.
       resumes: the reducers have the summed gradients already.
+      is_backed_up: other reducers keep a copy of the state.
       wire_dtype: as in ``psum``.
       call_bytes: of gradients on the wire in the whole step.
       results: shapes and dtypes, but for the version.
@@ -54,6 +55,7 @@ class StateCall:
     slot: int = 0
     update: bytes = b""
     resumes: bool = False
+    is_backed_up: bool = True
     wire_dtype: str = ""
     call_bytes: int = 0
     worker_count: int = 1
@@ -106,7 +108,7 @@ def _lower(ctx: Any, *operands: Any, call: StateCall) -> Any:
             f"{call.label}: the mesh has several devices of one worker; an optimizer on reducers takes the gradients "
             "of one device of each worker"
         )
-    state = np.array([call.number, call.slot_count, call.slot, call.resumes], np.int64)
+    state = np.array([call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up], np.int64)
     attributes = replace(attributes, state=state, update=np.frombuffer(call.update, np.uint8))
     return lower_call(ctx, operands, attributes, _NAMES[call.kind], _aliases(ctx, operands, call))
 

@@ -27,13 +27,14 @@ from jaxhetero.optimizers._programs.program import OutputType
 from jaxhetero.optimizers._programs.update import Origin, Update
 
 _numbers = itertools.count()
+_UPDATES_OF_A_LIFE = 2**24
 
 
 class ReducersState(NamedTuple):
     """What workers hold of an optimizer on reducers: a few numbers.
 
     Attributes:
-      versions: for each bucket of weights, uint32[]: how many updates the reducers have made.
+      versions: for each bucket of weights, uint32[]: a number that grows with each update that the reducers make.
       own: what of the optimizer's state stays with the workers, such as counts of steps.
     """
 
@@ -84,6 +85,7 @@ def on_reducers(
     mean: bool = True,
     weights_dtype: Any = jnp.float32,
     wire_dtype: Any = None,
+    backups: int = 1,
     bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> ReducersOptimizer:
@@ -104,6 +106,7 @@ def on_reducers(
       mean: ``tx`` gets the mean of the workers' gradients; ``False``: their sum.
       weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
       wire_dtype: as in ``jaxhetero.psum``, of the gradients.
+      backups: 1: another reducer backs up each share, and the loss of a reducer changes no bit; 0: none does.
       bucket_bytes: as in ``jaxhetero.psum``, counted in float32.
       name: of the optimizer in messages; every worker makes the same optimizers in the same order.
 
@@ -114,8 +117,11 @@ def on_reducers(
       ``jaxhetero.broadcast``. ``update(gradients, state)`` takes the gradients of this worker. It returns updates to
       give to ``optax.apply_updates``, which makes them the new weights, and the next state.
 
-    A state can be used once: an update changes it at the reducers. A reducer that is lost takes its share along, and
-    the job ends: start again from a checkpoint.
+    A state can be used once: an update changes it at the reducers.
+
+    If a reducer is lost, those that back its share up go on with it, and copy it to new backups while training goes on.
+    A reducer that joins gets a share with what is kept of it. The job ends where a share is lost with its backup, or
+    has none, as with a reducer alone: start again from a checkpoint.
 
     Does not block, as any JAX computation.
 
@@ -136,7 +142,9 @@ def on_reducers(
     """
     label = name or f"optimizer {next(_numbers)}"
     check_wire_dtype(wire_dtype, label)
-    home = _Home(tx, axis_name, mean, np.dtype(weights_dtype), wire_dtype, bucket_bytes, label)
+    if backups not in (0, 1):
+        raise ConfigError(f"{label}: backups is {backups}; it can be 0 or 1")
+    home = _Home(tx, axis_name, mean, np.dtype(weights_dtype), wire_dtype, backups, bucket_bytes, label)
 
     def init(params: Any) -> ReducersState:
         return home.init(params)
@@ -177,11 +185,13 @@ class _Home:
     mean: bool
     weights_dtype: np.dtype[Any]
     wire_dtype: Any
+    backups: int
     bucket_bytes: int
     label: str
 
     def __post_init__(self) -> None:
         self._plans: dict[Any, _Plan] = {}
+        self._lives = itertools.count(1)
 
     def init(self, params: Any) -> ReducersState:
         return self._store(params, self.tx.init(params), is_new=True)
@@ -197,8 +207,10 @@ class _Home:
         if given != jax.tree.structure(plan.opt_state):
             raise ConfigError(f"{self.label}: the state is not one of this optimizer for these parameters")
         versions = []
+        # What some reducer may still have of earlier weights must not pass for these.
+        first = next(self._lives) % 2**8 * _UPDATES_OF_A_LIFE
         for number, bucket in enumerate(plan.buckets):
-            version = jnp.zeros((), jnp.uint32)
+            version = jnp.uint32(first)
             for slot in range(bucket.slot_count):
                 found = [_slot_leaf(plan, leaf, slot) for leaf in bucket.leaves]
                 if is_new and slot and all(state is None or state in plan.zeros for state in found):
@@ -280,6 +292,7 @@ class _Home:
             number=1 + int.from_bytes(digest, "little"),
             slot_count=plan.buckets[bucket].slot_count,
             results=results,
+            is_backed_up=self.backups > 0,
             worker_count=world.size(),
             axis_name=axes.worker_axis,
             **options,
