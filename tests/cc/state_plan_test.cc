@@ -128,6 +128,57 @@ TEST(StatePlan, AReducerThatJoinsGetsAShare) {
   }
 }
 
+// Losses and joins in any order; nobody is ever to keep what it had not got. But what an owner alone had is lost.
+TEST(StatePlan, NothingMovesToWhoLacksIt) {
+  std::mt19937 random(3);
+  for (int run = 0; run < 60; ++run) {
+    std::vector<Member> members = members_of(2 + random() % 4);
+    for (Member& member : members) member.share = 1 + random() % 5;
+    StatePlan plan(members);
+    for (uint32_t view = 1; view < 12; ++view) {
+      std::map<uint64_t, Keepers> before;
+      for (const uint64_t count : {5000, 20'000}) before[count] = keepers(plan, count, count);
+      const bool settled = random() % 2 == 0;
+      std::optional<uint32_t> lost;
+      if (members.size() > 2 && random() % 2 == 0) {
+        const size_t victim = random() % members.size();
+        lost = members[victim].number;
+        members.erase(members.begin() + static_cast<ptrdiff_t>(victim));
+      } else if (members.size() < 7) {
+        members.push_back({100 + view, view, "host", 4000});
+      }
+      const bool was_alone = plan.owners().size() == 1;
+      plan.enter(members, settled);
+      EXPECT_TRUE(decode_state_plan(encode(plan)).ok()) << "shares without gaps";
+      for (const auto& [count, old] : before) {
+        const Keepers now = keepers(plan, count, count);
+        for (uint64_t i = 0; i < count; ++i) {
+          const bool had_it = now.owner[i] == old.owner[i] || std::ranges::count(old.backups[i], now.owner[i]) > 0;
+          ASSERT_TRUE(had_it || (lost.has_value() && was_alone)) << "element " << i << " of " << count;
+        }
+      }
+    }
+  }
+}
+
+// Those that had something are all gone.
+TEST(StatePlan, BeginsAnewWithOthers) {
+  StatePlan plan(members_of(1));
+  const std::vector<Member> others = {{7, 3, "host", 4000}, {8, 4, "host", 4000}};
+  plan.enter(others, false);
+  EXPECT_EQ(plan.owners().size(), 2u);
+}
+
+// Reducers that have no share at the start, as those inside workers may, get none because another one is lost.
+TEST(StatePlan, WhoHasNothingAtTheStartGetsNothing) {
+  std::vector<Member> members = members_of(3);
+  members[2].share = 0;
+  StatePlan plan(members);
+  members.erase(members.begin());
+  plan.enter(members, false);
+  EXPECT_TRUE(plan.candidates().empty());
+}
+
 // One that takes a lost one's number is not that one.
 TEST(StatePlan, ANumberIsNoReducer) {
   std::vector<Member> members = members_of(3);

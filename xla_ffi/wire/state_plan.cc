@@ -60,7 +60,8 @@ void StatePlan::enter(std::span<const Member> members, bool settled) {
     return std::ranges::any_of(members, [&](const Member& member) { return member.is(place.member); });
   };
   std::erase_if(candidates_, [&](const Place& place) { return !is_there(place); });
-  if (settled) promote();
+  // After a loss, what a candidate is to have may not be what is left to it; it waits for the next time.
+  if (settled && std::ranges::all_of(owners_, is_there)) promote();
   for (size_t place = 0; place < owners_.size();) {
     if (is_there(owners_[place])) {
       ++place;
@@ -68,7 +69,15 @@ void StatePlan::enter(std::span<const Member> members, bool settled) {
       leave(place);
     }
   }
+  if (owners_.empty()) return start_anew(members);
   nominate(members);
+}
+
+// Whatever was kept is lost with those that had it. Other states can begin.
+void StatePlan::start_anew(std::span<const Member> members) {
+  std::vector<Member> equal(members.begin(), members.end());
+  for (Member& member : equal) member.share = 1;
+  *this = StatePlan(equal);
 }
 
 // The neighbours get what they back up.
@@ -92,13 +101,14 @@ void StatePlan::promote() {
   }
 }
 
-// Each member that keeps nothing is to have a third of two neighbours, or half of an owner alone: of the largest ones,
-// and no owner gives twice.
+// Each member that has joined and keeps nothing is to have a third of two neighbours, or half of an owner alone: of the
+// largest ones, and no owner gives twice. Neither neighbour gets anything that it has not.
 void StatePlan::nominate(std::span<const Member> members) {
   candidates_.clear();
   std::vector<bool> gives(owners_.size());
   for (const Member& member : members) {
-    if (std::ranges::any_of(owners_, [&](const Place& owner) { return owner.member.is(member); })) continue;
+    const auto is_member = [&](const Place& owner) { return owner.member.is(member); };
+    if (member.since == 0 || std::ranges::any_of(owners_, is_member)) continue;
     const size_t width = std::min<size_t>(owners_.size(), 2);
     std::optional<size_t> best;
     uint64_t most = 0;
@@ -111,8 +121,9 @@ void StatePlan::nominate(std::span<const Member> members) {
     if (!best.has_value() || width == 0) continue;
     gives[*best] = gives[*best + width - 1] = true;
     const uint64_t begin = owners_[*best].begin;
+    const uint64_t border = owners_[*best].end;  // of the two, or the end of the owner alone
     const uint64_t share = most / (width + 1);
-    candidates_.push_back({member, begin + share, width == 1 ? begin + most : begin + 2 * share});
+    candidates_.push_back({member, std::min(begin + share, border), std::max(begin + 2 * share, border)});
   }
   std::ranges::sort(candidates_, {}, &Place::begin);
 }

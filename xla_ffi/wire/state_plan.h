@@ -77,6 +77,7 @@ class StatePlan {
 
   void leave(size_t place);
   void promote();
+  void start_anew(std::span<const Member> members);
   void nominate(std::span<const Member> members);
   [[nodiscard]] std::vector<StateShare::Backup> backups(size_t place, uint64_t count) const;
 
