@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -18,12 +18,15 @@ class NoiselessProbe {
   NoiselessProbe(const View& view, const Cluster& cluster, const JobConfig& job)
       : view_(view), cluster_(cluster), job_(job) {}
 
-  [[nodiscard]] RoundOutcome run(const RoundRequest& request) const {
+  // `parts`: of the request. A small one has a single part, and goes over the interface of its strand alone.
+  [[nodiscard]] RoundOutcome run(const RoundRequest& request, const std::vector<RoundPart>& parts) {
     RoundOutcome outcome;
     if (request.outputs.bytes() > 0) {
       agree(request);
       return outcome;
     }
+    strands_.clear();
+    for (const RoundPart& part : parts) strands_.push_back(part.strand);
     Clock::time_point last;
     for (const Shard& shard : request.plan->cut(request.op, request.spec.total_count, sizeof(float))) {
       const View::Reducer& reducer = view_.reducers[shard.reducer];
@@ -32,14 +35,13 @@ class NoiselessProbe {
       outcome.entry.parts.push_back({reducer.number, bytes, end});
       last = std::max(last, end);
     }
-    // Each rail carries as much as the others.
-    const std::vector<double>& rails = cluster_.hosts[job_.worker_hosts[0]].interfaces;
-    const double slowest = std::ranges::min(rails);
-    for (uint32_t strand = 0; strand < job_.strand_count; ++strand) {
-      const double rate = rails[strand % rails.size()];
-      outcome.strand_ends.emplace_back(
-          strand,
-          Clock::time_point(std::chrono::duration_cast<Clock::duration>(last.time_since_epoch() * (slowest / rate))));
+    // Each interface that carries a part carries as much as the others.
+    const std::vector<double>& rates = cluster_.hosts[job_.worker_hosts[0]].interfaces;
+    const auto rate_of = [&](uint32_t strand) { return rates[strand % rates.size()]; };
+    const double slowest = rate_of(std::ranges::min(strands_, {}, rate_of));
+    for (const uint32_t strand : strands_) {
+      outcome.strand_ends.emplace_back(strand, Clock::time_point(std::chrono::duration_cast<Clock::duration>(
+                                                   last.time_since_epoch() * (slowest / rate_of(strand)))));
     }
     return outcome;
   }
@@ -60,11 +62,15 @@ class NoiselessProbe {
     for (size_t i = 0; i < total[0].iov_len / sizeof(int64_t); ++i) to[i] = from[i] * job_.shape.worker_count;
   }
 
-  // Of the message's own bytes.
+  // Of the message's own bytes, by the interfaces that carry the round.
   [[nodiscard]] double rate(uint32_t host) const {
     const std::vector<double>& rates = cluster_.hosts[host].interfaces;
+    std::set<size_t> carrying;
+    for (const uint32_t strand : strands_) carrying.insert(strand % rates.size());
+    double sum = 0;
+    for (const size_t interface : carrying) sum += rates[interface];
     const double packet = cluster_.network.packet_bytes;
-    return std::reduce(rates.begin(), rates.end()) * packet / (packet + cluster_.network.packet_overhead_bytes);
+    return sum * packet / (packet + cluster_.network.packet_overhead_bytes);
   }
 
   [[nodiscard]] double link_rate(const View::Reducer& reducer, const ShardPlan& plan) const {
@@ -79,6 +85,7 @@ class NoiselessProbe {
   const View& view_;
   const Cluster& cluster_;
   const JobConfig& job_;
+  std::vector<uint32_t> strands_;  // that carry the round
 };
 
 }  // namespace
@@ -110,8 +117,10 @@ uint32_t part_count(const JobConfig& job, const BucketConfig& bucket) {
 
 void prepare(Planner& planner, const View& view, const Cluster& cluster, const JobConfig& job) {
   planner.enter(view);
-  const NoiselessProbe probe(view, cluster, job);
-  while (const std::optional<RoundRequest> request = planner.next_probe()) planner.finish_probe(probe.run(*request));
+  NoiselessProbe probe(view, cluster, job);
+  while (const std::optional<RoundRequest> request = planner.next_probe()) {
+    planner.finish_probe(probe.run(*request, planner.parts_of(*request).cut(*request)));
+  }
 }
 
 }  // namespace jaxhetero::simulator
