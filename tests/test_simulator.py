@@ -213,11 +213,12 @@ def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp
         assert command.main(wrong) == 2
 
 
-def test_a_job_is_as_fast_as_its_strands() -> None:
-    """The estimate simulates one of them."""
+@pytest.mark.parametrize(("reducer_count", "colocated"), [(4, 0), (0, 4), (1, 4)])
+def test_a_job_is_as_fast_as_its_strands(reducer_count: int, colocated: int) -> None:
+    """The estimate simulates one of them, whose host has its part of the cores: enough for a reducer inside as well."""
     hosts = (Host.of_gbits(20),) * 4
     buckets = [Bucket(16 * MEBI, 0.01 * number) for number in range(1, 4)]
-    whole = Job(hosts, hosts, strands=2)
+    whole = Job(hosts, hosts[:reducer_count], colocated, strands=2)
     one_s = simulate_one_strand(whole, buckets, 0.03, Network())
     assert simulate_steps(whole, buckets, 0.03, rounds=1).time_s == pytest.approx(one_s, rel=0.03)
 

@@ -158,10 +158,13 @@ def strands_for(gbits: float) -> int:
     return min(_MOST_STRANDS, math.ceil(gbits * 1e9 / 8 / _STRAND_BYTES_PER_S))
 
 
-def simulate_one_strand(job: Job, buckets: Sequence[Bucket], step_s: float, network: Network) -> float:
-    """The seconds of a step, by one strand with its part of every interface. The others do the same beside it.
+def simulate_one_strand(
+    job: Job, buckets: Sequence[Bucket], step_s: float, network: Network, call_bytes: int | None = None
+) -> float:
+    """The seconds of a step, by one strand with its part of interfaces and cores. The others do the same beside it.
 
     That takes as many times less as the job has strands, and is the same where interfaces are the limit.
+    ``call_bytes``: see ``simulate_steps``.
 
     Example:
       >>> from jaxhetero.simulator import Bucket, Host, Job, Network
@@ -182,10 +185,11 @@ def simulate_one_strand(job: Job, buckets: Sequence[Bucket], step_s: float, netw
             own.append(bucket)
         whole_count += 1
     workers, reducers = (
-        tuple(Host((host.bytes_per_s / strands,), cores=1) for host in hosts) for hosts in (job.workers, job.reducers)
+        tuple(Host((host.bytes_per_s / strands,), max(1, host.cores // strands)) for host in hosts)
+        for hosts in (job.workers, job.reducers)
     )
     one = replace(job, workers=workers, reducers=reducers, strands=1)
-    call_bytes = sum(bucket.bytes for bucket in buckets)
+    call_bytes = call_bytes or sum(bucket.bytes for bucket in buckets)
     return simulate_steps(one, own[::-1], step_s, network, rounds=1, call_bytes=call_bytes).time_s
 
 
