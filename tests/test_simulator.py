@@ -191,7 +191,7 @@ def test_what_makes_no_job_is_refused(make: object) -> None:
 
 
 # In place, from 4 MiB on, and not with the memory that the virtual machine's host has taken back: docs/performance.md.
-RECORD = "bfloat16,colocated,concurrent,gigabit,large,many,rails,sixteen,step,unequal"
+RECORD = "bfloat16,colocated,concurrent,gigabit,large,many,new,rails,sixteen,step,unequal"
 
 
 def test_the_lab_has_measured_the_same() -> None:
