@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bench.simulate
+import bench.simulate_pipeline
 import bench.simulate_scaling
 from bench.simulate import simulate_all
 from jaxhetero.errors import ConfigError
@@ -229,6 +230,33 @@ def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp
     assert {path.name for path in tmp_path.glob("*.png")} == {"algorithms.png", "models.png"}
     for command, wrong in ((bench.simulate, ["--only", "none"]), (bench.simulate_scaling, ["--only", "none"])):
         assert command.main(wrong) == 2
+
+
+def test_a_pipeline_of_many_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--workers", "8", "--stages", "2,4", "--layers", "2", "--gbits", "10"]
+    efficiencies = []
+    for message_us in ("0", "100"):
+        assert bench.simulate_pipeline.main([*small, "--message-us", message_us]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
+        assert [row[:2] for row in rows] == [["1", "8"], ["2", "4"], ["4", "2"]]
+        efficiencies.append([float(row[5]) for row in rows])
+    # Cheap messages make faster steps, and so does a pipeline where the gradients take longer than the step.
+    assert all(cheap > dear for cheap, dear in zip(*efficiencies, strict=True))
+    assert efficiencies[0][0] < efficiencies[0][1]
+    assert bench.simulate_pipeline.main(["--workers", "8", "--stages", "3"]) == 2
+
+
+def test_data_parallelism_beside_pipelines_is_what_a_simulated_job_takes() -> None:
+    """The whole step is simulated here, and only some of its buckets there."""
+    count, gbits, size_bytes, compute_s = 8, 10.0, 400 * MEBI, 0.3
+    host = (Host.of_gbits(gbits),) * count
+    number = size_bytes // (8 * MEBI)
+    buckets = [Bucket(8 * MEBI, compute_s * (1 + 2 * (index + 1) / number) / 3) for index in range(number)]
+    whole = simulate_steps(Job(host, host), buckets, compute_s)
+    s_per_byte = bench.simulate_pipeline.seconds_per_byte(count, gbits, size_bytes, 5.0)
+    step_s = bench.simulate_pipeline.data_parallel_s(compute_s, size_bytes, s_per_byte)
+    assert step_s == pytest.approx(whole.time_s, rel=0.03)
+    assert step_s > 1.3 * compute_s
 
 
 @pytest.mark.parametrize(("reducer_count", "colocated"), [(4, 0), (0, 4), (1, 4)])

@@ -145,7 +145,8 @@ def simulate_step(
     sizes = _gradient_bytes(operations, partition)
     reduce_s: Callable[[int], float] | None = None
     if replicas > 1:
-        reduce_s = lambda stage: sizes[stage] / network.bytes_per_s + network.latency_s  # noqa: E731
+        rate = network.reduced_bytes_per_s or network.bytes_per_s
+        reduce_s = lambda stage: sizes[stage] / rate + network.latency_s  # noqa: E731
     return simulate(schedule, task_s, _transfers(operations, partition), network, reduce_s)
 
 

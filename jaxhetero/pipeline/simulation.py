@@ -19,10 +19,13 @@ class Network:
     Attributes:
       bytes_per_s: that a worker sends, and at the same time receives.
       latency_s: from the last byte sent to the last byte received.
+      reduced_bytes_per_s: of a worker's gradients, that are reduced over replicas. Default: ``bytes_per_s``, as with
+        a reducer for each worker.
     """
 
     bytes_per_s: float = float("inf")
     latency_s: float = 0.0
+    reduced_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)
