@@ -34,7 +34,7 @@ class Question:
     gpus_per_worker: int = 1
     """For the efficiency per GPU; the sum over the GPUs of a host is part of ``step_s``."""
     reducer_types: tuple[str, ...] = ()
-    """Names in jaxhetero/cluster/prices.toml. Default: the one whose bandwidth is cheapest, up to the workers' rate."""
+    """Names in jaxhetero/cluster/prices.toml. Default: the cheapest with a worker's rate, or with the cheapest rate."""
     reducer_counts: tuple[int, ...] = ()
     """Default: none, and a quarter, a half and all of the number of workers."""
     network: Network = field(default_factory=Network)
@@ -100,7 +100,7 @@ def estimate(question: Question) -> list[Answer]:
       True
     """
     counts = question.reducer_counts or (0, *_parts(question.workers))
-    types = [_instance(name) for name in question.reducer_types] or [_cheapest_bandwidth(question.worker_gbits)]
+    types = [_instance(name) for name in question.reducer_types] or [_cheapest(question.worker_gbits)]
     answers = []
     for instance in types:
         for count in counts:
@@ -213,7 +213,10 @@ def _instance(name: str) -> Instance:
     return prices[name]
 
 
-def _cheapest_bandwidth(most_gbits: float) -> Instance:
+def _cheapest(gbits: float) -> Instance:
+    """The cheapest host that is as fast; if there is none, the one whose bandwidth is cheapest."""
     hosts = [instance for instance in read_prices().values() if not instance.accelerator_count]
-    fitting = [instance for instance in hosts if instance.nic_gbits <= most_gbits] or hosts
-    return min(fitting, key=lambda instance: instance.usd_per_hour / instance.nic_gbits)
+    fast = [instance for instance in hosts if instance.nic_gbits >= gbits]
+    if fast:
+        return min(fast, key=lambda instance: instance.usd_per_hour)
+    return min(hosts, key=lambda instance: instance.usd_per_hour / instance.nic_gbits)
