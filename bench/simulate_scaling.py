@@ -4,20 +4,29 @@
     python -m bench.simulate_scaling --workers 8,64,256 --plot FOLDER
 
 Nothing here is measured. docs/how_to/simulate.md says how the simulator is checked. Processors are either free, or
-cost what jaxhetero.simulator.Costs has as its defaults.
+cost what jaxhetero.simulator.Costs has as its defaults. --plot draws all but the last.
 
-algorithms      the time of one all-reduce in units of S/B, between hosts of one rate, where processors are free
+algorithms      the time of one all-reduce in units of S/B, between hosts of one rate, where processors are free. The
+                servers have whole tensors of BERT-large, scaled to the same bytes
 models          the efficiency of a train step with V100s (bench/accelerator/profiles.py), as many reducers as workers
-servers         parameter servers to which whole tensors belong, in units of S/B, with as many servers and with twice as
-                many as workers
-leaves          the time in units of S/B, where the links of leaves of eight hosts carry a part of what their hosts do
+servers         parameter servers, in units of S/B where processors are free, for the smallest number of workers. "in
+                turn": each has whole tensors. "MXNet's rule": arrays of a million elements and more are cut evenly, and
+                a smaller one belongs to server 9973 i mod k (KVStore, EncodeDefaultKey in src/kvstore/kvstore_dist.h)
+leaves          the time in units of S/B, where the links of leaves of eight hosts carry a part of what their hosts do.
+                Reducers have leaves of their own
+costs           a step of the set-ups of `jaxhetero estimate` and what it costs, by the number of reducer hosts
+events          what a simulation itself takes: events, CPU time, and the memory of its process, with Python and JAX.
+                The last row is an all-reduce of BERT-large, in the chunks of a job
 """
 
 from __future__ import annotations
 
+import math
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -27,6 +36,9 @@ from bench.accelerator.schedule import make_schedule
 from bench.errors import BenchError
 from bench.harness.command import run_command
 from bench.harness.report import format_columns
+from bench.harness.team import memory_bytes
+from bench.simulate_plots import Line, draw
+from jaxhetero.cluster.prices import read_prices
 from jaxhetero.simulator import (
     Bucket,
     Costs,
@@ -39,12 +51,14 @@ from jaxhetero.simulator import (
     simulate_ring,
     simulate_tree,
 )
-from jaxhetero.simulator.estimate import simulate_one_strand, strands_for
+from jaxhetero.simulator.estimate import SETUPS, Question, estimate, simulate_one_strand, strands_for
 
 _FREE = Costs(0, 0, 0, 0)
 _SIZE_BYTES = 256 * 2**20
 _LEAF = 8
-Line = list[str]
+_BIG_ARRAY = 1_000_000  # elements: MXNET_KVSTORE_BIGARRAY_BOUND
+_CHUNK_BYTES = 16384
+_COST_SHARES = (0.125, 0.25, 0.5, 0.75, 1)
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,9 @@ class Options:
     only: str | None = None
     """Names of tables, as in algorithms,leaves. Default: all."""
     plot: Path | None = None
-    """Draw algorithms.png and models.png in this folder."""
+    """Draw the tables into this folder, as simulated_algorithms.png and so on."""
+    setups: str = "p3-8+m4,p3-64+m4"
+    """For the table of costs: of p3-8+m4, p3-64+m4 and p3dn-256, which takes minutes."""
 
     def counts(self) -> list[int]:
         try:
@@ -75,13 +91,32 @@ def _free_job(host: Host, workers: int, reducers: int, colocated: int) -> Job:
 def algorithms(options: Options) -> Iterator[Line]:
     host, network = Host.of_gbits(options.gbits), Network()
     unit_s = _SIZE_BYTES / (host.bytes_per_s * network.payload_share)
-    yield ["workers", "n reducers", "n/2 reducers", "in workers", "a ring", "two trees"]
+    yield ["workers", "n reducers", "n/2 reducers", "in workers", "a ring", "two trees", "a hierarchy", "n servers"]
     for count in options.counts():
+        hosts = [host] * count
         jobs = [(count, 0), (count // 2, count), (0, count)]
         ours = [simulate(_free_job(host, count, *job), _SIZE_BYTES, network, rounds=1, warmup=1).time_s for job in jobs]
-        ring = simulate_ring([host] * count, _SIZE_BYTES, network, _FREE).time_s
-        tree = simulate_tree([host] * count, _SIZE_BYTES, network, _FREE).time_s
-        yield [str(count), *(f"{time_s / unit_s:.3f}" for time_s in (*ours, ring, tree))]
+        ring = simulate_ring(hosts, _SIZE_BYTES, network, _FREE).time_s
+        tree = simulate_tree(hosts, _SIZE_BYTES, network, _FREE).time_s
+        times_s = [*ours, ring, tree]
+        if count % _LEAF == 0 and count > _LEAF:
+            times_s.append(simulate_hierarchy(hosts, _SIZE_BYTES, _LEAF, network, _FREE).time_s)
+        else:
+            times_s.append(float("nan"))
+        tensors = [
+            round(size * _SIZE_BYTES / _bytes(PROFILES["bert-large"])) for size in _arrays(PROFILES["bert-large"])
+        ]
+        times_s.append(simulate_parameter_server(hosts, hosts, [4 * size for size in tensors], network, _FREE).time_s)
+        yield [str(count), *("-" if math.isnan(time_s) else f"{time_s / unit_s:.3f}" for time_s in times_s)]
+
+
+def _arrays(profile: Profile) -> list[int]:
+    """The elements of its arrays, in the order in which their gradients are ready."""
+    return [size for layer in reversed(profile.layers) for size in layer.parameter_counts]
+
+
+def _bytes(profile: Profile) -> int:
+    return 4 * profile.parameter_count
 
 
 def models(options: Options) -> Iterator[Line]:
@@ -105,22 +140,46 @@ def _efficiency(profile: Profile, count: int, gbits: float, costs: Costs) -> flo
 
 def servers(options: Options) -> Iterator[Line]:
     host, network = Host.of_gbits(options.gbits), Network()
-    yield ["workers", "model", "n servers", "2n servers", "n reducers"]
-    count = options.counts()[0]
+    count = min(options.counts())
+    yield ["model", "servers / worker", "in turn", "MXNet's rule", "reducers"]
     for profile in PROFILES.values():
-        tensors = [4 * size for layer in reversed(profile.layers) for size in layer.parameter_counts]
-        unit_s = sum(tensors) / (host.bytes_per_s * network.payload_share)
-        times_s = [
-            simulate_parameter_server([host] * count, [host] * number, tensors, network, _FREE).time_s
-            for number in (count, 2 * count)
-        ]
-        ours = simulate(_free_job(host, count, count, 0), sum(tensors), network, rounds=1, warmup=1).time_s
-        yield [str(count), profile.name, *(f"{time_s / unit_s:.2f}" for time_s in (*times_s, ours))]
+        unit_s = _bytes(profile) / (host.bytes_per_s * network.payload_share)
+        for share in (0.5, 1, 2, 4):
+            number = max(1, round(share * count))
+            whole = [(None, 4 * size) for size in _arrays(profile)]
+            times_s = [
+                _served_s(host, count, number, parts, network) for parts in (whole, _mxnet_parts(profile, number))
+            ]
+            job = _free_job(host, count, number, count if number < count else 0)
+            times_s.append(simulate(job, _bytes(profile), network, rounds=1, warmup=1).time_s)
+            yield [profile.name, f"{share:g}", *(f"{time_s / unit_s:.2f}" for time_s in times_s)]
+
+
+Part = tuple[int | None, int]
+"""A server's number, or None for turns, and bytes."""
+
+
+def _mxnet_parts(profile: Profile, server_count: int) -> list[Part]:
+    parts: list[Part] = []
+    arrays = _arrays(profile)
+    for key, size in zip(range(len(arrays) - 1, -1, -1), arrays, strict=True):
+        if size < _BIG_ARRAY:
+            parts.append((key * 9973 % server_count, 4 * size))
+        else:
+            parts += [(server, 4 * size // server_count) for server in range(server_count)]
+    return parts
+
+
+def _served_s(host: Host, workers: int, server_count: int, parts: Sequence[Part], network: Network) -> float:
+    places = [index % server_count if place is None else place for index, (place, _) in enumerate(parts)]
+    sizes = [size for _, size in parts]
+    hosts = [host] * workers, [host] * server_count
+    return simulate_parameter_server(*hosts, sizes, network, _FREE, servers_of=places).time_s
 
 
 def leaves(options: Options) -> Iterator[Line]:
     host = Host.of_gbits(options.gbits)
-    yield ["workers", "share of the rate", "in workers", "a ring", "a hierarchy"]
+    yield ["workers", "share of the rate", "n reducers", "in workers", "a ring", "a hierarchy"]
     count = max(number - number % _LEAF for number in options.counts())
     if count < 2 * _LEAF:
         raise BenchError(f"--workers: the table of leaves wants {2 * _LEAF} workers or more")
@@ -128,14 +187,67 @@ def leaves(options: Options) -> Iterator[Line]:
         uplink_gbits = options.gbits * _LEAF / oversubscription
         network = Network(hosts_per_leaf=_LEAF, uplink_gbits=uplink_gbits)
         unit_s = _SIZE_BYTES / (host.bytes_per_s * network.payload_share)
-        ours = simulate(_free_job(host, count, 0, count), _SIZE_BYTES, network, rounds=1, warmup=1).time_s
+        jobs = [(count, 0), (0, count)]
+        ours = [simulate(_free_job(host, count, *job), _SIZE_BYTES, network, rounds=1, warmup=1).time_s for job in jobs]
         ring = simulate_ring([host] * count, _SIZE_BYTES, network, _FREE).time_s
         grouped = simulate_hierarchy([host] * count, _SIZE_BYTES, _LEAF, network, _FREE).time_s
         yield [
             str(count),
             f"1/{oversubscription}",
-            *(f"{time_s / unit_s:.3f}" for time_s in (ours, ring, grouped)),
+            *(f"{time_s / unit_s:.3f}" for time_s in (*ours, ring, grouped)),
         ]
+
+
+def costs(options: Options) -> Iterator[Line]:
+    yield ["set-up", "reducers", "reducers / worker", "step, ms", "efficiency", "USD/h", "USD/1k steps"]
+    for name in options.setups.split(","):
+        if name not in SETUPS:
+            raise BenchError(f"--setups has {name}; there are {', '.join(SETUPS)}")
+        facts = dict(SETUPS[name])
+        price = read_prices()[facts.pop("worker_type")].usd_per_hour
+        workers = facts["workers"]
+        counts = tuple(sorted({0, *(max(1, round(share * workers)) for share in _COST_SHARES)}))
+        for answer in estimate(Question(worker_usd_per_hour=price, reducer_counts=counts, **facts)):
+            assert answer.usd_per_hour is not None
+            assert answer.usd_per_step is not None
+            yield [
+                name,
+                str(answer.reducer_count),
+                f"{answer.reducer_count / workers:.3g}",
+                f"{1e3 * answer.step_s:.1f}",
+                f"{100 * answer.efficiency:.1f} %",
+                f"{answer.usd_per_hour:.2f}",
+                f"{1e3 * answer.usd_per_step:.2f}",
+            ]
+
+
+def events(options: Options) -> Iterator[Line]:
+    yield ["workers + reducers", "MiB", "n k chunks", "events", "events / n k chunk", "CPU s", "ns / event", "GB"]
+    fewest, most = min(options.counts()), max(options.counts())
+    cases = [(fewest, factor * _SIZE_BYTES) for factor in (1, 2, 4)]
+    cases += [(count, _SIZE_BYTES) for count in options.counts() if count > fewest]
+    host = Host.of_gbits(options.gbits)
+    for count, size_bytes in cases:
+        job = replace(_free_job(host, count, count, 0), chunk_bytes=_CHUNK_BYTES)
+        yield _event_line(job, size_bytes, count**2 * math.ceil(size_bytes / count / _CHUNK_BYTES))
+    yield _event_line(_free_job(host, most, most, 0), _bytes(PROFILES["bert-large"]), None)
+
+
+def _event_line(job: Job, size_bytes: int, chunk_count: int | None) -> Line:
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    begin_s = time.process_time()
+    outcome = simulate(job, size_bytes, rounds=1, warmup=0)
+    cpu_s = time.process_time() - begin_s
+    return [
+        f"{len(job.workers)} + {len(job.reducers)}",
+        f"{size_bytes / 2**20:.0f}",
+        f"{chunk_count:,}" if chunk_count else "as planned",
+        f"{outcome.event_count:,}",
+        f"{outcome.event_count / chunk_count:.2f}" if chunk_count else "-",
+        f"{cpu_s:.2f}",
+        f"{1e9 * cpu_s / outcome.event_count:.0f}",
+        f"{memory_bytes(os.getpid(), 'VmHWM') / 1e9:.2f}",
+    ]
 
 
 TABLES: dict[str, Callable[[Options], Iterator[Line]]] = {
@@ -143,6 +255,8 @@ TABLES: dict[str, Callable[[Options], Iterator[Line]]] = {
     "models": models,
     "servers": servers,
     "leaves": leaves,
+    "costs": costs,
+    "events": events,
 }
 
 
@@ -156,28 +270,9 @@ def run(options: Options) -> dict[str, list[Line]]:
         print(f"# {name}, {options.gbits:g} Gbit/s, simulated\n{format_columns(tables[name])}\n", flush=True)
     if options.plot:
         options.plot.mkdir(parents=True, exist_ok=True)
-        for name in tables.keys() & {"algorithms", "models"}:
-            _draw(options.plot / f"{name}.png", tables[name], "time, S/B" if name == "algorithms" else "efficiency, %")
+        for name, lines in tables.items():
+            draw(options.plot / f"simulated_{name}.png", name, lines)
     return tables
-
-
-def _draw(path: Path, lines: list[Line], what: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    heads, *rows = lines
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for column, name in enumerate(heads[1:], start=1):
-        axes.plot([int(row[0]) for row in rows], [float(row[column].rstrip(" %")) for row in rows], "o-", label=name)
-    axes.axhline(100 if "%" in what else 1, color="black", linestyle=":", label="limit")
-    axes.set(xlabel="workers", ylabel=what, xscale="log", title="simulated")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -225,11 +225,22 @@ def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp
     assert bench.simulate.main(["--only", "gigabit", "--json", str(json_file)]) == 0
     assert "4+4 64 MiB" in capsys.readouterr().out
     assert [case["run"] for case in json.loads(json_file.read_text())] == ["gigabit"]
-    assert bench.simulate_scaling.main(["--workers", "16", "--plot", str(tmp_path)]) == 0
-    assert "bert-large" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.glob("*.png")} == {"algorithms.png", "models.png"}
+    scaling = ["--plot", str(tmp_path), "--setups", "p3-8+m4"]
+    assert bench.simulate_scaling.main([*scaling, "--workers", "2", "--only", "models,servers,costs"]) == 0
+    assert bench.simulate_scaling.main([*scaling, "--workers", "16", "--only", "algorithms,leaves"]) == 0
+    out = capsys.readouterr().out
+    assert "bert-large" in out
+    assert "p3-8+m4" in out
+    names = set(bench.simulate_scaling.TABLES) - {"events"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {f"simulated_{name}.png" for name in names}
     for command, wrong in ((bench.simulate, ["--only", "none"]), (bench.simulate_scaling, ["--only", "none"])):
         assert command.main(wrong) == 2
+
+
+def test_events_grow_as_chunks_and_pairs() -> None:
+    """Six for each chunk of a worker and a reducer: two messages, and each is sent, arrives and is handled."""
+    rows = list(bench.simulate_scaling.events(bench.simulate_scaling.Options(workers="2,4")))
+    assert [row[4] for row in rows[1:-1]] == ["6.00"] * 4
 
 
 def test_a_pipeline_of_many_replicas(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,15 +179,18 @@ def simulate_parameter_server(
     tensor_bytes: Sequence[int],
     network: Network | None = None,
     costs: Costs | None = None,
+    *,
+    servers_of: Sequence[int] | None = None,
 ) -> Moved:
-    """Parameter servers without balance: each tensor belongs as a whole to one server, and they take turns.
+    """Parameter servers without balance: each tensor belongs as a whole to one server.
 
     A server sends a tensor's total back once it has the tensor of every worker. No server is inside a worker.
+    ``servers_of`` has the number of each tensor's server; by default they take turns.
 
     Blocks, without the GIL.
 
     Raises:
-      ConfigError: fewer than two workers, no servers, or too many bytes.
+      ConfigError: fewer than two workers, no servers or tensors, a tensor of no server, or too many bytes.
 
     Example:
       >>> from jaxhetero.simulator import Host, simulate_parameter_server
@@ -198,10 +201,16 @@ def simulate_parameter_server(
     _check(workers)
     if not servers or not tensor_bytes:
         raise ConfigError(f"{len(servers)} servers for {len(tensor_bytes)} tensors: at least one of both")
+    if servers_of is None:
+        servers_of = [number % len(servers) for number in range(len(tensor_bytes))]
+    if len(servers_of) != len(tensor_bytes) or not all(0 <= server < len(servers) for server in servers_of):
+        raise ConfigError(
+            f"servers_of has {len(servers_of)} numbers in 0..{len(servers) - 1}; there are {len(tensor_bytes)} tensors"
+        )
     transfers = _Transfers()
     ranks = range(len(workers))
-    for number, size_bytes in enumerate(tensor_bytes):
-        server = len(workers) + number % len(servers)
+    for size_bytes, place in zip(tensor_bytes, servers_of, strict=True):
+        server = len(workers) + place
         pushes = [transfers.add(rank, server, size_bytes) for rank in ranks]
         for rank in ranks:
             transfers.add(server, rank, size_bytes, pushes)
