@@ -69,6 +69,7 @@ def _algorithms(axes: Any, heads: Line, *rows: Line) -> None:
         axes.plot(counts, limits, ":", color=f"C{index}")
     axes.plot([], [], "k:", label="best possible")
     axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel("time of an all-reduce, S/B")
 
 
