@@ -20,6 +20,7 @@ from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
+from jaxhetero.optimizers._alone import Alone
 from jaxhetero.optimizers._programs import lower
 from jaxhetero.optimizers._programs.buckets import BucketPlan, Stage, plan_bucket
 from jaxhetero.optimizers._programs.graph import Constant, Graph
@@ -35,11 +36,18 @@ class ReducersState(NamedTuple):
 
     Attributes:
       versions: for each bucket of weights, uint32[]: a number that grows with each update that the reducers make.
-      own: what of the optimizer's state stays with the workers, such as counts of steps.
+      own: what of the optimizer's state stays with the workers, such as counts of steps. In a world of one worker
+        without reducers: all of it.
+
+    Example:
+      >>> import optax
+      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.sgd(0.5))
+      >>> isinstance(optimizer.init({"w": jnp.ones(2)}), jaxhetero.optimizers.ReducersState)
+      True
     """
 
     versions: tuple[jax.Array, ...]
-    own: tuple[jax.Array, ...]
+    own: tuple[Any, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -54,7 +62,19 @@ class NewWeights:
 
 
 class ReducersOptimizer(optax.GradientTransformation):  # type: ignore[misc]  # optax has no types
-    """What ``on_reducers`` gives."""
+    """What ``on_reducers`` gives: an optax transformation, with two methods for checkpoints.
+
+    Example:
+      What is pulled is what ``optax`` has, and fits any number of reducers:
+
+      >>> import optax
+      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.adam(0.5))
+      >>> opt_state = optimizer.init({"w": jnp.ones(2)})
+      >>> params, adam_state = optimizer.pull(opt_state)
+      >>> jax.tree.map(jnp.shape, adam_state[0].mu)
+      {'w': (2,)}
+      >>> opt_state = optimizer.push(params, adam_state)
+    """
 
     _home: _Home
 
@@ -193,10 +213,18 @@ class _Home:
         self._plans: dict[Any, _Plan] = {}
         self._lives = itertools.count(1)
 
+    @property
+    def _alone(self) -> Alone | None:
+        return Alone(self.tx, self.weights_dtype) if world.current().is_alone else None
+
     def init(self, params: Any) -> ReducersState:
+        if self._alone:
+            return ReducersState((), self._alone.init(params))
         return self._store(params, self.tx.init(params), is_new=True)
 
     def push(self, params: Any, opt_state: Any) -> ReducersState:
+        if self._alone:
+            return ReducersState((), self._alone.push(params, opt_state))
         return self._store(params, opt_state, is_new=False)
 
     def _store(self, params: Any, opt_state: Any, *, is_new: bool) -> ReducersState:
@@ -230,6 +258,8 @@ class _Home:
         return ReducersState(tuple(versions), tuple(own))
 
     def pull(self, state: ReducersState) -> tuple[Any, Any]:
+        if self._alone:
+            return self._alone.pull(state.own)
         (plan,) = self._plans.values()
         axes = self._axes()
         weights: list[Any] = [None] * len(plan.shapes)
@@ -253,6 +283,9 @@ class _Home:
         )
 
     def update(self, gradients: Any, state: ReducersState) -> tuple[Any, ReducersState]:
+        if self._alone:
+            moved, kept = self._alone.update(gradients, state.own)
+            return jax.tree.map(NewWeights, moved), ReducersState((), kept)
         plan, axes = self._plan_of(gradients), self._axes()
         leaves = jax.tree.leaves(gradients)
         if len(state.versions) != len(plan.buckets):
