@@ -155,8 +155,10 @@ def _transfers(operations: Operations, partition: Partition) -> dict[tuple[int, 
     home = _homes(partition)
     found: dict[tuple[int, int], float] = {}
     for value, position in operations.position.items():
-        source = home[position]
-        for target in {home[user] for user in operations.uses.get(value, ())} - {source}:
+        source, users = home[position], operations.uses.get(value)
+        if users is None or home[users[-1]] == source:  # nearly all values stay in their stage
+            continue
+        for target in {home[user] for user in users} - {source}:
             found[source, target] = found.get((source, target), 0.0) + value.bytes
     return found
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -58,8 +59,8 @@ class Partition:
 
 def least_largest(costs: Floats, part_count: int) -> float:
     """The cost of the most expensive part, in the partition into at most so many parts in which that is least."""
-    sums = np.concatenate([[0.0], np.cumsum(costs)])
-    low, high = max(float(costs.max()), float(sums[-1]) / part_count), float(sums[-1])
+    sums = _sums(costs)
+    low, high = max(float(costs.max()), sums[-1] / part_count), sums[-1]
     largest = high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -71,21 +72,27 @@ def least_largest(costs: Floats, part_count: int) -> float:
     return largest
 
 
-def _largest_below(sums: Floats, limit: float, part_count: int) -> float | None:
+def _sums(costs: Floats) -> list[float]:
+    """The cost of all operations before each one, and of all: a list, because it is searched very often."""
+    sums: list[float] = np.concatenate([[0.0], np.cumsum(costs)]).tolist()
+    return sums
+
+
+def _largest_below(sums: list[float], limit: float, part_count: int) -> float | None:
     """The largest of at most so many parts of at most ``limit`` that cover all; None if there are no such parts."""
     position, largest = 0, 0.0
     for _ in range(part_count):
         # For a chain it is best that each part takes as much as it can.
         end = _furthest(sums, position, limit)
-        position, largest = end, max(largest, float(sums[end] - sums[position]))
+        position, largest = end, max(largest, sums[end] - sums[position])
         if position == len(sums) - 1:
             return largest
     return None
 
 
-def _furthest(sums: Floats, begin: int, limit: float) -> int:
+def _furthest(sums: list[float], begin: int, limit: float) -> int:
     """The last end of a part from ``begin`` that costs at most ``limit``."""
-    return int(np.searchsorted(sums, sums[begin] + limit * (1 + _ROUNDING), side="right")) - 1
+    return bisect_right(sums, sums[begin] + limit * (1 + _ROUNDING)) - 1
 
 
 def cut(chain: Chain, part_count: int, *, slack: float = 0.0, fits: Fits | None = None) -> Partition | None:
@@ -110,7 +117,7 @@ def cut(chain: Chain, part_count: int, *, slack: float = 0.0, fits: Fits | None 
 
 def _fewest_bytes(chain: Chain, part_count: int, limit: float, fits: Fits | None) -> Partition | None:
     """Dynamic programming over positions: exact, because the bytes of a part depend on its ends alone."""
-    sums = np.concatenate([[0.0], np.cumsum(chain.costs)])
+    sums = _sums(chain.costs)
     positions = _positions(chain, sums, limit)
     crossing = _crossing(chain, positions)
     count = len(positions)
@@ -122,23 +129,22 @@ def _fewest_bytes(chain: Chain, part_count: int, limit: float, fits: Fits | None
         stop = int(np.searchsorted(positions, _furthest(sums, begin, limit), side="right"))
         if stop <= start + 1:
             continue
-        received = _received(chain, crossing[start], begin, positions[start + 1 : stop])
-        for part in range(part_count):
-            if best[part, start] == np.inf:
-                continue
-            end = stop if fits is None else _last_that_fits(fits, part, positions, start, stop)
-            ends = slice(start + 1, end)
-            bytes_ = best[part, start] + received[: max(end - start - 1, 0)]
-            better = bytes_ < best[part + 1, ends]
-            best[part + 1, ends] = np.where(better, bytes_, best[part + 1, ends])
-            came_from[part + 1, ends] = np.where(better, start, came_from[part + 1, ends])
+        ends = slice(start + 1, stop)
+        received = _received(chain, crossing[start], begin, positions[ends])
+        reached = best[:-1, start, None] + received
+        if fits is not None:
+            for part in np.flatnonzero(best[:-1, start] < np.inf).tolist():
+                reached[part, _last_that_fits(fits, part, positions, start, stop) - start - 1 :] = np.inf
+        better = reached < best[1:, ends]
+        best[1:, ends] = np.where(better, reached, best[1:, ends])
+        came_from[1:, ends] = np.where(better, start, came_from[1:, ends])
     if best[part_count, count - 1] >= FORBIDDEN:
         return None
     edges = [count - 1]
     for part in range(part_count, 0, -1):
         edges.append(int(came_from[part, edges[-1]]))
     chosen = tuple(int(positions[index]) for index in reversed(edges))
-    largest = float(max(np.diff(sums[list(chosen)])))
+    largest = max(sums[end] - sums[begin] for begin, end in pairwise(chosen))
     return Partition(chosen, largest, float(best[part_count, count - 1]))
 
 
@@ -148,29 +154,30 @@ def _last_that_fits(fits: Fits, part: int, positions: NDArray[np.int64], start: 
     return bisect_left(range(stop), True, lo=start + 1, key=lambda end: not fits(part, begin, int(positions[end])))
 
 
-def _positions(chain: Chain, sums: Floats, limit: float) -> NDArray[np.int64]:
+def _positions(chain: Chain, sums: list[float], limit: float) -> NDArray[np.int64]:
     """Where a cut may lie. Of very many positions, those where no neighbour of nearly the same cost is cut cheaper."""
-    everywhere = np.arange(len(chain) + 1)
-    if len(chain) <= _MANY:
+    count = len(chain)
+    everywhere = np.arange(count + 1)
+    if count <= _MANY:
         return everywhere
-    crossing = np.zeros(len(chain) + 2)
-    for made, used, size in zip(chain.made, chain.used, chain.sizes, strict=True):
-        crossing[made + 1] += size
-        crossing[used[-1] + 1] -= size
-    live = np.cumsum(crossing)[: len(chain) + 1]
+    last_uses = np.array([used[-1] for used in chain.used])
+    crossing = np.bincount(np.asarray(chain.made) + 1, chain.sizes, count + 1)
+    crossing -= np.bincount(last_uses + 1, chain.sizes, count + 1)
+    live = np.cumsum(crossing)
     width = limit * _NEIGHBOURHOOD
-    low = np.searchsorted(sums, sums - width)
-    high = np.searchsorted(sums, sums + width, side="right")
-    kept = [i for i in everywhere[1:-1] if live[i] <= live[max(1, low[i]) : min(len(chain), high[i])].min()]
-    return np.array([0, *kept, len(chain)])
+    before = np.asarray(sums)[1:-1]
+    low = np.maximum(np.searchsorted(sums, before - width), 1)
+    high = np.minimum(np.searchsorted(sums, before + width, side="right"), count)
+    least = np.minimum.reduceat(live, np.stack([low, high], axis=1).ravel())[::2]
+    return np.concatenate([[0], everywhere[1:-1][live[1:-1] <= least], [count]])
 
 
 def _crossing(chain: Chain, positions: NDArray[np.int64]) -> list[list[int]]:
     """The values that are made before each position and used at it or after it."""
     found: list[list[int]] = [[] for _ in positions]
-    for value, (made, used) in enumerate(zip(chain.made, chain.used, strict=True)):
-        first = int(np.searchsorted(positions, made + 1))
-        last = int(np.searchsorted(positions, used[-1], side="right"))
+    firsts = np.searchsorted(positions, np.asarray(chain.made, np.int64) + 1)
+    lasts = np.searchsorted(positions, np.array([used[-1] for used in chain.used], np.int64), side="right")
+    for value, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
         for index in range(first, last):
             found[index].append(value)
     return found
@@ -178,9 +185,8 @@ def _crossing(chain: Chain, positions: NDArray[np.int64]) -> list[list[int]]:
 
 def _received(chain: Chain, values: list[int], begin: int, ends: NDArray[np.int64]) -> Floats:
     """For each end, the bytes that a part from ``begin`` to there receives."""
-    arriving = np.zeros(len(ends) + 1)
-    for value in values:
-        used = chain.used[value]
-        next_use = used[bisect_left(used, begin)]
-        arriving[np.searchsorted(ends, next_use + 1)] += chain.sizes[value]
-    return np.cumsum(arriving[:-1])
+    all_uses = [chain.used[value] for value in values]
+    next_uses = np.array([used[bisect_left(used, begin)] for used in all_uses], np.int64)
+    first_ends = np.searchsorted(ends, next_uses + 1)
+    arriving = np.bincount(first_ends, [chain.sizes[value] for value in values], len(ends))
+    return np.cumsum(arriving[: len(ends)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.schedules import Kind, Schedule, Task
@@ -91,43 +93,42 @@ class _Run:
         self.arrived: dict[tuple[Task, int], float] = {}
         self.sending_until = [0.0] * schedule.places
         self.receiving_until = [0.0] * schedule.places
+        self.clock = [0.0] * schedule.places
+        self.waiting = [deque(tasks) for tasks in schedule.tasks]
+        # When the next task of a place begins, of those that have, or are being sent, all that they need.
+        self.ready: list[tuple[float, int]] = []
+        self.is_ready = [False] * schedule.places
 
     def run(self, reduce_s: Callable[[int], float] | None) -> Simulation:
-        clock = [0.0] * self.schedule.places
         busy = [0.0] * self.schedule.places
-        next_task = [0] * self.schedule.places
-        left = sum(map(len, self.schedule.tasks))
-        while left:
-            started = self._earliest(clock, next_task)
-            if started is None:
-                raise ConfigError("pipeline: the tasks of this schedule wait for each other")
-            place, begin, task = started
+        for place in range(self.schedule.places):
+            self._look_at(place)
+        while self.ready:
+            # The task that begins first: so transfers are sent in their order.
+            begin, place = heappop(self.ready)
+            self.is_ready[place] = False
+            task = self.waiting[place].popleft()
             seconds = self.task_s(task)
-            clock[place] = begin + seconds
+            self.clock[place] = self.ended[task] = begin + seconds
             busy[place] += seconds
-            self.ended[task] = clock[place]
-            self._send(task)
-            next_task[place] += 1
-            left -= 1
-        compute_s = max(clock)
+            for target in self._send(task):
+                self._look_at(target)
+        if any(self.waiting):
+            raise ConfigError("pipeline: the tasks of this schedule wait for each other")
+        compute_s = max(self.clock)
         step_s = max([compute_s, *self._reduced(reduce_s)])
         return Simulation(step_s, compute_s, tuple(busy), self.ended, self.task_s)
 
-    def _earliest(self, clock: list[float], next_task: list[int]) -> tuple[int, float, Task] | None:
-        """The task that begins first, of those that are next in their places: so transfers are sent in their order."""
-        best = None
-        for place, tasks in enumerate(self.schedule.tasks):
-            if next_task[place] == len(tasks):
-                continue
-            task = tasks[next_task[place]]
-            needs = [self.arrived.get((needed, task.stage)) for needed in self._needs(task)]
-            known = [time for time in needs if time is not None]
-            if len(known) < len(needs):
-                continue
-            begin = max([clock[place], *known])
-            if best is None or begin < best[1]:
-                best = place, begin, task
-        return best
+    def _look_at(self, place: int) -> None:
+        """Let the next task of a place begin if all that it needs has been sent. Something has just been."""
+        if self.is_ready[place] or not self.waiting[place]:
+            return
+        task = self.waiting[place][0]
+        needs = [self.arrived.get((needed, task.stage)) for needed in self._needs(task)]
+        known = [time for time in needs if time is not None]
+        if len(known) == len(needs):
+            heappush(self.ready, (max([self.clock[place], *known]), place))
+            self.is_ready[place] = True
 
     def _needs(self, task: Task) -> Iterator[Task]:
         """The tasks whose results a task waits for."""
@@ -139,15 +140,17 @@ class _Run:
         else:
             yield Task(Kind.BACKWARD, task.stage, task.microbatch)
 
-    def _send(self, task: Task) -> None:
+    def _send(self, task: Task) -> set[int]:
+        """The places where a task may begin because of it."""
         end = self.ended[task]
         self.arrived[task, task.stage] = end
-        if task.kind is Kind.WEIGHTS:
-            return
-        targets = self.after[task.stage] if task.kind is Kind.FORWARD else self.before[task.stage]
+        targets: list[int] = []
+        if task.kind is not Kind.WEIGHTS:
+            targets = self.after[task.stage] if task.kind is Kind.FORWARD else self.before[task.stage]
         for target in targets:
             pair = (task.stage, target) if task.kind is Kind.FORWARD else (target, task.stage)
             self.arrived[task, target] = self._transfer(task.stage, target, end, self.transfers.get(pair, 0.0))
+        return {self.schedule.place_of(stage) for stage in (task.stage, *targets)}
 
     def _transfer(self, sender: int, receiver: int, ready: float, size: float) -> float:
         source, target = self.schedule.place_of(sender), self.schedule.place_of(receiver)
