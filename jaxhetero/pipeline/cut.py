@@ -63,7 +63,8 @@ class Cut:
         schedule = self.decision.schedule
         reports = tuple(self._report_of(stage, held) for stage, held in zip(self.stages, schedule.held(), strict=True))
         shares = [stage.cost for stage in reports]
-        return Report(schedule, reports, balance(shares), self.decision.simulation)
+        operation_count = len(self.operations.equations)
+        return Report(schedule, reports, balance(shares), operation_count, self.decision.simulation)
 
     def _report_of(self, stage: Stage, microbatches: int) -> StageReport:
         begin, end = self.decision.partition.edges[stage.number : stage.number + 2]

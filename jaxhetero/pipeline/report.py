@@ -55,12 +55,14 @@ class Report:
       schedule: the tasks of each worker.
       stages: the parts of the model.
       balance: the cost of the largest stage, divided by the mean.
+      operation_count: operations between which the model could be cut.
       simulation: a step, with the costs and the network that the cut was made for.
     """
 
     schedule: Schedule
     stages: tuple[StageReport, ...]
     balance: float
+    operation_count: int
     simulation: Simulation
 
     def __str__(self) -> str:
