@@ -131,6 +131,20 @@ def test_nothing_is_computed_before_the_first_step() -> None:
     assert "dot_general" in report.stages[0].largest
 
 
+def test_many_cheap_operations() -> None:
+    """What uses a parameter and the batch is an operation, however little of the whole it is."""
+    shapes = [jax.ShapeDtypeStruct((4,), jnp.float32)] * 1200
+
+    def loss(params: Any, x: Any) -> Any:
+        for scale in params:
+            x = x * scale
+        return jnp.mean(x)
+
+    report = cut(Model(loss, shapes, (X,)), 3).cut(shapes, jax.ShapeDtypeStruct((8, 4), jnp.float32))
+    assert sum(stage.parameter_count for stage in report.stages) == 4 * len(shapes)
+    assert report.balance < 1.01
+
+
 def test_no_copy_of_the_parameters_is_kept() -> None:
     model = MODELS["bert"]()
     report = cut(model, 3).cut(model.params, *model.arguments)

@@ -54,20 +54,21 @@ class Operations:
     def __post_init__(self) -> None:
         seconds = dict(zip(self.graph.equations, self.seconds, strict=True))
         cheap = _CHEAP * sum(seconds.values())
-        of_params = self._values(self.roles.params) | self._values(self.roles.whole) | set(self.graph.constants)
-        of_data = of_params | self._values(self.roles.batch)
+        common = self._values(self.roles.whole) | set(self.graph.constants)
+        of_params = common | self._values(self.roles.params)
+        of_data = common | self._values(self.roles.batch)
         self.equations, self.local = [], {}
         for equation in self.graph.equations:
             inputs = set(equation.values)
-            is_static = inputs <= of_params
-            if equation.source.effects or not (is_static or (inputs <= of_data and seconds[equation] <= cheap)):
+            is_static, is_data = inputs <= of_params, inputs <= of_data
+            if equation.source.effects or not (is_static or (is_data and seconds[equation] <= cheap)):
                 self.equations.append(equation)
                 continue
-            for value in equation.outputs:
-                self.local[value] = equation
-                of_data.add(value)
-                if is_static:
-                    of_params.add(value)
+            self.local.update(dict.fromkeys(equation.outputs, equation))
+            if is_static:
+                of_params.update(equation.outputs)
+            if is_data:
+                of_data.update(equation.outputs)
         if not self.equations:
             raise ConfigError("pipeline: the loss does not compute anything from the parameters and the batch")
         self.costs = np.array([seconds[equation] for equation in self.equations])
