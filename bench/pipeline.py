@@ -12,14 +12,13 @@ The columns:
 
     step_ms     a step: from the first worker's begin to the last worker's end
     over_C      step / (the time of all tasks / the workers that share them)
-    simulated   the same of the schedule without a network and without reductions
+    simulated   the same, simulated: with the waits as tasks, the network, and the reductions
     ratio       step / simulated step
     bubble      1 - C / step
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -137,7 +136,7 @@ def _parameter_bytes(options: Options, conditions: Conditions) -> int:
 
 
 def _measure(options: Options, job: Job, lab: Lab, conditions: Conditions, name: str, count: int) -> Row:
-    blocks = options.stages * math.lcm(count, 4)
+    blocks = options.stages * count
     settings = {"stages": options.stages, "microbatches": options.microbatches, "schedule": name}
     settings["stages_per_worker"] = count
     with ExitStack() as stack:
@@ -147,18 +146,20 @@ def _measure(options: Options, job: Job, lab: Lab, conditions: Conditions, name:
             blocks=blocks,
             # The stages of a pipeline share a step of the whole model.
             step_s=options.compute_s * options.stages,
-            parameter_bytes=max(_parameter_bytes(options, conditions), 4 * blocks),
+            parameter_bytes=max(_parameter_bytes(options, conditions), 64 * blocks),
             activation_bytes=parse_size(options.activation_bytes),
             is_parted=name == "zero_bubble",
+            bytes_per_s=conditions.goodput_bytes_per_s,
+            latency_s=conditions.round_trip_s / 2,
+            library=_build_wait(stack),
             settings=settings,
         )[0]
         times_s: list[float] = []
         for _ in range(options.rounds):
             times_s += from_first_begin_to_last_end(team.request("measure_stages", count=options.batch))
         team.stop()
-    simulated_s = options.compute_s / (1 - facts["bubble"])
     label = name if count == 1 else f"{name}:{count}"
-    return Row(label, median(times_s), options.compute_s, simulated_s, times_s)
+    return Row(label, median(times_s), options.compute_s, facts["simulated_s"], times_s)
 
 
 def _measure_data_parallel(options: Options, job: Job, lab: Lab, conditions: Conditions) -> Row:
@@ -168,8 +169,7 @@ def _measure_data_parallel(options: Options, job: Job, lab: Lab, conditions: Con
     ready_s = [compute_s / 3 + 2 / 3 * compute_s * (index + 1) / _BUCKETS for index in range(_BUCKETS)]
     with ExitStack() as stack:
         team = _start(lab, job, stack)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        library = str(native.build(WAIT_SOURCE, folder, include=jax.ffi.include_dir()))
+        library = _build_wait(stack)
         counts = [count] * _BUCKETS
         team.request("prepare_emulation", counts=counts, ready_s=ready_s, combined=False, library=library)
         times_s: list[float] = []
@@ -178,6 +178,11 @@ def _measure_data_parallel(options: Options, job: Job, lab: Lab, conditions: Con
             times_s += from_first_begin_to_last_end(answers)
         team.stop()
     return Row("data parallel", median(times_s), compute_s, None, times_s)
+
+
+def _build_wait(stack: ExitStack) -> str:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    return str(native.build(WAIT_SOURCE, folder, include=jax.ffi.include_dir()))
 
 
 def _start(lab: Lab, job: Job, stack: ExitStack) -> Team:

@@ -1,13 +1,12 @@
 """A model of timed waits, to be cut into stages: its tasks last as long as those of an accelerator.
 
-Every block waits, in its forward pass and in its backward pass. Activations, gradients and what is sent are real
-arrays. The gradients are zeros that cost nothing to add up, because the hosts of a lab share few cores.
+Every stage has one block, which waits in its forward pass and in its backward pass. Activations, gradients and what is
+sent are real arrays. The gradients are zeros that cost nothing to add up, because the hosts of a lab share few cores.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
+from jaxhetero.pipeline.schedules import Kind, Task
+from jaxhetero.pipeline.simulation import simulate
+
+_WORK = "bench_work"
 
 
 class StagedEmulation:
     """Steps of a model that is cut over the workers.
 
     Args:
-      blocks: of the model; all alike.
+      blocks: of the model, as many as stages; all alike.
       step_s: the seconds of a step on one accelerator: a third of it is the forward pass.
       parameter_bytes: of the whole model, float32.
       activation_bytes: of one microbatch, between two blocks.
       is_parted: whether gradients of activations and of parameters are waited for one after the other.
+      network: between the hosts.
+      library: the path of the compiled wait.cc.
       settings: of ``jaxhetero.pipeline.value_and_grad``.
     """
 
@@ -38,10 +43,17 @@ class StagedEmulation:
         parameter_bytes: int,
         activation_bytes: int,
         is_parted: bool,
+        network: jaxhetero.pipeline.Network,
+        library: str,
         settings: dict[str, Any],
     ) -> None:
-        third_s = step_s / 3 / blocks / settings["microbatches"]
-        block = _block(third_s, is_parted=is_parted)
+        jax.ffi.register_ffi_target(_WORK, jax.ffi.pycapsule(ctypes.CDLL(library).BenchWork), platform="cpu")
+        self._third_s: float = step_s / 3 / blocks / settings["microbatches"]
+        count, width = parameter_bytes // 4 // blocks, activation_bytes // 4
+        self._parameter_bytes = 4 * count
+        self._activation_bytes = activation_bytes
+        self._network = network
+        block = _block(self._third_s, is_parted=is_parted)
 
         def init() -> tuple[jax.Array, list[jax.Array]]:
             return jnp.zeros(()), [jnp.zeros(count) for _ in range(blocks)]
@@ -53,7 +65,6 @@ class StagedEmulation:
                 x = block(kernel, x)
             return jnp.mean(x)
 
-        count, width = parameter_bytes // 4 // blocks, activation_bytes // 4
         self._batch = np.zeros((settings["microbatches"], width), np.float32)
         self._grad_fn = jaxhetero.pipeline.value_and_grad(loss_fn, **settings)
         self._grad_fn.cut(jax.eval_shape(init), self._batch)
@@ -64,29 +75,28 @@ class StagedEmulation:
         jax.block_until_ready(self._grad_fn(self._params, self._batch))
 
     def facts(self) -> dict[str, Any]:
-        """What the cut is like, and the step that a simulation gives it, in parts of the time of one worker's tasks."""
+        """The step that a simulation finds, with the waits as the costs: on paper they are nothing."""
         report = self._grad_fn.report()
-        simulation = self._grad_fn.simulate(jaxhetero.pipeline.Network())
-        return {
-            "balance": report.balance,
-            "bubble": simulation.bubble,
-            "schedule": report.schedule.name,
-            "places": report.schedule.places,
-        }
+        schedule, network = report.schedule, self._network
+        sizes = [stage.parameter_bytes for stage in report.stages]
+        assert all(int(size // self._parameter_bytes) == 1 for size in sizes), f"not one block a stage: {sizes}"
+
+        def task_s(task: Task) -> float:
+            return 2 * self._third_s if task.kind is Kind.BACKWARD and not schedule.is_parted else self._third_s
+
+        def reduce_s(stage: int) -> float:
+            return self._parameter_bytes / network.bytes_per_s + network.latency_s
+
+        transfers = {(stage, stage + 1): float(self._activation_bytes) for stage in range(schedule.stage_count - 1)}
+        is_reduced = self._grad_fn.replica_count > 1
+        simulation = simulate(schedule, task_s, transfers, network, reduce_s if is_reduced else None)
+        return {"simulated_s": simulation.step_s}
 
 
-_device = threading.Lock()
-
-
-def _wait(seconds: float, after: jax.Array) -> jax.Array:
+def _work(seconds: float, after: jax.Array, part: int = 0) -> jax.Array:
     """A zero, once ``after`` was there and the accelerator has worked for so long; it does one thing at a time."""
-
-    def sleep(_: np.ndarray) -> np.ndarray:
-        with _device:
-            time.sleep(seconds)
-        return np.zeros((), np.float32)
-
-    zero: jax.Array = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), after.ravel()[0])
+    call = jax.ffi.ffi_call(_WORK, jax.ShapeDtypeStruct((), jnp.float32))
+    zero: jax.Array = call(after.ravel()[0], work_s=np.float64(seconds), part=np.int64(part))
     return zero
 
 
@@ -98,15 +108,15 @@ def _block(third_s: float, *, is_parted: bool) -> Block:
 
     @jax.custom_vjp
     def block(kernel: jax.Array, x: jax.Array) -> jax.Array:
-        return x + _wait(third_s, x) + 0 * kernel[0]
+        return x + _work(third_s, x) + 0 * kernel[0]
 
     def forward(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return block(kernel, x), kernel
 
     def backward(kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         if is_parted:
-            return jnp.zeros_like(kernel) + _wait(third_s, gradient), gradient + _wait(third_s, gradient)
-        return jnp.zeros_like(kernel), gradient + _wait(2 * third_s, gradient)
+            return jnp.zeros_like(kernel) + _work(third_s, gradient, 1), gradient + _work(third_s, gradient)
+        return jnp.zeros_like(kernel), gradient + _work(2 * third_s, gradient)
 
     block.defvjp(forward, backward)
     return block

@@ -1,5 +1,6 @@
-// An instruction of an XLA program that ends at a given time, like work that is queued on an accelerator. It delays
-// only the instructions that need its result.
+// Instructions of an XLA program that end at a given time, or that take a given time on an emulated accelerator. They
+// delay only the instructions that need their results.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -50,18 +51,51 @@ class Timer {
   std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };
 
+Timer& timer() {
+  static Timer timer;
+  return timer;
+}
+
+// An accelerator, which does one thing at a time.
+class Device {
+ public:
+  // When work ends that is given to it now.
+  Clock::time_point end(Clock::duration work) {
+    const std::lock_guard lock(mutex_);
+    busy_until_ = std::max(busy_until_, Clock::now()) + work;
+    return busy_until_;
+  }
+
+ private:
+  std::mutex mutex_;
+  Clock::time_point busy_until_;  // guarded by mutex_
+};
+
+Clock::duration from_seconds(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 // Ends `ready_s` seconds after `begin`: the nanoseconds of CLOCK_MONOTONIC in two halves, the lower first. The second
 // operand only makes the instruction wait for it.
 ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR0<ffi::F32>> one,
                  double ready_s) {
-  static Timer timer;
   const uint32_t* halves = begin.typed_data();
   const Clock::time_point origin(std::chrono::nanoseconds(int64_t{halves[1]} << 32 | halves[0]));
   *one->typed_data() = 1;
   ffi::Promise promise;
   ffi::Future future(promise);
-  timer.at(origin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(ready_s)),
-           std::move(promise));
+  timer().at(origin + from_seconds(ready_s), std::move(promise));
+  return future;
+}
+
+// Takes `work_s` seconds, once the operand was there and what was begun before has ended. `part` makes instructions
+// unlike that have the same operand.
+ffi::Future work(ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR0<ffi::F32>> zero, double work_s, int64_t) {
+  static Device device;
+  *zero->typed_data() = 0;
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  timer().at(device.end(from_seconds(work_s)), std::move(promise));
   return future;
 }
 
@@ -73,3 +107,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BenchWait, wait,
                                   .Arg<ffi::BufferR0<ffi::F32>>()
                                   .Ret<ffi::BufferR0<ffi::F32>>()
                                   .Attr<double>("ready_s"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    BenchWork, work,
+    ffi::Ffi::Bind().Arg<ffi::BufferR0<ffi::F32>>().Ret<ffi::BufferR0<ffi::F32>>().Attr<double>("work_s").Attr<int64_t>(
+        "part"));

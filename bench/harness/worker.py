@@ -25,6 +25,7 @@ from bench.accelerator.stages import StagedEmulation
 from bench.engines import pattern
 from bench.engines.in_process import ENGINES, Arrays, Engine
 from bench.engines.specs import COLLECTIVES
+from jaxhetero.pipeline import Network
 
 
 class Worker:
@@ -149,9 +150,9 @@ class Worker:
         assert self._emulation is not None
         return {"wrong_count": self._emulation.wrong_count()}
 
-    def prepare_stages(self, **model: Any) -> dict[str, Any]:
+    def prepare_stages(self, bytes_per_s: float, latency_s: float, **model: Any) -> dict[str, Any]:
         """Cut an emulated model over the workers, and run it once; see ``StagedEmulation``."""
-        self._stages = StagedEmulation(**model)
+        self._stages = StagedEmulation(network=Network(bytes_per_s, latency_s), **model)
         self._stages.run()
         gc.collect()
         return self._stages.facts()
