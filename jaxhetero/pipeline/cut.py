@@ -71,7 +71,6 @@ class Cut:
         costs = self.operations.costs
         largest = begin + int(np.argmax(costs[begin:end]))
         programs = self.programs(stage)
-        kept = programs.kept_bytes + programs.held_bytes
         fixed = programs.params_bytes + programs.sums_bytes + programs.prepared_bytes
         return StageReport(
             cost=float(costs[begin:end].sum() / costs.sum()),
@@ -80,9 +79,10 @@ class Cut:
             sum_bytes=programs.sums_bytes,
             prepared_bytes=programs.prepared_bytes,
             received_bytes=sum(value.bytes for value in stage.received),
-            kept_bytes=kept,
+            fixed_bytes=fixed,
+            kept_bytes=programs.kept_bytes,
+            kept_for_weights_bytes=programs.kept_for_weights_bytes,
             microbatches=microbatches,
-            memory_bytes=fixed + microbatches * kept,
             largest=self.operations.equations[largest].describe(),
             largest_cost=float(costs[largest] / costs.sum()),
         )

@@ -127,10 +127,9 @@ class Programs:
         return sum(value.bytes for value in self.kept)
 
     @property
-    def held_bytes(self) -> int:
+    def kept_for_weights_bytes(self) -> int:
         """Of one microbatch, between the two parts of a backward pass."""
-        made = set(self.backward.outputs) - {*self.outputs.gradients, *self.outputs.sums}
-        return sum(value.bytes for value in made)
+        return sum(value.bytes for value in self.kept_for_weights)
 
     @property
     def prepared_bytes(self) -> int:

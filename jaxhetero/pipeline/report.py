@@ -27,9 +27,10 @@ class StageReport:
       sum_bytes: of the sums of their gradients.
       prepared_bytes: what it makes of the parameters once a step.
       received_bytes: of activations, in each microbatch.
+      fixed_bytes: of its parameters, the sums of their gradients, and what it makes of them once a step.
       kept_bytes: what a microbatch keeps between its forward and its backward pass.
-      microbatches: how many of them keep that at most at a time.
-      memory_bytes: of all these.
+      kept_for_weights_bytes: and from there until the gradients of the parameters, if these are tasks of their own.
+      microbatches: how many of them keep one of these at most at a time.
       largest: the operation that costs most, and where it is in the program.
       largest_cost: its share of the whole forward pass.
     """
@@ -40,9 +41,10 @@ class StageReport:
     sum_bytes: int
     prepared_bytes: int
     received_bytes: int
+    fixed_bytes: int
     kept_bytes: int
+    kept_for_weights_bytes: int
     microbatches: int
-    memory_bytes: int
     largest: str
     largest_cost: float
 
@@ -65,9 +67,21 @@ class Report:
     operation_count: int
     simulation: Simulation
 
+    def memory_bytes(self, worker: int) -> int:
+        """The most that a worker of a pipeline holds at a time: what is fixed, and what microbatches keep.
+
+        Not in it: the optimizer's state, the batch, what a running program needs beside its operands and results, and
+        the messages on their way, of which up to three of each kind wait at a worker.
+        """
+        schedule = self.schedule
+        own = range(worker, schedule.stage_count, schedule.places)
+        kept = {stage: self.stages[stage].kept_bytes for stage in own}
+        kept_for_weights = {stage: self.stages[stage].kept_for_weights_bytes for stage in own}
+        return sum(self.stages[stage].fixed_bytes for stage in own) + schedule.most_kept(worker, kept, kept_for_weights)
+
     def __str__(self) -> str:
         text = StringIO()
-        console = Console(file=text, width=_COLUMNS + 20, highlight=False)
+        console = Console(file=text, width=_COLUMNS + 30, highlight=False)
         console.print(self._table())
         console.print(self._limit())
         console.print(self.picture())
@@ -79,7 +93,7 @@ class Report:
             title=f"{schedule.stage_count} stages on {schedule.places} workers, {schedule.microbatches} microbatches, "
             f"schedule {schedule.name}"
         )
-        for name in ("stage", "worker", "cost", "parameters", "received", "kept", "times", "memory"):
+        for name in ("stage", "worker", "cost", "parameters", "received", "fixed", "kept", "times"):
             table.add_column(name, justify="right")
         for number, stage in enumerate(self.stages):
             table.add_row(
@@ -88,9 +102,9 @@ class Report:
                 f"{stage.cost:.1%}",
                 f"{stage.parameter_count:,}",
                 _size(stage.received_bytes),
-                _size(stage.kept_bytes),
+                _size(stage.fixed_bytes),
+                _size(max(stage.kept_bytes, stage.kept_for_weights_bytes)),
                 str(stage.microbatches),
-                _size(stage.memory_bytes),
             )
         return table
 
@@ -103,7 +117,7 @@ class Report:
         )
 
     def picture(self) -> str:
-        """A line for each worker, from the begin of a step to its end: forward, backward, weights, idle."""
+        """A line for each worker: its memory, and a step from its begin to its end: forward, backward, weights, idle."""
         lines = []
         step_s = self.simulation.compute_s
         for place, tasks in enumerate(self.schedule.tasks):
@@ -116,7 +130,7 @@ class Report:
                 for column in range(round(begin / step_s * _COLUMNS), round(end / step_s * _COLUMNS)):
                     line[column] = _LETTERS[task.kind]
                 previous = end
-            lines.append(f"worker {place:3d} {''.join(line)}")
+            lines.append(f"worker {place:3d} {_size(self.memory_bytes(place)):>7} {''.join(line)}")
         return "\n".join(lines)
 
 

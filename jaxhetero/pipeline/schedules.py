@@ -7,7 +7,7 @@ through the pipeline several times.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, get_args
@@ -74,6 +74,20 @@ class Schedule:
                 now[task.stage] += (task.kind is Kind.FORWARD) - (task.kind is last)
                 most[task.stage] = max(most[task.stage], now[task.stage])
         return tuple(most)
+
+    def most_kept(self, place: int, kept: Mapping[int, int], kept_for_weights: Mapping[int, int]) -> int:
+        """The most that a place keeps at a time.
+
+        Args:
+          kept: by stage, the bytes that a microbatch keeps from its forward to its backward pass.
+          kept_for_weights: and from there until the gradients of parameters, if these are tasks of their own.
+        """
+        most = now = 0
+        for task in self.tasks[place]:
+            before, after = kept.get(task.stage, 0), kept_for_weights.get(task.stage, 0)
+            now += {Kind.FORWARD: before, Kind.BACKWARD: after - before, Kind.WEIGHTS: -after}[task.kind]
+            most = max(most, now)
+        return most
 
 
 def make_schedule(name: ScheduleName, places: int, stages_per_place: int, microbatches: int) -> Schedule:
