@@ -117,7 +117,7 @@ class Report:
         )
 
     def picture(self) -> str:
-        """A line for each worker: its memory, and a step from its begin to its end: forward, backward, weights, idle."""
+        """A line for each worker: its memory, and its step from begin to end: forward, backward, weights, idle."""
         lines = []
         step_s = self.simulation.compute_s
         for place, tasks in enumerate(self.schedule.tasks):
