@@ -1,7 +1,6 @@
 """Models that are cut over several worker processes."""
 
 import json
-import signal
 from typing import Any
 
 import pytest
@@ -70,26 +69,3 @@ def test_different_models_on_two_workers() -> None:
             assert "MismatchError: pipeline: the loss or a setting of rank 1 is another than that of rank 0" in (
                 outcome.errors
             )
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_lost_stage_is_named(rank: int, number: signal.Signals) -> None:
-    with Cluster(3, 1, {"JAXHETERO_TIMEOUT_MS": "4000"}) as cluster:
-        cluster.start_reducers()
-        cluster.start_workers("pipeline_endless.py")
-        cluster.wait_for_output("worker 0", "step 3")
-        cluster.process(f"worker {rank}").send_signal(number)
-        for other in {0, 1, 2} - {rank}:
-            outcome = cluster.wait(f"worker {other}", timeout_s=30)
-            assert f"WorkerLost: rank {rank} (host" in outcome.errors
-
-
-def test_a_reducer_that_is_lost_changes_no_bit() -> None:
-    with Cluster(4, 2) as cluster:
-        cluster.start_reducers()
-        cluster.start_workers("pipeline_endless.py", "40", "2")
-        cluster.wait_for_output("worker 0", "step 3")
-        cluster.process("reducer 0").send_signal(signal.SIGKILL)
-        results = [outcome.result for outcome in cluster.wait_workers()]
-    assert all(result == {"same_bits": True} for result in results)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxhetero.errors import JaxheteroError
 from jaxhetero.pipeline.exchange import Inbox, Message, Outbox, Route
 from jaxhetero.pipeline.graph import Value
 from jaxhetero.pipeline.places import Places
@@ -73,7 +74,11 @@ class Executor:
             runner.begin_step(step)
         outputs: dict[int, list[Any]] = defaultdict(list)
         for position, task in enumerate(self._tasks):
-            self._run_task(task, step, outputs)
+            try:
+                self._run_task(task, step, outputs)
+            except JaxheteroError as error:
+                error.add_note(f"pipeline: this worker was at {task.describe()}")
+                raise
             if position == self._last_positions[task.stage]:
                 self._reduction.submit(task.stage, self._runners[task.stage].sums)
         state = {

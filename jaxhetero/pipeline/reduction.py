@@ -26,11 +26,13 @@ class Unit:
       params: their numbers, ascending.
       stages: those of this worker that use them.
       workers: the ranks that have them.
+      text: what they are, for people.
     """
 
     params: tuple[int, ...]
     stages: frozenset[int]
     workers: tuple[int, ...]
+    text: str
 
 
 def make_units(graph: Graph, stages: Sequence[Stage], schedule: Schedule, places: Places) -> list[Unit]:
@@ -54,8 +56,10 @@ def make_units(graph: Graph, stages: Sequence[Stage], schedule: Schedule, places
         units[key].append(number)
     made = []
     for (workers, _), params in sorted(units.items(), key=lambda item: (item[0][0], sorted(item[0][1]))):
-        own = frozenset(stage for number in params for stage in users[number])
-        made.append(Unit(tuple(params), frozenset(s for s in own if schedule.place_of(s) == places.place), workers))
+        using = sorted({stage for number in params for stage in users[number]})
+        text = f"gradients of stage {' and '.join(map(str, using))}"
+        own = frozenset(stage for stage in using if schedule.place_of(stage) == places.place)
+        made.append(Unit(tuple(params), own, workers, text))
     return made
 
 
@@ -109,7 +113,7 @@ class Reduction:
         def reduce(parts: list[list[Any]]) -> list[Any]:
             sums: list[Any] = [sum(arrays[1:], start=arrays[0]) for arrays in parts]
             if len(unit.workers) > 1:
-                sums = psum(sums, workers=unit.workers)
+                sums = psum(sums, workers=unit.workers, name=unit.text)
             return [(total / count).astype(value.aval.dtype) for total, value in zip(sums, values, strict=True)]
 
         return jax.jit(reduce).lower(shapes).compile()
