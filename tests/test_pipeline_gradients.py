@@ -1,5 +1,6 @@
 """The gradients of models that are cut, all stages on one worker: those of ``jax.grad`` over the same microbatches."""
 
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from jaxhetero.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 
-from pipeline_zoo import MICROBATCHES, MODELS, Model, errors, language_model, reference, widened
+from pipeline_zoo import MICROBATCHES, MODELS, Model, errors, language_model, reference, truth_of, widened
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -27,7 +28,7 @@ def cut(model: Model, stages: int, **settings: Any) -> jaxhetero.pipeline.Pipeli
 
 
 # Those that compute in float64 if their parameters are.
-IN_FLOAT64 = sorted(MODELS.keys() - {"bfloat16", "bert", "resnet"})
+IN_FLOAT64 = sorted(MODELS.keys() - {"bfloat16", "bert", "bert-without-dropout", "resnet"})
 
 
 @pytest.mark.parametrize("name", IN_FLOAT64)
@@ -41,18 +42,19 @@ def test_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("tied", 1.25), ("scan", 1.25), ("remat", 1.25), ("bert", 1.25), ("bfloat16", 1.05)]
+    ("name", "most"),
+    [("tied", 1.1), ("scan", 1.1), ("remat", 1.1), ("bert-without-dropout", 1.1), ("unet", 1.25), ("bfloat16", 1.05)],
 )
 def test_no_further_from_the_truth_than_jax_grad(name: str, most: float) -> None:
-    """The truth has been computed in float64."""
+    """The truth has been computed in float64. Of single leaves, the errors are of the size of one rounding."""
     model = MODELS[name]()
+    truth = truth_of(name, model)
     _, own = reference(model, model.params, model.arguments)
     _, grads = cut(model, 4)(model.params, *model.arguments)
-    with jax.enable_x64(True):
-        exact = language_model() if name == "bfloat16" else MODELS[name]()
-        _, truth = reference(exact, widened(exact.params), widened(exact.arguments))
-    for ours, theirs in zip(errors(grads, truth), errors(own, truth), strict=True):
-        assert ours <= most * theirs + 1e-8
+    ours, theirs = errors(grads, truth), errors(own, truth)
+    assert max(theirs) < (0.1 if name == "bfloat16" else 1e-4), "it is the truth of this model"
+    assert statistics.mean(ours) <= most * statistics.mean(theirs)
+    assert max(ours) <= most * max(theirs)
 
 
 def test_the_state_passes_from_microbatch_to_microbatch() -> None:

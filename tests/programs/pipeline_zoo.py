@@ -117,7 +117,7 @@ def dropout_model() -> Model:
         h = params["embed"][x]
         for number, block in enumerate(params["blocks"]):
             h = decoder_block(block, h)
-            kept = jax.random.bernoulli(jax.random.fold_in(keys[0], number), 0.8, h.shape)
+            kept = jax.random.bernoulli(jax.random.fold_in(keys[0], number), jnp.float32(0.8), h.shape)
             h = jnp.where(kept, h / 0.8, 0)
         return cross_entropy(norm(h, params["norm"]) @ params["head"], y)
 
@@ -195,7 +195,7 @@ def resnet() -> Model:
     return Model(loss, params, (statistics, images, labels), {"state_argnum": 1})
 
 
-def bert() -> Model:
+def bert(dropout: float = 0.1) -> Model:
     """A small BERT of the trainers: tied embeddings, dropout."""
     from models.bert.loss import Targets, pre_training_loss
     from models.bert.model import Batch, ModelConfig, PreTrainingModel
@@ -207,6 +207,8 @@ def bert() -> Model:
         head_count=HEADS,
         intermediate_size=2 * WIDTH,
         position_count=LENGTH,
+        dropout=dropout,
+        attention_dropout=dropout,
         dtype=widest_dtype(),
     )
     graph, params = nnx.split(PreTrainingModel(config, rngs=nnx.Rngs(0)), nnx.Param)
@@ -242,7 +244,7 @@ def linen_vae() -> Model:
 
     def loss(params: Any, x: Any, keys: Any) -> Any:
         mean, log_variance = encoder.apply(params["encoder"], x)
-        z = mean + jnp.exp(0.5 * log_variance) * jax.random.normal(keys[0], mean.shape, mean.dtype)
+        z = mean + jnp.exp(0.5 * log_variance) * jax.random.normal(keys[0], mean.shape, jnp.float32)
         logits = decoder.apply(params["decoder"], z)
         likelihood = jnp.mean(jnp.sum(nn.log_sigmoid(logits) * x + nn.log_sigmoid(-logits) * (1 - x), axis=-1))
         divergence = -0.5 * jnp.mean(jnp.sum(1 + log_variance - mean**2 - jnp.exp(log_variance), axis=-1))
@@ -321,6 +323,17 @@ def reference(model: Model, params: Any, arguments: tuple[Any, ...]) -> tuple[An
     return value, jax.tree.map(lambda grad: grad / MICROBATCHES, total)
 
 
+def truth_of(name: str, model: Model) -> Any:
+    """The gradients of a model of the zoo, with its own parameters and batch, computed in float64.
+
+    What a model draws must have the same dtype then as without: a draw in float64 has other bits.
+    """
+    with jax.enable_x64(True):
+        exact = language_model() if name == "bfloat16" else MODELS[name]()
+        _, grads = reference(exact, widened(model.params), widened(model.arguments))
+        return jax.tree.map(np.asarray, grads)
+
+
 def rms(x: Any) -> float:
     return float(np.sqrt(np.mean(np.square(np.asarray(x, np.float64)))))
 
@@ -347,6 +360,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "unet": unet,
     "resnet": resnet,
     "bert": bert,
+    "bert-without-dropout": lambda: bert(dropout=0.0),
     "linen-vae": linen_vae,
     "nnx-recurrent": nnx_recurrent,
     "custom-gradient": custom_gradient,

@@ -1,0 +1,67 @@
+"""All models of the zoo, in all schedules, over 2, 3 and 4 workers, over TCP and in shared memory: a table of errors.
+
+    python -m tests.pipeline_matrix
+    python -m tests.pipeline_matrix --workers 2 --models tied,bert
+
+It takes about an hour of two cores, so that it is no test. The columns:
+
+    error    the largest relative error (RMS) of a leaf's gradients, against gradients that are computed in float64
+    mean     the error of a leaf over that of ``jax.grad`` of the same microbatches, on average over the leaves
+    largest  the same, of the leaf where it is largest
+    same     whether TCP and shared memory have given the same bits
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from typing import Any
+
+import tyro
+
+from jaxhetero.pipeline.schedules import NAMES
+from tests.cluster import PROGRAMS, Cluster
+
+WAYS = {"tcp": {"JAXHETERO_SHARED_MEMORY": "0"}, "shared memory": {}}
+_TIMEOUT_S = 3600
+
+
+def steps(worker_count: int, models: list[str], schedules: list[str], settings: dict[str, str]) -> list[Any]:
+    """What rank 0 of one job has printed, for each model and schedule."""
+    with Cluster(worker_count, 1, settings) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("pipeline_matrix.py", json.dumps(models), json.dumps(schedules))
+        outcomes = cluster.wait_workers(_TIMEOUT_S)
+        assert all(outcome.code == 0 for outcome in outcomes), [outcome.errors[-2000:] for outcome in outcomes]
+        return [json.loads(line) for line in outcomes[0].output.splitlines() if line.startswith("{")]
+
+
+def row(worker_count: int, tcp: Any, shared: Any) -> str:
+    start = f"{worker_count:7d}  {tcp['model']:16s} {tcp['schedule']:14s}"
+    if "refused" in tcp:
+        return f"{start} {tcp['refused'].removeprefix('pipeline: ')}"
+    same = "yes" if tcp["digest"] == shared["digest"] else "NO"
+    return f"{start} {tcp['error']:8.1e} {tcp['mean']:6.3f} {tcp['largest']:8.3f}  {same}"
+
+
+def main(workers: tuple[int, ...] = (2, 3, 4), models: str = "", schedules: str = ",".join(NAMES)) -> bool:
+    """Print the table; whether all bits were the same."""
+    sys.path.insert(0, str(PROGRAMS))
+    from pipeline_zoo import MODELS  # imports flax
+
+    names = models.split(",") if models else list(MODELS)
+    print(f"workers  {'model':16s} {'schedule':14s} {'error':>8s} {'mean':>6s} {'largest':>8s}  same", flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        # Most programs are those of another schedule, and all of them those of the other way.
+        cached = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        for worker_count in workers:
+            found = [steps(worker_count, names, schedules.split(","), {**way, **cached}) for way in WAYS.values()]
+            rows += [row(worker_count, *pair) for pair in zip(*found, strict=True)]
+            print("\n".join(rows[-len(found[0]) :]), flush=True)
+    return not any(line.endswith("NO") for line in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if tyro.cli(main) else 1)
