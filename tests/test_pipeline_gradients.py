@@ -133,6 +133,23 @@ def test_nothing_is_computed_before_the_first_step() -> None:
     assert "dot_general" in report.stages[0].largest
 
 
+def test_what_stages_send_each_other_is_in_the_order_in_which_it_is_made() -> None:
+    """So that every worker finds the same order. An operation may make several values of one shape."""
+
+    def loss(w: Any, x: Any) -> Any:
+        def move(carry: list[Any], row: Any) -> Any:
+            return [jnp.tanh(carry[-1] * w + row), *carry[:-1]], None
+
+        carry, _ = jax.lax.scan(move, [x[0] * (number + w) for number in range(40)], x)
+        return sum((number + 1) * jnp.mean(value) for number, value in enumerate(carry))
+
+    grad_fn = cut(Model(loss, W, (X,)), 2)
+    grad_fn.cut(W, jnp.ones((40, 3)))
+    first, second = grad_fn._known_cut.stages
+    assert len(second.received) >= 40
+    assert second.received == first.sent
+
+
 def test_many_cheap_operations() -> None:
     """What uses a parameter and the batch is an operation, however little of the whole it is."""
     shapes = [jax.ShapeDtypeStruct((4,), jnp.float32)] * 1200

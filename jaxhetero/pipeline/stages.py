@@ -68,6 +68,8 @@ class _Cutter:
             for equation in operations.equations[begin:end]
             for value in equation.outputs
         }
+        # A message has its values in the order in which they are made, which is the same on every worker.
+        self.made_order = {value: number for number, value in enumerate(self.home)}
         self.order = {equation: number for number, equation in enumerate(self.graph.equations)}
         self.state_homes = self._find_state_homes()
         self.outputs = [self._outputs_of(stage) for stage in range(self.count)]
@@ -118,7 +120,7 @@ class _Cutter:
 
     def _stage(self, number: int) -> Stage:
         equations, given = self.bodies[number]
-        received = sorted((value for value in given if value in self.home), key=self._sending_order)
+        received = sorted((value for value in given if value in self.home), key=self.made_order.__getitem__)
         sent = {
             value: tuple(other for other in range(self.count) if value in self.bodies[other][1])
             for equation in equations
@@ -142,9 +144,6 @@ class _Cutter:
             tuple(self.outputs[number]),
             tuple(self.roles.state_outputs[index] for index in states),
         )
-
-    def _sending_order(self, value: Value) -> tuple[int, int]:
-        return self.home[value], self.operations.position[value]
 
     def _given(self, numbers: Sequence[int], given: set[Value]) -> tuple[int, ...]:
         return tuple(number for number in numbers if self.graph.inputs[number] in given)
