@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from jaxhetero import _compat, collectives, world
 from jaxhetero.errors import MismatchError
 from jaxhetero.pipeline.costs import Measure
 from jaxhetero.pipeline.graph import Graph
+from jaxhetero.pipeline.schedules import Schedule
+from jaxhetero.pipeline.stages import Stage
 
 
 def digest(graph: Graph, more: str) -> bytes:
@@ -31,6 +34,14 @@ def digest(graph: Graph, more: str) -> bytes:
         text.update(f"{outputs}={equation.name}({inputs}){_inner(equation.source)};".encode())
     text.update(",".join(name(value) for value in graph.outputs).encode())
     return text.digest()
+
+
+def cut_digest(schedule: Schedule, edges: Sequence[int], stages: Sequence[Stage]) -> bytes:
+    """Of a cut: where it is, and the values of each message in their order."""
+    numbers = {value: number for number, value in enumerate(value for stage in stages for value in stage.sent)}
+    received = [[numbers[value] for value in stage.received] for stage in stages]
+    text = f"{schedule.name} {schedule.places} {schedule.stages_per_place} {list(edges)} {received}"
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _inner(source: _compat.Equation) -> str:

@@ -9,7 +9,7 @@ import jax
 
 from jaxhetero import _compat, world
 from jaxhetero.errors import ConfigError
-from jaxhetero.pipeline.agreement import check_digest, digest, measure_on_rank_0
+from jaxhetero.pipeline.agreement import check_digest, cut_digest, digest, measure_on_rank_0
 from jaxhetero.pipeline.arguments import Signature, is_none, trace_loss
 from jaxhetero.pipeline.clipping import clip_by_global_norm
 from jaxhetero.pipeline.costs import estimate
@@ -262,11 +262,12 @@ class Pipeline:
         settings = f"{self._wishes} {self._is_measured}"
         check_digest(digest(traced.graph, settings), "the loss or a setting")
         seconds = measure_on_rank_0(traced.graph) if self._is_measured else list(map(estimate, traced.graph.equations))
-        # From here on every worker finds the same, because the costs are the same.
+        # From here on every worker has to find the same, because the costs are the same.
         operations = Operations(traced.graph, traced.roles, seconds)
         decision = decide(operations, self._wishes, current.size)
         places = Places(decision.schedule.places, current.rank, current.size)
         stages = make_stages(operations, decision.partition.edges)
+        check_digest(cut_digest(decision.schedule, decision.partition.edges, stages), "the cut")
         return Cut(traced, self._signature, operations, decision, places, stages)
 
     def _check_structure(self, structure: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from pipeline_zoo import MICROBATCHES, MODELS, errors, reference, truth_of
 
 import jaxhetero
+from jaxhetero.errors import ConfigError
 
 
 def digest(tree: Any) -> str:
@@ -44,7 +45,7 @@ def main() -> None:
             )
             try:
                 grad_fn.cut(model.params, *model.arguments)
-            except jaxhetero.ConfigError as error:
+            except ConfigError as error:
                 if is_first:
                     print(json.dumps({"model": name, "schedule": schedule, "refused": str(error)}), flush=True)
                 continue
