@@ -59,6 +59,7 @@ def decide(operations: Operations, wishes: Wishes, worker_count: int) -> Decisio
     """
     partitions = _Partitions(operations, wishes.memory_bytes)
     best: Decision | None = None
+    best_s = 0.0  # for as many examples: a replica's batch is given, and fewer stages make more replicas
     failures: list[ConfigError] = []
     tried = False
     for name, places, several in _candidates(wishes, worker_count):
@@ -78,8 +79,9 @@ def decide(operations: Operations, wishes: Wishes, worker_count: int) -> Decisio
         tried = True
         for partition in partitions.for_schedule(schedule):
             simulation = simulate_step(operations, schedule, partition, wishes.network, worker_count // places)
-            if best is None or simulation.step_s < best.simulation.step_s * (1 - 1e-6):
+            if best is None or simulation.step_s * places < best_s * (1 - 1e-6):
                 best = Decision(schedule, partition, simulation)
+                best_s = simulation.step_s * places
     if best is not None:
         return best
     if tried and wishes.memory_bytes is not None:

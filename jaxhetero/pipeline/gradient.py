@@ -58,7 +58,8 @@ def value_and_grad(
     Args:
       loss_fn: ``(params, *arguments) -> loss``, a scalar that is a mean over the examples. It is traced for the shapes
         of one microbatch.
-      stages: workers in a pipeline. "auto" chooses, by simulated time, a number that divides the workers.
+      stages: workers in a pipeline. "auto" chooses a number that divides the workers, by the simulated time for each
+        example: with fewer stages there are more replicas, each with a batch of its own.
       microbatches: into how many the batch is divided along the leading axis of each of its leaves. The loss and the
         gradients are means over them, as with gradient accumulation.
       schedule: "simple" (GPipe), "interleaved" (1F1B), "virtual" (interleaved 1F1B of Megatron), "breadth_first" or
