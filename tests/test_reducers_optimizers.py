@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cluster import run
+from cluster import Cluster, run
 
 from jaxhetero.optimizers._programs import lower
+from tests.chaos import run_job
 from tests.optimizer_zoo import OPTIMIZERS, SIGNS, recorded, weights
 from tests.update_machine import Job, numpy_pass
 
@@ -79,3 +80,45 @@ def test_bits_are_those_of_a_transcription(
             expected = transcribed(name, workers, *types)
             assert {key: result[name][key] for key in expected} == expected, name
             assert result[name]["again"] == results[0][name]["again"]
+
+
+def test_every_place_gives_the_same_weights_and_what_cannot_be_done_is_refused() -> None:
+    for result in run("reducers_places.py", workers=2, reducers=2):
+        assert len(set(result["trained"].values())) == 1, result["trained"]
+        words = {
+            "random numbers": "scale_by_muon",
+            "integers": "params['w'] is int32",
+            "dtype": "weights_dtype is float16",
+            "backups": "backups is 2",
+            "state": "the state is not one of this optimizer",
+        }
+        for name, word in words.items():
+            assert word in result["refusals"][name]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("twice", ["jaxhetero.ConfigError", "each one can be used once"]),
+        ("rates", ["jaxhetero.MismatchError", "have other numbers for the step", "learning rate"]),
+        ("lost", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),
+    ],
+)
+def test_mistakes_are_told(mistake: str, words: list[str]) -> None:
+    with Cluster(2, 2, {"JAXHETERO_TIMEOUT_MS": "10000"}) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("reducers_mistakes.py", mistake)
+        if mistake == "lost":
+            cluster.wait_for_output("worker 0", "running")
+            cluster.process("reducer 1").kill()
+        for outcome in cluster.wait_workers():
+            for word in words:
+                assert word in outcome.exception_line
+
+
+def test_deaths_of_reducers_change_no_bit() -> None:
+    """Of AdamW, and of LAMB with its sums over tensors; those that join get shares, and are killed as well."""
+    toll = run_job(2, strikes=4, workers=2, program="reducers_training.py", arguments=("adamw", "lamb"), backed_up=True)
+    assert toll.kills == 4
+    assert toll.views >= 12
+    assert toll.same_bits
