@@ -24,6 +24,7 @@ from bench.accelerator.emulation import Emulation
 from bench.accelerator.stages import StagedEmulation
 from bench.engines import pattern
 from bench.engines.in_process import ENGINES, Arrays, Engine
+from bench.engines.optimizer import OptimizerStep
 from bench.engines.specs import COLLECTIVES
 from jaxhetero.pipeline import Network
 
@@ -45,6 +46,7 @@ class Worker:
         self._shape: dict[str, Any] = {}
         self._emulation: Emulation | None = None
         self._stages: StagedEmulation | None = None
+        self._optimizer_steps: list[OptimizerStep] = []
 
     def _sum_each(self, arrays: Arrays) -> Arrays:
         """One all-reduce for each array. No data dependence orders them."""
@@ -149,6 +151,15 @@ class Worker:
         """Count the wrong elements of the last sums."""
         assert self._emulation is not None
         return {"wrong_count": self._emulation.wrong_count()}
+
+    def prepare_optimizer(self, **how: Any) -> dict[str, Any]:
+        """Make an optimizer and its step, and run it once; see ``OptimizerStep``."""
+        self._optimizer_steps.append(OptimizerStep(**how))
+        return {}
+
+    def measure_optimizer(self, number: int, count: int) -> dict[str, Any]:
+        """Run the step of the ``number``-th optimizer ``count`` times."""
+        return self._optimizer_steps[number].measure(count)
 
     def prepare_stages(self, bytes_per_s: float, latency_s: float, **model: Any) -> dict[str, Any]:
         """Cut an emulated model over the workers, and run it once; see ``StagedEmulation``."""
