@@ -1,4 +1,5 @@
 // The reducer's state machine, driven as its server drives it: whatever workers push, describe and leave, in any order.
+// A partner backs up what it keeps of an optimizer.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
@@ -13,7 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/reducer/backup_keeper.h"
+#include "xla_ffi/reducer/backups.h"
 #include "xla_ffi/reducer/state_machine.h"
+#include "xla_ffi/update/bucket_update.h"
+#include "xla_ffi/wire/state_plan.h"
 
 namespace {
 
@@ -23,17 +28,46 @@ constexpr uint32_t kWorkers = 3;
 constexpr uint32_t kChunkBytes = 64;
 constexpr uint32_t kWindow = 2;
 constexpr uint64_t kTotalCount = 24;
-constexpr uint64_t kOps = 5;
+constexpr uint64_t kOps = 9;
+
+// w -= rate * g, and the same with a sum of g * g and no outputs.
+Bytes an_update(bool has_outputs) {
+  Program program{2, 1, 2, {{Opcode::kMul, 3, 0, 2, 0}, {Opcode::kSub, 3, 1, 3, 0}}, {}, {{3, OutputType::kF32}}};
+  UpdateDescription update;
+  update.sent_count = 1;
+  if (!has_outputs) {
+    program.outputs.clear();
+    program.summands = {{3}};
+    update.has_outputs = false;
+    update.total_count = 1;
+  }
+  update.programs = {encode(program)};
+  update.leaves = {{kTotalCount, {0, {{Origin::kSent, 0}}}, {}}};
+  if (!has_outputs) update.leaves[0].totals = {0};
+  return encode(update);
+}
+
+OpSpec spec_with_state(Kind kind) {
+  OpSpec spec{kind, DType::kF32, 0, 1, kTotalCount, 0};
+  spec.state = {.number = 9, .slot_count = 2};
+  return spec;
+}
+
+// Of two reducers, of which this is the first.
+StatePlan a_plan() {
+  const std::vector<StatePlan::Member> members = {{0, 0, "a", 1, 1}, {1, 0, "b", 1, 1}};
+  return StatePlan(members);
+}
 
 class Server {
  public:
-  explicit Server(FuzzedDataProvider& input) : input_(input) {}
+  explicit Server(FuzzedDataProvider& input) : input_(input) { kept_->backups.enter(a_plan(), kept_->states); }
 
   void act() {
     const auto rank = input_.ConsumeIntegralInRange<uint32_t>(0, kWorkers - 1);
     if (gone_[rank]) return;
     now_ms_ += 10;
-    switch (input_.ConsumeIntegralInRange(0, 9)) {
+    switch (input_.ConsumeIntegralInRange(0, 10)) {
       case 0:
         describe(rank);
         break;
@@ -48,6 +82,9 @@ class Server {
         break;
       case 4:
         finish(rank);
+        break;
+      case 5:
+        step(rank, op());
         break;
       default:
         // The next frame's header comes behind the payload before it.
@@ -69,12 +106,23 @@ class Server {
   void describe(uint32_t rank) {
     FrameHeader header;
     header.op = op();
-    OpDescription description{specs_[header.op], input_.ConsumeRandomLengthString(20)};
+    OpDescription description{specs_[header.op], input_.ConsumeRandomLengthString(20), {}, {}};
+    if (uses_state(description.spec.kind)) description.shard = {0, kTotalCount};
+    if (description.spec.kind >= Kind::kMeasure) description.update = an_update(description.spec.kind == Kind::kUpdate);
     const bool errs = input_.ConsumeIntegralInRange(0, 7) == 0;
     if (!errs && !description.spec.has_member(rank)) return;
     if (errs) {
       OpSpec& spec = description.spec;
-      spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 7));
+      spec.kind = static_cast<Kind>(input_.ConsumeIntegralInRange(0, 11));
+      spec.state.slot = input_.ConsumeIntegralInRange<uint32_t>(0, 3);
+      spec.state.resumes = input_.ConsumeBool();
+      spec.state.weights = input_.ConsumeBool() ? DType::kF32 : DType::kBF16;
+      spec.state.first = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
+      description.shard.offset = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
+      if (!description.update.empty()) {
+        const size_t at = input_.ConsumeIntegralInRange<size_t>(0, description.update.size() - 1);
+        description.update[at] = static_cast<std::byte>(input_.ConsumeIntegral<uint8_t>());
+      }
       spec.dtype = static_cast<DType>(input_.ConsumeIntegralInRange(0, 14));
       spec.root = input_.ConsumeIntegralInRange<uint32_t>(0, 4);
       spec.total_count = input_.ConsumeIntegral<uint64_t>() >> input_.ConsumeIntegralInRange(0, 63);
@@ -86,6 +134,20 @@ class Server {
     Result<OpDescription> received = decode_op_description(encode(description));
     if (!received.ok()) return leave(rank, received.status());
     check(rank, reducer_.describe_op(rank, header, std::move(*received), outgoing_));
+  }
+
+  // Mostly the inputs of the step that comes next.
+  void step(uint32_t rank, uint64_t op) {
+    FrameHeader header;
+    header.op = op;
+    header.round = next_[rank][op].round;
+    StepInputs inputs{.version = specs_[op].kind == Kind::kUpdate ? header.round : 0, .scalars = {}};
+    if (specs_[op].kind >= Kind::kMeasure) inputs.scalars = {0x3f000000};
+    if (input_.ConsumeIntegralInRange(0, 15) == 0) inputs.version = input_.ConsumeIntegralInRange<uint64_t>(0, 3);
+    if (input_.ConsumeIntegralInRange(0, 15) == 0) inputs.scalars.push_back(input_.ConsumeIntegral<uint32_t>());
+    Result<StepInputs> received = decode_step_inputs(encode(inputs));
+    if (!received.ok()) std::abort();
+    check(rank, reducer_.take_step(rank, header, std::move(*received), outgoing_));
   }
 
   // Mostly what a worker would push next, so that rounds do end.
@@ -109,6 +171,9 @@ class Server {
 
   void begin(uint32_t rank) {
     const FrameHeader sent = make_push(rank);
+    const bool begins = sent.offset == 0 && uses_state(specs_[sent.op].kind);
+    if (begins && input_.ConsumeIntegralInRange(0, 7) > 0) step(rank, sent.op);
+    if (gone_[rank]) return;
     Result<FrameHeader> header = decode(encode(sent));
     if (!header.ok()) return leave(rank, header.status());
     if (header->payload_bytes > 0 && input_.ConsumeBool() && lend(rank, *header)) return;
@@ -165,14 +230,32 @@ class Server {
 
   // What a server would send: headers that a worker can decode, and payloads that are there.
   void take_outgoing() {
-    for (const Outgoing& frame : outgoing_) {
+    for (const Outgoing& frame : std::exchange(outgoing_, {})) {
+      if (frame.is_for_partner) {
+        back_up(frame);
+        continue;
+      }
       if (frame.rank >= kWorkers || frame.payload.size() != frame.header.payload_bytes) std::abort();
       if (!decode(encode(frame.header)).ok()) std::abort();
       uint32_t sum = 0;
       for (std::byte byte : frame.payload) sum += std::to_integer<uint32_t>(byte);
       sink_ = sum;
     }
-    outgoing_.clear();
+    if (!outgoing_.empty()) take_outgoing();
+  }
+
+  // As the partner does it.
+  void back_up(const Outgoing& frame) {
+    const Bytes payload(frame.payload.begin(), frame.payload.end());
+    if (frame.header.type == FrameType::kDescribe) {
+      Result<OpDescription> description = decode_op_description(payload);
+      if (!description.ok() || !keeper_.describe_op(frame.header.op, *description).ok()) std::abort();
+    } else if (frame.header.type == FrameType::kStep) {
+      Result<StepInputs> inputs = decode_step_inputs(payload);
+      if (!inputs.ok() || !keeper_.take_step(frame.header, *inputs).ok()) std::abort();
+    } else if (keeper_.back_up(frame.header, payload).ok()) {
+      reducer_.note_backed_up(frame.header, outgoing_);
+    }
   }
 
   static std::array<FrameHeader, kOps> first_pushes() {
@@ -191,8 +274,16 @@ class Server {
                                         OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
                                         OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0, 0, 0, 0, {0, 2}},
                                         OpSpec{Kind::kScatter, DType::kF32, 0, 1, kTotalCount, 0},
-                                        OpSpec{Kind::kGather, DType::kF32, 0, 1, kTotalCount, 0}};
-  ReducerStateMachine reducer_{{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}};
+                                        OpSpec{Kind::kGather, DType::kF32, 0, 1, kTotalCount, 0},
+                                        spec_with_state(Kind::kStore),
+                                        spec_with_state(Kind::kLoad),
+                                        spec_with_state(Kind::kMeasure),
+                                        spec_with_state(Kind::kUpdate)};
+  const std::shared_ptr<KeptOptimizers> kept_ = std::make_shared<KeptOptimizers>(0);
+  ReducerStateMachine reducer_{
+      {{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}, std::make_shared<LentMemory>(), kept_};
+  KeptStates partners_;
+  BackupKeeper keeper_{partners_};
   std::array<std::array<FrameHeader, kOps>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
   std::array<std::optional<Push>, kWorkers> pushing_;
   std::array<bool, kWorkers> gone_{};

@@ -5,9 +5,11 @@
 #include <cstdlib>
 #include <span>
 
+#include "xla_ffi/update/bucket_update.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/state_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -38,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace jaxhetero;
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 13) {
+  switch (data[0] % 18) {
     case 0:
       decode_header(bytes);
       break;
@@ -74,6 +76,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 12:
       expect_stable(decode_job_state(bytes), &decode_job_state);
+      break;
+    case 13:
+      expect_stable(decode_step_inputs(bytes), &decode_step_inputs);
+      break;
+    case 14:
+      expect_stable(decode_step_totals(bytes), &decode_step_totals);
+      break;
+    case 15:
+      expect_stable(decode_state_copy(bytes), &decode_state_copy);
+      break;
+    case 16:
+      expect_stable(decode_state_plan(bytes), &decode_state_plan);
+      break;
+    case 17:
+      expect_stable(decode_update(bytes), &decode_update);
       break;
     default:
       for (char c : decode_text(bytes)) {
