@@ -330,6 +330,9 @@ void Communicator::enqueue(RoundRequest request) {
 
 void Communicator::start(RoundRequest request) {
   has_groups_ = has_groups_ || !request.spec.group.empty();
+  if (uses_state(request.spec.kind) && !std::exchange(uses_states_, true)) {
+    on_strands([](WorkerStrand& strand) { strand.use_states(); });
+  }
   const PartPlan& plan = planner_.parts_of(request);
   request.whole = ledger_.open(request, plan.part_count(request.spec));
   for (RoundPart& part : plan.cut(std::move(request))) {

@@ -193,6 +193,7 @@ class Communicator {
   Planner planner_{config_.job};
   std::vector<RoundRequest> early_;  // of the program, before the plan is known
   bool has_groups_ = false;          // it has run an op of a group
+  bool uses_states_ = false;         // some round has had to do with an optimizer on reducers
   bool has_said_goodbye_ = false;    // in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;

@@ -104,12 +104,16 @@ ProcessState WorkerStrand::state() const {
 void WorkerStrand::open_to_program(const Plans& plans) {
   is_open_to_program_ = true;
   plans_ = plans;
+}
+
+void WorkerStrand::use_states() {
+  uses_states_ = true;
   send_plan();
 }
 
-// Once it is final, to every reducer of each view.
+// To every reducer of each view.
 void WorkerStrand::send_plan() {
-  if (halted_ || !is_open_to_program_) return;
+  if (halted_ || !uses_states_) return;
   for (ReducerLink& link : links_) link.send(OutFrame::control(FrameType::kPlan, encode(*plans_.states)));
 }
 

@@ -69,6 +69,8 @@ class WorkerStrand final : private ConnectionOwner {
   // From now on the program's rounds come, and run by these plans.
   void open_to_program(const Plans& plans);
 
+  // From now on some rounds use states: reducers need to know who keeps them.
+  void use_states();
   // A part of a round; or the whole of it.
   void start_round(RoundRequest part);
   // More bytes of some round's inputs are ready.
@@ -128,6 +130,7 @@ class WorkerStrand final : private ConnectionOwner {
 
   bool has_ended_ = false;
   bool is_open_to_program_ = false;
+  bool uses_states_ = false;
   bool is_leaving_ = false;
   View view_;
   Plans plans_;
