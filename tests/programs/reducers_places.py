@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
+from flax.training.train_state import TrainState
 
 import jaxhetero
 from jaxhetero.optimizers import on_reducers
@@ -42,6 +44,37 @@ def in_shard_map(step: Any) -> Any:
     return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))
 
 
+def train_linen() -> str:
+    """The same in flax's TrainState."""
+    params = {"w": jnp.ones((40, 50)), "b": jnp.zeros(50)}
+    state = TrainState.create(apply_fn=None, params=params, tx=on_reducers(optax.adamw(0.1)))
+    step = jax.jit(lambda state, grads: state.apply_gradients(grads=grads))
+    for number in range(STEPS):
+        state = step(state, gradients(jaxhetero.rank(), number))
+    return np.asarray(state.params["w"]).tobytes().hex()[:64]
+
+
+class Weights(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.ones((40, 50)))
+        self.b = nnx.Param(jnp.zeros(50))
+
+
+def train_nnx() -> str:
+    """The same in flax's nnx.Optimizer."""
+    model = Weights()
+    optimizer = nnx.Optimizer(model, on_reducers(optax.adamw(0.1)), wrt=nnx.Param)
+    structure = jax.tree.structure(nnx.state(model, nnx.Param))
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, grads: Any) -> None:
+        optimizer.update(model, jax.tree.unflatten(structure, jax.tree.leaves(grads)))
+
+    for number in range(STEPS):
+        step(model, optimizer, gradients(jaxhetero.rank(), number))
+    return np.asarray(model.w[...]).tobytes().hex()[:64]
+
+
 def refusal(call: Any) -> str:
     try:
         call()
@@ -60,6 +93,7 @@ def main() -> None:
         "shard_map": ("d", in_shard_map),
     }
     trained = {name: train(place) for name, place in places.items()}
+    trained |= {"linen": train_linen(), "nnx": train_nnx()}
     params = {"w": jnp.ones((3, 3))}
     refusals = {
         "random numbers": refusal(lambda: on_reducers(optax.contrib.muon(0.1)).init(params)),

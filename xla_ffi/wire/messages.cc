@@ -280,7 +280,7 @@ Result<StateCopy> decode_state_copy(std::span<const std::byte> bytes) {
   fields(reader, copy);
   const uint64_t arrays = uint64_t{copy.slot_count} + (copy.has_gradient ? 1 : 0);
   const bool is_sane = reader.ok() && copy.slot_count >= 1 && copy.slot_count <= kMaxStateSlots &&
-                       overlap(copy.part, {0, copy.count}) == copy.part &&
+                       copy.part.count > 0 && overlap(copy.part, {0, copy.count}) == copy.part &&
                        copy.part.count <= kMaxControlBytes / sizeof(float) &&
                        reader.rest().size() == arrays * copy.part.count * sizeof(float);
   if (!is_sane) return malformed("copy of a state");
