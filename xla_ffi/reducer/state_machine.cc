@@ -334,7 +334,7 @@ void ReducerStateMachine::send_answers(uint64_t op_id, const OpState& op, const 
   for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
     const uint32_t rank = op.spec.rank_at(place);
     const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
-    const std::byte* const from = part.count == 0 ? nullptr : total.get() + (part.offset - chunk.offset) * item;
+    const std::byte* const from = total == nullptr ? nullptr : total.get() + (part.offset - chunk.offset) * item;
     header.payload_bytes = static_cast<uint32_t>(part.count * item);
     outgoing.push_back({rank, header, total, {from, header.payload_bytes}});
   }
