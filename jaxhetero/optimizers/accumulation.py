@@ -44,8 +44,9 @@ def accumulate_gradients(inner: optax.GradientTransformation, every: int) -> opt
       every: micro-batches in a step, at least 1; the same on every worker.
 
     Returns:
-      An optimizer whose updates are zeros except in the last of ``every`` calls. All micro-batches count the same,
-      whatever their sizes. Gradients are accumulated in float32 or wider.
+      An optimizer whose updates change nothing except in the last of ``every`` calls. They are zeros, or, with
+      ``on_reducers`` inside, the parameters, which ``update`` then needs. All micro-batches count the same, whatever
+      their sizes. Gradients are accumulated in float32 or wider.
 
     Each worker accumulates its own gradients. Under ``jax.shard_map`` they are one more value that varies over the
     workers' axis: return them with ``check_vma=False``, or with an ``out_specs`` that says so.

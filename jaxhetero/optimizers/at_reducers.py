@@ -15,12 +15,12 @@ import optax
 
 from jaxhetero import collectives, world
 from jaxhetero._collectives.kinds import Kind
-from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, classify
+from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
-from jaxhetero.optimizers._alone import Alone
+from jaxhetero.optimizers._new_weights import NewWeights
 from jaxhetero.optimizers._programs import lower
 from jaxhetero.optimizers._programs.buckets import BucketPlan, Stage, plan_bucket
 from jaxhetero.optimizers._programs.graph import Constant, Graph
@@ -29,7 +29,6 @@ from jaxhetero.optimizers._programs.update import Origin, Update
 
 _numbers = itertools.count()
 _UPDATES_OF_A_LIFE = 2**24
-_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 class ReducersState(NamedTuple):
@@ -37,45 +36,16 @@ class ReducersState(NamedTuple):
 
     Attributes:
       versions: for each bucket of weights, uint32[]: a number that grows with each update that the reducers make.
-      own: what of the optimizer's state stays with the workers, such as counts of steps. In a world of one worker
-        without reducers: all of it.
-
-    Example:
-      >>> import optax
-      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.sgd(0.5))
-      >>> isinstance(optimizer.init({"w": jnp.ones(2)}), jaxhetero.optimizers.ReducersState)
-      True
+      own: the optimizer's state as optax has it. What stays with the workers is there, such as counts of steps and the
+        scale of the loss, so that ``optax.tree.get`` and ``scale_loss`` find it. The rest is None.
     """
 
     versions: tuple[jax.Array, ...]
-    own: tuple[Any, ...]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class NewWeights:
-    """An update that replaces the weights: ``optax.apply_updates`` adds it, and the sum is what it holds."""
-
-    weights: Any
-
-    def __radd__(self, _: Any) -> Any:
-        return self.weights
+    own: optax.OptState
 
 
 class ReducersOptimizer(optax.GradientTransformation):  # type: ignore[misc]  # optax has no types
-    """What ``on_reducers`` gives: an optax transformation, with two methods for checkpoints.
-
-    Example:
-      What is pulled is what ``optax`` has, and fits any number of reducers:
-
-      >>> import optax
-      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.adam(0.5))
-      >>> opt_state = optimizer.init({"w": jnp.ones(2)})
-      >>> params, adam_state = optimizer.pull(opt_state)
-      >>> jax.tree.map(jnp.shape, adam_state[0].mu)
-      {'w': (2,)}
-      >>> opt_state = optimizer.push(params, adam_state)
-    """
+    """What ``on_reducers`` gives."""
 
     _home: _Home
 
@@ -124,7 +94,6 @@ def on_reducers(
       tx: an optax transformation, such as ``optax.adamw(1e-3)``, or a chain of them with schedules, masks, clipping by
         the global norm, LAMB, ... It must work on each leaf by itself, but for sums over whole leaves.
       axis_name: as in ``jaxhetero.psum``, of gradients that have not been summed; each worker has one device along it.
-        Only ``update`` has to be called inside its ``jax.shard_map``.
       mean: ``tx`` gets the mean of the workers' gradients; ``False``: their sum.
       weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
       wire_dtype: as in ``jaxhetero.psum``, of the gradients.
@@ -137,7 +106,8 @@ def on_reducers(
 
       ``init(params)`` gives the reducers the weights of rank 0. Give every worker those as well, by
       ``jaxhetero.broadcast``. ``update(gradients, state)`` takes the gradients of this worker. It returns updates to
-      give to ``optax.apply_updates``, which makes them the new weights, and the next state.
+      give to ``optax.apply_updates``, which makes them the new weights, and the next state. ``accumulate_gradients``
+      around it needs ``update(gradients, state, params)``.
 
     A state can be used once: an update changes it at the reducers.
 
@@ -148,8 +118,8 @@ def on_reducers(
     Does not block, as any JAX computation.
 
     Raises:
-      ConfigError: a parameter is not float32, bfloat16 or float16; ``tx`` does what cannot be sent: then the message
-        names the primitive of JAX; a mesh has several devices of a worker; or the worker computes on a GPU.
+      ConfigError: the parameters are not float32; ``tx`` does what cannot be sent, and then the message names the
+        primitive of JAX; a mesh has several devices of a worker; or the worker computes on a GPU.
       jax.errors.JaxRuntimeError: when the program runs: a peer fails, a state is used twice, or workers disagree about
         the numbers of the step, such as the learning rate; see ``jaxhetero.errors``.
 
@@ -172,8 +142,7 @@ def on_reducers(
         return home.init(params)
 
     def update(gradients: Any, state: ReducersState, params: Any = None, **_: Any) -> tuple[Any, ReducersState]:
-        del params
-        return home.update(gradients, state)
+        return home.update(gradients, state, params)
 
     optimizer = ReducersOptimizer(init, update)
     optimizer._home = home
@@ -197,6 +166,11 @@ class _Plan:
         """Elements of each leaf."""
         return [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
 
+    def with_states(self, states: dict[int, Any]) -> Any:
+        """The optimizer's state with these leaves, by their numbers; None in the place of others."""
+        structure: Any = jax.tree.structure(self.opt_state)
+        return jax.tree.unflatten(structure, [states.get(number) for number in range(structure.num_leaves)])
+
 
 @dataclass
 class _Home:
@@ -215,25 +189,15 @@ class _Home:
         self._plans: dict[Any, _Plan] = {}
         self._lives = itertools.count(1)
 
-    @property
-    def _alone(self) -> Alone | None:
-        return Alone(self.tx, self.weights_dtype) if world.current().is_alone else None
-
     def init(self, params: Any) -> ReducersState:
-        if self._alone:
-            return ReducersState((), self._alone.init(params))
         return self._store(params, self.tx.init(params), is_new=True)
 
     def push(self, params: Any, opt_state: Any) -> ReducersState:
-        if self._alone:
-            return ReducersState((), self._alone.push(params, opt_state))
         return self._store(params, opt_state, is_new=False)
 
     def _store(self, params: Any, opt_state: Any, *, is_new: bool) -> ReducersState:
         """``is_new``: the state is that of ``tx.init``, of which reducers need not be told what is 0."""
-        self._check_dtypes(params)
-        axis_name = self._axis_name_here()
-        plan, axes = self._plan_of(params), self._axes(axis_name)
+        plan, axes = self._plan_of(params), self._axes()
         weights, states = jax.tree.leaves(params), jax.tree.leaves(opt_state)
         given: Any = jax.tree.structure(opt_state)
         if given != jax.tree.structure(plan.opt_state):
@@ -258,16 +222,14 @@ class _Home:
                 (version,) = self._call(plan, number, Kind.STORE, axes, (), slot=slot)(*arrays, version)
             versions.append(version)
         own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
-        own = collectives.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
-        return ReducersState(tuple(versions), tuple(own))
+        own = collectives.broadcast(own, axis_name=self.axis_name, name=f"{self.label} state")
+        return ReducersState(tuple(versions), plan.with_states(dict(zip(plan.update.worker_states, own, strict=True))))
 
     def pull(self, state: ReducersState) -> tuple[Any, Any]:
-        if self._alone:
-            return self._alone.pull(state.own)
         (plan,) = self._plans.values()
-        axes = self._axes(self._axis_name_here())
+        axes = self._axes()
         weights: list[Any] = [None] * len(plan.shapes)
-        states: list[Any] = [None] * len(jax.tree.leaves(plan.opt_state))
+        states = dict(zip(plan.update.worker_states, jax.tree.leaves(state.own), strict=True))
         types = jax.tree.leaves(plan.opt_state)
         for number, bucket in enumerate(plan.buckets):
             results = tuple((plan.shapes[leaf], "float32") for leaf in bucket.leaves)
@@ -280,25 +242,22 @@ class _Home:
                         weights[leaf] = array
                     elif index is not None:
                         states[index] = array.reshape(types[index].shape).astype(types[index].dtype)
-        for index, value in zip(plan.update.worker_states, state.own, strict=True):
-            states[index] = value
-        return jax.tree.unflatten(plan.structure, weights), jax.tree.unflatten(
-            jax.tree.structure(plan.opt_state), states
-        )
+        return jax.tree.unflatten(plan.structure, weights), plan.with_states(states)
 
-    def update(self, gradients: Any, state: ReducersState) -> tuple[Any, ReducersState]:
-        if self._alone:
-            moved, kept = self._alone.update(gradients, state.own)
-            return jax.tree.map(NewWeights, moved), ReducersState((), kept)
-        plan, axes = self._plan_of(gradients), self._axes(self.axis_name)
+    def update(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        plan, axes = self._plan_of(gradients), self._axes()
         leaves = jax.tree.leaves(gradients)
         if len(state.versions) != len(plan.buckets):
             raise ConfigError(f"{self.label}: the state is that of other parameters than the gradients are of")
         step = _Step(self, plan, axes, leaves, state)
         weights, versions, totals = step.run()
-        own = plan.update.advance(list(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32))
+        own = plan.update.advance(
+            jax.tree.leaves(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32)
+        )
+        if params is not None:
+            weights = [array.astype(param.dtype) for array, param in zip(weights, jax.tree.leaves(params), strict=True)]
         updates = jax.tree.unflatten(plan.structure, [NewWeights(array) for array in weights])
-        return updates, ReducersState(tuple(versions), tuple(own))
+        return updates, ReducersState(tuple(versions), jax.tree.unflatten(jax.tree.structure(state.own), own))
 
     def call(self, plan: _Plan, bucket: int, stage: int, axes: ReducedAxes, call_bytes: int) -> StateCall:
         """The call of one stage of a bucket."""
@@ -335,28 +294,11 @@ class _Home:
             **options,
         )
 
-    def _check_dtypes(self, params: Any) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-            if jnp.result_type(leaf) not in _DTYPES:
-                raise ConfigError(
-                    f"{self.label}: params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}; reducers keep "
-                    "weights of float32, from parameters of float32, bfloat16 or float16"
-                )
-
-    def _axis_name_here(self) -> AxisName:
-        """The axis if this is inside its ``jax.shard_map``: states are made and pulled outside as well."""
-        try:
-            for name in axis_names(self.axis_name):
-                jax.lax.axis_size(name)
-        except NameError:
-            return None
-        return self.axis_name
-
-    def _axes(self, axis_name: AxisName) -> ReducedAxes:
-        axes = classify(axis_name, self.label)
+    def _axes(self) -> ReducedAxes:
+        axes = classify(self.axis_name, self.label)
         if axes.devices_per_worker > 1:
             raise ConfigError(
-                f"{self.label}: {axes.devices_per_worker} devices of each worker lie along {axis_name!r}; an "
+                f"{self.label}: {axes.devices_per_worker} devices of each worker lie along {self.axis_name!r}; an "
                 "optimizer on reducers takes the gradients of one device of each worker"
             )
         return axes
@@ -411,7 +353,7 @@ class _Step:
     ) -> None:
         self._home, self._plan, self._axes = home, plan, axes
         self._leaves, self._versions = leaves, list(state.versions)
-        self._scalars = plan.update.scalars(list(state.own))
+        self._scalars = plan.update.scalars(jax.tree.leaves(state.own))
         self._totals: dict[int, Any] = {}
         self._call_bytes = wire_bytes([jnp.asarray(leaf) for leaf in leaves], home.wire_dtype)
 
