@@ -217,7 +217,12 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
     graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
     params = jaxhetero.broadcast(params)
     schedule = preset.schedule(step_count)
-    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=split.accumulate_every)
+    optimizer = make_optimizer(
+        preset.optimizer,
+        schedule,
+        accumulate_every=split.accumulate_every,
+        weights_from_reducers=options.run.weights_from_reducers,
+    )
     predict = make_predict(graphdef)
     return Training(
         title="BERT fine-tuning",
@@ -231,6 +236,8 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
         train_step=make_train_step(make_loss(graphdef), optimizer, preset.seed),
         batches=lambda step: questions.train.train_batches(split, step_count, step),
         learning_rate=schedule,
+        pull=optimizer.pull,
+        push=optimizer.push,
         evaluate=lambda state: evaluate(predict, state.params, questions.dev, split, preset, options.run),
         identity={"trainer": "bert-finetune", "model": dataclasses.asdict(preset.model)},
         advice="lower --peak",

@@ -9,7 +9,7 @@ from typing import Literal
 import optax
 
 from jaxhetero.optimizers import lamb
-from models.common.optimizer import LossScaling, distributed, weights_mask
+from models.common.optimizer import LossScaling, Optimizer, WeightsDtype, distributed, weights_mask
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ def make_optimizer(
     *,
     accumulate_every: int = 1,
     clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
-) -> optax.GradientTransformation:
+    weights_from_reducers: WeightsDtype | None = None,
+) -> Optimizer:
     """The whole chain: accumulation, all-reduce, loss scale, update.
 
     ``clip_instead`` makes what clips gradients that are reduced already, and lie on several workers.
@@ -57,4 +58,5 @@ def make_optimizer(
         loss_scaling=config.loss_scaling,
         loss_scale=config.loss_scale,
         instead=clip_instead(config.max_grad_norm) if clip_instead else None,
+        weights_from_reducers=weights_from_reducers,
     )

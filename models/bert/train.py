@@ -54,7 +54,9 @@ def train(
         params = Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params)
     params = jaxhetero.broadcast(params)
     pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
-    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=pieces)
+    optimizer = make_optimizer(
+        preset.optimizer, preset.schedule, accumulate_every=pieces, weights_from_reducers=options.weights_from_reducers
+    )
     count = make_count(graphdef)
     loss = make_loss(graphdef, preset.next_sentence_weight)
     staged = make_staged_step(loss, preset, options.stages, split.accumulate_every)
@@ -72,6 +74,8 @@ def train(
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
         synchronize=staged.make_whole if options.stages > 1 else lambda state: state,
+        pull=optimizer.pull,
+        push=optimizer.push,
         evaluate=lambda state: evaluate(count, state.params, data, split_over_workers(split)),
         identity=identity,
         advice="lower the learning rate (--peak) or give more --warmup-steps",

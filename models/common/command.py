@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import tyro
@@ -20,6 +20,7 @@ import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.dry_run import DryRun
 from models.common.errors import TrainerError, require
+from models.common.optimizer import WeightsDtype
 from models.common.report import Result, plot_losses
 
 INTERRUPTED = 130
@@ -32,8 +33,8 @@ Report = Callable[[int, Mapping[str, float], Path | None], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where to write, what to resume, and how many workers hold the model. None of these options changes what is
-    trained, but that --microbatches sets the size of a piece."""
+    """Where to write, what to resume, and how the work is shared out. None of these options changes what is trained,
+    but that --microbatches sets the size of a piece, and --weights-dtype rounds."""
 
     output: Path | None = None
     """A folder for checkpoints, TensorBoard logs, result.json and pictures. Without it nothing is written."""
@@ -47,6 +48,11 @@ class RunOptions:
     a multiple of it."""
     microbatches: int = 0
     """With --stages, into how many microbatches a step is divided, in place of what micro_batch says."""
+    optimizer_on: Literal["workers", "reducers"] = "workers"
+    """Where the optimizer runs and has its state: see `jaxhetero.optimizers.on_reducers`. A run can be resumed on the
+    other."""
+    weights_dtype: WeightsDtype = "float32"
+    """With --optimizer-on reducers, the dtype of the weights that workers get. Checkpoints have float32."""
     dry_run: bool = False
     """Print the sizes of the run and the best possible all-reduce time, and stop."""
     network_gbps: float = 10.0
@@ -61,12 +67,25 @@ class RunOptions:
         require(
             self.stages > 1 or not self.microbatches, "--microbatches is for --stages; without it, use --micro-batch"
         )
+        require(
+            self.stages == 1 or self.optimizer_on == "workers",
+            "--stages needs --optimizer-on workers: every worker has other weights, and reducers have all of them",
+        )
+        require(
+            self.weights_dtype == "float32" or self.optimizer_on == "reducers",
+            f"--weights-dtype {self.weights_dtype} needs --optimizer-on reducers, which keep the weights in float32",
+        )
         require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
         for path in (self.output, self.json):
             require(
                 path is None or path.absolute().parent.is_dir(),
                 f"cannot write {path}: there is no folder {path.absolute().parent if path else ''}",
             )
+
+    @property
+    def weights_from_reducers(self) -> WeightsDtype | None:
+        """The dtype of the weights that reducers send; None if workers run the optimizer."""
+        return self.weights_dtype if self.optimizer_on == "reducers" else None
 
     def file(self, name: str) -> Path | None:
         """The path of a file in the output folder on rank 0. None on other ranks, which do not write."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import jaxhetero
 from jaxhetero.optimizers import (
+    AccumulationState,
     ErrorFeedbackState,
+    ReducersOptimizer,
     accumulate_gradients,
     dynamic_loss_scale,
     error_feedback,
+    on_reducers,
     static_loss_scale,
 )
 
 LossScaling = Literal["none", "static", "dynamic"]
+WeightsDtype = Literal["float32", "bfloat16"]
 
 _WEIGHT_NAMES = frozenset({"kernel", "embedding"})
 
@@ -35,6 +41,48 @@ def weights_mask(params: optax.Params) -> Any:
     return jax.tree_util.tree_map_with_path(is_weight, params)
 
 
+class Optimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]  # optax has no types
+    """What ``distributed`` gives: an optimizer that can say and take what a checkpoint has, wherever its state is."""
+
+    _reducers: ReducersOptimizer | None = None
+    _weights_dtype: WeightsDtype = "float32"
+
+    @cached_property
+    def _pull(self) -> jax.stages.Wrapped:
+        """Compiled once, for all checkpoints."""
+        assert self._reducers is not None
+        return jax.jit(self._reducers.pull)
+
+    def pull(self, state: Any) -> Any:
+        """The state of a training with the optimizer on workers: the weights in float32, and optax's state.
+
+        ``state`` has the fields ``params`` and ``opt_state``. Call it on every worker.
+        """
+        if self._reducers is None:
+            return state
+        params, kept = self._pull(_last_part(state.opt_state))
+        return state._replace(params=params, opt_state=_with_last_part(state.opt_state, kept))
+
+    def push(self, state: Any) -> Any:
+        """The state to train with: the opposite of ``pull``. Call it on every worker."""
+        if self._reducers is None:
+            return state
+        kept = jax.jit(self._reducers.push)(state.params, _last_part(state.opt_state))
+        params = jax.tree.map(lambda leaf: leaf.astype(self._weights_dtype).astype(leaf.dtype), state.params)
+        return state._replace(params=params, opt_state=_with_last_part(state.opt_state, kept))
+
+
+def _last_part(opt_state: Any) -> Any:
+    """Of the state of what ``distributed`` gives: that of the optimizer itself."""
+    return _last_part(opt_state.inner_state) if isinstance(opt_state, AccumulationState) else opt_state[-1]
+
+
+def _with_last_part(opt_state: Any, part: Any) -> Any:
+    if isinstance(opt_state, AccumulationState):
+        return opt_state._replace(inner_state=_with_last_part(opt_state.inner_state, part))
+    return (*opt_state[:-1], part)
+
+
 def distributed(
     optimizer: optax.GradientTransformation,
     *,
@@ -44,21 +92,33 @@ def distributed(
     wire_dtype: str | None = None,
     with_error_feedback: bool = False,
     instead: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformation:
+    weights_from_reducers: WeightsDtype | None = None,
+) -> Optimizer:
     """Put the mean over the workers' gradients in front of ``optimizer``; every worker then computes the same update.
 
-    ``instead`` takes the place of the mean, where gradients are reduced already. The other arguments add a loss scale
+    ``instead`` takes the place of the mean, where gradients are reduced already. With ``weights_from_reducers``, the
+    reducers take the mean and run the optimizer, and send weights of this dtype. The other arguments add a loss scale
     inside, and gradient accumulation outside.
     """
     if loss_scaling == "static":
         optimizer = static_loss_scale(optimizer, loss_scale)
     elif loss_scaling == "dynamic":
         optimizer = dynamic_loss_scale(optimizer, loss_scale)
-    reduction = instead or jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype)
+    reduction, reducers = instead or jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype), None
+    if weights_from_reducers:
+        # What takes the place of the mean has no state either, so a state has the same parts in both places.
+        reduction = optax.identity()
+        optimizer = reducers = on_reducers(
+            optimizer, weights_dtype=jnp.dtype(weights_from_reducers), wire_dtype=wire_dtype
+        )
     if wire_dtype is not None and with_error_feedback:
         reduction = optax.chain(error_feedback(wire_dtype), reduction)
     optimizer = optax.chain(reduction, optimizer)
-    return optimizer if accumulate_every == 1 else accumulate_gradients(optimizer, accumulate_every)
+    if accumulate_every > 1:
+        optimizer = accumulate_gradients(optimizer, accumulate_every)
+    result = Optimizer(optimizer.init, optimizer.update)
+    result._reducers, result._weights_dtype = reducers, weights_from_reducers or "float32"
+    return result
 
 
 def scaled(loss: jax.Array, opt_state: optax.OptState) -> jax.Array:

@@ -57,6 +57,10 @@ class Training:
     """Which setting to change if the loss is not finite."""
     synchronize: Callable[[Any], Any] = lambda state: state
     """Makes the workers' states equal, before an evaluation or a checkpoint."""
+    pull: Callable[[Any], Any] = lambda state: state
+    """From the state to that of a checkpoint, which has what reducers keep."""
+    push: Callable[[Any], Any] = lambda state: state
+    """The opposite."""
     stages: int = 1
     """Workers that hold the model together; more than one if ``train_step`` is a ``StagedStep``."""
     draw: Callable[[], NDArray[np.uint8]] | None = None
@@ -72,7 +76,8 @@ class Training:
         first_step = 0
         history: dict[str, Any] = {"losses": [], "evaluations": []}
         if checkpoints and (chosen := checkpoints.choose(options.resume)):
-            first_step, self.state, read = checkpoints.restore(chosen, self.state)
+            first_step, state, read = checkpoints.restore(chosen, self.pull(self.state))
+            self.state = self.push(state)
             # Ranks other than 0 get no history, and do not report one.
             history = read or {"losses": [0.0] * first_step, "evaluations": []}
         log = TensorboardLog(options.file("tensorboard"))
@@ -138,7 +143,7 @@ class Training:
                     loop.log.picture(loop.step, picture)
                     save_picture(path, picture)
             if checkpoints:
-                checkpoints.save(loop.step, loop.state, {"losses": loop.losses, "evaluations": evaluations})
+                checkpoints.save(loop.step, self.pull(loop.state), {"losses": loop.losses, "evaluations": evaluations})
             if options.report:
                 options.report(loop.step, evaluations[-1] if evaluations else {}, options.checkpoint(loop.step))
         if loop.is_stopped and loop.step < self.step_count:

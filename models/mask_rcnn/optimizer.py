@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from models.common.errors import require
-from models.common.optimizer import LossScaling, distributed, weights_mask
+from models.common.optimizer import LossScaling, Optimizer, WeightsDtype, distributed, weights_mask
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,12 @@ class OptimizerConfig:
 
 
 def make_optimizer(
-    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1
-) -> optax.GradientTransformation:
+    config: OptimizerConfig,
+    learning_rate: optax.Schedule,
+    *,
+    accumulate_every: int = 1,
+    weights_from_reducers: WeightsDtype | None = None,
+) -> Optimizer:
     """The whole chain: accumulation, all-reduce, loss scale, clipping, update."""
     return distributed(
         optax.chain(
@@ -96,6 +100,7 @@ def make_optimizer(
         loss_scale=config.loss_scale,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         with_error_feedback=config.error_feedback,
+        weights_from_reducers=weights_from_reducers,
     )
 
 

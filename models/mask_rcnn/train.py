@@ -67,7 +67,12 @@ def train(
         console.print(str(data), markup=False, highlight=False, soft_wrap=True)
     graphdef, params, frozen = nnx.split(make_model(preset, start_from), nnx.Param, Frozen)  # type: ignore[misc]
     params, frozen = jaxhetero.broadcast((params, frozen))
-    optimizer = make_optimizer(preset.optimizer, preset.schedule, accumulate_every=split.accumulate_every)
+    optimizer = make_optimizer(
+        preset.optimizer,
+        preset.schedule,
+        accumulate_every=split.accumulate_every,
+        weights_from_reducers=options.weights_from_reducers,
+    )
     evaluation = Evaluation(make_detect(graphdef, preset), data, split)
     return Training(
         title="Mask R-CNN",
@@ -82,6 +87,8 @@ def train(
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
         synchronize=lambda state: state._replace(opt_state=share_residuals(state.opt_state)),
+        pull=optimizer.pull,
+        push=optimizer.push,
         evaluate=evaluation,
         draw=lambda: draw_findings(data.held_out.images[:DRAWN_COUNT], data.held_out, evaluation.findings),
         identity={"trainer": "mask_rcnn", "model": dataclasses.asdict(preset.model)},

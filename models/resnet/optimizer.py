@@ -8,7 +8,7 @@ from typing import Literal
 import optax
 
 from jaxhetero.optimizers import WarmupPoly, lars, linear_scaling
-from models.common.optimizer import LossScaling, distributed, weights_mask
+from models.common.optimizer import LossScaling, Optimizer, WeightsDtype, distributed, weights_mask
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,13 @@ def learning_rate_schedule(
 
 
 def make_optimizer(
-    config: OptimizerConfig, learning_rate: optax.Schedule, *, accumulate_every: int = 1, is_reduced: bool = False
-) -> optax.GradientTransformation:
+    config: OptimizerConfig,
+    learning_rate: optax.Schedule,
+    *,
+    accumulate_every: int = 1,
+    is_reduced: bool = False,
+    weights_from_reducers: WeightsDtype | None = None,
+) -> Optimizer:
     """The whole chain: accumulation, all-reduce unless that is done already, loss scale, update."""
     if config.algorithm == "lars":
         inner = lars(
@@ -98,4 +103,5 @@ def make_optimizer(
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         with_error_feedback=config.error_feedback,
         instead=optax.identity() if is_reduced else None,
+        weights_from_reducers=weights_from_reducers,
     )

@@ -48,7 +48,9 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
     params = jaxhetero.broadcast(params)
     schedule = make_schedule(preset)
     pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
-    optimizer = make_optimizer(preset.optimizer, schedule, accumulate_every=pieces)
+    optimizer = make_optimizer(
+        preset.optimizer, schedule, accumulate_every=pieces, weights_from_reducers=options.weights_from_reducers
+    )
     count_correct = make_count_correct(graphdef)
     staged = make_staged_step(graphdef, preset, options.stages, split.accumulate_every)
     return Training(
@@ -65,6 +67,8 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         batches=lambda step: data.train_batches(split, step),
         learning_rate=schedule,
         synchronize=staged.make_whole if options.stages > 1 else synchronize,
+        pull=optimizer.pull,
+        push=optimizer.push,
         evaluate=lambda state: evaluate(count_correct, state, data, split_over_workers(split)),
         identity={"trainer": "resnet", "model": dataclasses.asdict(preset.model)},
         advice="lower base_learning_rate or raise warmup_epochs",
