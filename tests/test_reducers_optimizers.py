@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cluster import Cluster, run
 
+from jaxhetero.optimizers import on_reducers
 from jaxhetero.optimizers._programs import lower
 from tests.chaos import run_job
 from tests.optimizer_zoo import OPTIMIZERS, SIGNS, recorded, weights
@@ -122,3 +124,45 @@ def test_deaths_of_reducers_change_no_bit() -> None:
     assert toll.kills == 4
     assert toll.views >= 12
     assert toll.same_bits
+
+
+def test_gradients_are_accumulated_and_their_scale_is_agreed_on() -> None:
+    """The reducers update in the last of each two calls, unless a gradient was infinite; in the other, nothing is sent.
+
+    The loss scale is found in the state, as with the optimizer on workers.
+    """
+    for result in run("reducers_accumulation.py", workers=2, reducers=2):
+        ours, theirs = result["reducers"], result["workers"]
+        assert ours["rounds"] == [False, True] * 4
+        assert ours["moved"] == [False, True, False, False, False, True, False, True]
+        assert (ours["scale"], ours["skipped"], ours["steps"]) == (512, 1, 3)
+        for name, leaf in theirs.pop("weights").items():
+            np.testing.assert_allclose(ours["weights"][name], leaf, rtol=1e-5, atol=1e-6)
+        assert theirs == {key: ours[key] for key in theirs}
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_worker_alone_runs_the_optimizer_itself() -> None:
+    """It gets rounded weights, keeps them in float32, and can give both memories to a step."""
+    tx = optax.adamw(1e-2)
+    optimizer = on_reducers(tx, weights_dtype=jnp.bfloat16)
+    params = expected = jax.tree.map(jnp.asarray, weights())
+    state, expected_state = jax.jit(optimizer.init)(params), tx.init(params)
+
+    def step(params: Any, state: Any, gradients: Any) -> Any:
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    donating = jax.jit(step, donate_argnums=(0, 1))
+    params = jax.tree.map(jnp.copy, params)
+    for number, gradients in enumerate(recorded(STEPS)):
+        updates, expected_state = tx.update(gradients, expected_state, expected)
+        expected = optax.apply_updates(expected, updates)
+        params, state = donating(params, state, gradients)
+        if number == 1:
+            state = optimizer.push(*optimizer.pull(state))
+    kept, opt_state = optimizer.pull(state)
+    assert jax.tree.structure(opt_state) == jax.tree.structure(expected_state)
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(kept[name], leaf, rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(params[name], kept[name].astype(jnp.bfloat16).astype(jnp.float32))

@@ -38,14 +38,36 @@ class ReducersState(NamedTuple):
       versions: for each bucket of weights, uint32[]: a number that grows with each update that the reducers make.
       own: the optimizer's state as optax has it. What stays with the workers is there, such as counts of steps and the
         scale of the loss, so that ``optax.tree.get`` and ``scale_loss`` find it. The rest is None.
+      weights: None, but in a world of one worker and no reducer. That worker has it all: these weights in float32, and
+        the whole state in ``own``.
+
+    Example:
+      >>> import optax
+      >>> state = jaxhetero.optimizers.on_reducers(optax.adam(1e-3)).init(jnp.ones(2))
+      >>> print(optax.tree.get(state, "count"))
+      0
     """
 
     versions: tuple[jax.Array, ...]
     own: optax.OptState
+    weights: Any = None
 
 
 class ReducersOptimizer(optax.GradientTransformation):  # type: ignore[misc]  # optax has no types
-    """What ``on_reducers`` gives."""
+    """What ``on_reducers`` gives: a transformation of optax with two more methods.
+
+    Example:
+      What a checkpoint has does not tell that there were reducers:
+
+      >>> import optax
+      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.sgd(0.5, momentum=0.9))
+      >>> state = optimizer.init(jnp.ones(2))
+      >>> _, state = optimizer.update(jnp.array([1.0, 2.0]), state)
+      >>> weights, opt_state = optimizer.pull(state)
+      >>> print(weights, opt_state[0].trace)
+      [0.5 0. ] [1. 2.]
+      >>> state = optimizer.push(weights, opt_state)
+    """
 
     _home: _Home
 
@@ -109,7 +131,8 @@ def on_reducers(
       give to ``optax.apply_updates``, which makes them the new weights, and the next state. ``accumulate_gradients``
       around it needs ``update(gradients, state, params)``.
 
-    A state can be used once: an update changes it at the reducers.
+    A state can be used once: an update changes it at the reducers. In a world of one worker and no reducer, the worker
+    runs ``tx`` itself.
 
     If a reducer is lost, those that back its share up go on with it, and copy it to new backups while training goes on.
     A reducer that joins gets a share with what is kept of it. The job ends where a share is lost with its backup, or
@@ -202,6 +225,9 @@ class _Home:
         given: Any = jax.tree.structure(opt_state)
         if given != jax.tree.structure(plan.opt_state):
             raise ConfigError(f"{self.label}: the state is not one of this optimizer for these parameters")
+        if world.current().is_alone:
+            # With memory of its own: a step may be given both, to use their memory.
+            return ReducersState((), opt_state, jax.tree.map(jnp.copy, params))
         versions = []
         # What some reducer may still have of earlier weights must not pass for these.
         first = next(self._lives) % 2**8 * _UPDATES_OF_A_LIFE
@@ -226,6 +252,8 @@ class _Home:
         return ReducersState(tuple(versions), plan.with_states(dict(zip(plan.update.worker_states, own, strict=True))))
 
     def pull(self, state: ReducersState) -> tuple[Any, Any]:
+        if world.current().is_alone:
+            return state.weights, state.own
         (plan,) = self._plans.values()
         axes = self._axes()
         weights: list[Any] = [None] * len(plan.shapes)
@@ -245,6 +273,8 @@ class _Home:
         return jax.tree.unflatten(plan.structure, weights), plan.with_states(states)
 
     def update(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        if world.current().is_alone:
+            return self._update_alone(gradients, state, params)
         plan, axes = self._plan_of(gradients), self._axes()
         leaves = jax.tree.leaves(gradients)
         if len(state.versions) != len(plan.buckets):
@@ -254,10 +284,14 @@ class _Home:
         own = plan.update.advance(
             jax.tree.leaves(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32)
         )
-        if params is not None:
-            weights = [array.astype(param.dtype) for array, param in zip(weights, jax.tree.leaves(params), strict=True)]
-        updates = jax.tree.unflatten(plan.structure, [NewWeights(array) for array in weights])
+        updates = _replacing(jax.tree.unflatten(plan.structure, weights), params)
         return updates, ReducersState(tuple(versions), jax.tree.unflatten(jax.tree.structure(state.own), own))
+
+    def _update_alone(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        updates, own = self.tx.update(gradients, state.own, state.weights)
+        weights = optax.apply_updates(state.weights, updates)
+        rounded = jax.tree.map(lambda leaf: leaf.astype(self.weights_dtype), weights)
+        return _replacing(rounded, params), ReducersState((), own, weights)
 
     def call(self, plan: _Plan, bucket: int, stage: int, axes: ReducedAxes, call_bytes: int) -> StateCall:
         """The call of one stage of a bucket."""
@@ -337,6 +371,13 @@ class _Home:
             return self.tx.update(jax.tree.map(lambda leaf: leaf * factor, gradients), state, params)
 
         return optax.GradientTransformation(self.tx.init, update)
+
+
+def _replacing(weights: Any, params: Any) -> Any:
+    """The updates that make ``params`` these weights, in their own dtypes."""
+    if params is None:
+        return jax.tree.map(NewWeights, weights)
+    return jax.tree.map(lambda leaf, param: NewWeights(leaf.astype(param.dtype)), weights, params)
 
 
 def _slot_leaf(plan: _Plan, leaf: int, slot: int) -> int | None:
