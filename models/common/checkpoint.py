@@ -99,7 +99,7 @@ class Checkpoints:
             saved = self.read_arrays(step)
             flat = {name.removeprefix(prefix): leaf for name, leaf in saved.items() if name.startswith(prefix)}
             _check_shapes(_shapes(flat), _shapes(_flatten(template)), f"checkpoint {step} in {self._folder}")
-            return _unflatten(template, flat)
+            return _unbound(_unflatten(template, flat))
 
         return jaxhetero.broadcast(_on_rank_0(read, otherwise=template))
 
@@ -139,7 +139,7 @@ class Checkpoints:
                 state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))).state
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"{where} is damaged: {str(error).splitlines()[0]}") from error
-        return _unflatten(template, state), run["history"]
+        return _unbound(_unflatten(template, state)), run["history"]
 
 
 def _on_rank_0(read: Callable[[], T], *, otherwise: T) -> T:
@@ -174,6 +174,15 @@ def _flatten(state: Any) -> dict[str, Any]:
 
 def _unflatten(template: Any, flat: dict[str, Any]) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: flat[jax.tree_util.keystr(path)], template)
+
+
+def _unbound(state: Any) -> Any:
+    """The same arrays, not bound to a device as those of orbax are.
+
+    JAX compiles a program anew for arrays that are. So rank 0 would compile what the other ranks have compiled before
+    in the same process, and its collectives would not meet theirs.
+    """
+    return jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), state)
 
 
 def _check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
