@@ -73,11 +73,11 @@ def write_text(folder: Path) -> Path:
     return folder
 
 
-def prepare_options(text: Path, output: Path, **changes: Any) -> PrepareOptions:
+def prepare_options(text: Path, output: Path, held_out_share: float = 0.2, **changes: Any) -> PrepareOptions:
     """Records of the smoke preset's shape."""
     shape = {"sequence_length": SMOKE.sequence_length, "prediction_count": SMOKE.prediction_count}
     examples = ExampleConfig(**{**shape, "copies": 2, **changes})
-    return PrepareOptions(text, output, examples, vocabulary_size=500, held_out_share=0.2)
+    return PrepareOptions(text, output, examples, vocabulary_size=500, held_out_share=held_out_share)
 
 
 def prepare_records(text: Path, folder: Path, **changes: Any) -> Path:

@@ -1,0 +1,87 @@
+"""Trainers with `--optimizer-on reducers`: they follow the curve of the optimizer on workers, and go on from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trainers
+from cluster import run
+
+from models.common.checkpoint import Checkpoints
+from models.common.command import RunOptions
+from models.common.errors import SettingsError
+
+pytestmark = pytest.mark.timeout(2 * trainers.RUN_TIMEOUT_S)
+
+ON_REDUCERS = ["--optimizer-on", "reducers"]
+RESNET = ["--preset", "mnist-smoke", "--train-image-count", "400", "--epochs", "2", "--evaluate-every", "2"]
+# Nearly all of the time is compilation.
+FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainings")
+
+
+@pytest.fixture(scope="module")
+def losses(folder: Path) -> dict[str, Any]:
+    """Of all trainings, by name: some in a job with two reducers, and one in a job with one reducer."""
+    records = trainers.prepare_records(trainers.write_text(folder), folder / "records", held_out_share=0.0)
+    # Two workers have two pieces each of a step.
+    lamb = ["--preset", "bert-smoke", "--data", str(records)]
+    pairs = {
+        "sgd": ("resnet", [*RESNET, "--loss-scaling", "dynamic"]),
+        "lars": ("resnet", [*RESNET, "--algorithm", "lars"]),
+        "lamb": ("bert", lamb),
+    }
+    with_two: dict[str, Any] = {}
+    for name, (trainer, arguments) in pairs.items():
+        with_two[name] = {"trainer": trainer, "arguments": arguments}
+        with_two[f"{name} on reducers"] = {"trainer": trainer, "arguments": [*arguments, *ON_REDUCERS]}
+    with_two["onto workers"] = {**with_two["lamb"], "start": "lamb on reducers", "step": 6}
+    with_one = {"onto one reducer": {**with_two["lamb on reducers"], "start": "lamb", "step": 6}}
+    found = {}
+    for trainings, reducers in ((with_two, 2), (with_one, 1)):
+        arguments = (str(folder), json.dumps(trainings))
+        found |= run("trainings.py", *arguments, workers=2, reducers=reducers, XLA_FLAGS=FAST_COMPILATION)[0]
+    return found
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+def test_the_loss_curve_is_that_of_the_optimizer_on_workers(losses: dict[str, Any], name: str) -> None:
+    """SGD with momentum and a loss scale; LARS; LAMB with clipping, and two pieces of a step on each worker."""
+    np.testing.assert_allclose(losses[f"{name} on reducers"], losses[name], rtol=1e-4)
+    assert np.ptp(losses[name]) > 0.03, "the weights should move"
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+def test_a_checkpoint_is_that_of_the_optimizer_on_workers(losses: dict[str, Any], folder: Path, name: str) -> None:
+    step = len(losses[name])
+    ours, theirs = (
+        Checkpoints(folder / part / "checkpoints", {}).read_arrays(step) for part in (f"{name} on reducers", name)
+    )
+    assert ours.keys() == theirs.keys()
+    for key, array in ours.items():
+        assert array.dtype == theirs[key].dtype, key
+        size = np.linalg.norm(np.float64(theirs[key]))
+        # Of some leaves the gradient is 0, but for rounding.
+        assert np.linalg.norm(np.float64(array) - theirs[key]) <= 1e-3 * size + 1e-9, key
+
+
+def test_a_run_goes_on_with_the_optimizer_elsewhere(losses: dict[str, Any]) -> None:
+    """From reducers to workers, and from workers to another number of reducers."""
+    for name in ("onto workers", "onto one reducer"):
+        assert len(losses[name]) == len(losses["lamb"])
+        np.testing.assert_allclose(losses[name], losses["lamb"], rtol=1e-4)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--stages needs --optimizer-on workers"):
+        RunOptions(optimizer_on="reducers", stages=2)
+    with pytest.raises(SettingsError, match="--weights-dtype bfloat16 needs --optimizer-on reducers"):
+        RunOptions(weights_dtype="bfloat16")
