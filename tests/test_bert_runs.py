@@ -178,6 +178,9 @@ def test_questions_with_and_without_an_answer_are_learnt(
     scores = result["evaluations"][-1]
     assert scores["exact_match"] == scores["f1"] == 100
 
+    on_reducers = answer_questions(vocabulary, alone[0], tmp_path / "reducers", "--optimizer-on", "reducers")
+    np.testing.assert_allclose(on_reducers["losses"], result["losses"], rtol=trainers.LOSS_CURVE_TOLERANCE)
+
     save_file(to_torch_names(pre_trained(alone[0])), tmp_path / "model.safetensors")
     again = answer_questions(vocabulary, tmp_path / "model.safetensors", tmp_path / "again", "--epochs", "1")
     assert again["losses"][0] == result["losses"][0]

@@ -48,11 +48,12 @@ def toy(
     width: int = 3,
     identity: Any = "toy",
     accumulate_every: int = 1,
+    more: dict[str, Any] | None = None,
     on_batch: Callable[[int], None] = lambda step: None,
     spoil_at: int | None = None,
 ) -> Training:
-    """Fit a vector by momentum; step ``spoil_at`` gets an infinite target."""
-    optimizer = distributed(optax.sgd(0.05, momentum=0.9), accumulate_every=accumulate_every)
+    """Fit a vector by momentum; step ``spoil_at`` gets an infinite target. ``more`` is for ``distributed``."""
+    optimizer = distributed(optax.sgd(0.05, momentum=0.9), accumulate_every=accumulate_every, **(more or {}))
     params = {"weights": jnp.zeros(width)}
 
     @jax.jit
@@ -86,6 +87,8 @@ def toy(
         batches=batches,
         learning_rate=lambda step: 0.05,
         synchronize=lambda state: state,
+        pull=optimizer.pull,
+        push=optimizer.push,
         evaluate=lambda state: {"norm": float(jnp.linalg.norm(state.params["weights"]))},
         identity={"model": identity},
         advice="try less",
@@ -128,6 +131,18 @@ def test_resuming_from_any_checkpoint_gives_the_same_bits(tmp_path: Path, step: 
     assert resumed.first_step == int(step)
     assert resumed.losses == first.losses
     assert resumed.evaluations[-1] == first.evaluations[-1]
+
+
+@pytest.mark.parametrize("accumulate_every", [1, 2])
+def test_rounded_weights_and_residuals_survive_a_checkpoint(tmp_path: Path, accumulate_every: int) -> None:
+    """A checkpoint has the weights in float32. A run goes on from their roundings, with the same bits."""
+    halves = {"weights_from_reducers": "bfloat16", "wire_dtype": "bfloat16", "with_error_feedback": True}
+    first, _ = run(toy(accumulate_every=accumulate_every, more=halves), tmp_path)
+    resumed, _ = run(toy(accumulate_every=accumulate_every, more=halves), tmp_path, resume="3")
+    exact, _ = run(toy(accumulate_every=accumulate_every), None)
+    assert resumed.losses == first.losses
+    assert first.losses != exact.losses
+    np.testing.assert_allclose(first.losses, exact.losses, rtol=0.05)
 
 
 def test_a_checkpoint_may_be_identified_by_a_tuple(tmp_path: Path) -> None:
