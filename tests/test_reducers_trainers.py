@@ -68,9 +68,10 @@ def test_a_checkpoint_is_that_of_the_optimizer_on_workers(losses: dict[str, Any]
     assert ours.keys() == theirs.keys()
     for key, array in ours.items():
         assert array.dtype == theirs[key].dtype, key
-        size = np.linalg.norm(np.float64(theirs[key]))
-        # Of some leaves the gradient is 0, but for rounding.
-        assert np.linalg.norm(np.float64(array) - theirs[key]) <= 1e-3 * size + 1e-9, key
+        # Softmax does not depend on the biases of keys: their gradient is rounding alone.
+        if "['key']['bias']" not in key:
+            size = np.linalg.norm(np.float64(theirs[key]))
+            assert np.linalg.norm(np.float64(array) - theirs[key]) <= 1e-3 * size, key
 
 
 def test_a_run_goes_on_with_the_optimizer_elsewhere(losses: dict[str, Any]) -> None:
