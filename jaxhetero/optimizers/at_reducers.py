@@ -15,7 +15,7 @@ import optax
 
 from jaxhetero import collectives, world
 from jaxhetero._collectives.kinds import Kind
-from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
+from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, classify
 from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
 from jaxhetero.buckets import make_buckets
@@ -29,6 +29,7 @@ from jaxhetero.optimizers._programs.update import Origin, Update
 
 _numbers = itertools.count()
 _UPDATES_OF_A_LIFE = 2**24
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 class ReducersState(NamedTuple):
@@ -116,6 +117,7 @@ def on_reducers(
       tx: an optax transformation, such as ``optax.adamw(1e-3)``, or a chain of them with schedules, masks, clipping by
         the global norm, LAMB, ... It must work on each leaf by itself, but for sums over whole leaves.
       axis_name: as in ``jaxhetero.psum``, of gradients that have not been summed; each worker has one device along it.
+        Only ``update`` has to be called inside its ``jax.shard_map``.
       mean: ``tx`` gets the mean of the workers' gradients; ``False``: their sum.
       weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
       wire_dtype: as in ``jaxhetero.psum``, of the gradients.
@@ -141,8 +143,8 @@ def on_reducers(
     Does not block, as any JAX computation.
 
     Raises:
-      ConfigError: the parameters are not float32; ``tx`` does what cannot be sent, and then the message names the
-        primitive of JAX; a mesh has several devices of a worker; or the worker computes on a GPU.
+      ConfigError: a parameter is not float32, bfloat16 or float16; ``tx`` does what cannot be sent: then the message
+        names the primitive of JAX; a mesh has several devices of a worker; or the worker computes on a GPU.
       jax.errors.JaxRuntimeError: when the program runs: a peer fails, a state is used twice, or workers disagree about
         the numbers of the step, such as the learning rate; see ``jaxhetero.errors``.
 
@@ -220,14 +222,16 @@ class _Home:
 
     def _store(self, params: Any, opt_state: Any, *, is_new: bool) -> ReducersState:
         """``is_new``: the state is that of ``tx.init``, of which reducers need not be told what is 0."""
-        plan, axes = self._plan_of(params), self._axes()
+        self._check_dtypes(params)
+        axis_name = self._axis_name_here()
+        plan, axes = self._plan_of(params), self._axes(axis_name)
         weights, states = jax.tree.leaves(params), jax.tree.leaves(opt_state)
         given: Any = jax.tree.structure(opt_state)
         if given != jax.tree.structure(plan.opt_state):
             raise ConfigError(f"{self.label}: the state is not one of this optimizer for these parameters")
         if world.current().is_alone:
             # With memory of its own: a step may be given both, to use their memory.
-            return ReducersState((), opt_state, jax.tree.map(jnp.copy, params))
+            return ReducersState((), opt_state, jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params))
         versions = []
         # What some reducer may still have of earlier weights must not pass for these.
         first = next(self._lives) % 2**8 * _UPDATES_OF_A_LIFE
@@ -248,14 +252,14 @@ class _Home:
                 (version,) = self._call(plan, number, Kind.STORE, axes, (), slot=slot)(*arrays, version)
             versions.append(version)
         own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
-        own = collectives.broadcast(own, axis_name=self.axis_name, name=f"{self.label} state")
+        own = collectives.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
         return ReducersState(tuple(versions), plan.with_states(dict(zip(plan.update.worker_states, own, strict=True))))
 
     def pull(self, state: ReducersState) -> tuple[Any, Any]:
         if world.current().is_alone:
             return state.weights, state.own
         (plan,) = self._plans.values()
-        axes = self._axes()
+        axes = self._axes(self._axis_name_here())
         weights: list[Any] = [None] * len(plan.shapes)
         states = dict(zip(plan.update.worker_states, jax.tree.leaves(state.own), strict=True))
         types = jax.tree.leaves(plan.opt_state)
@@ -275,7 +279,7 @@ class _Home:
     def update(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
         if world.current().is_alone:
             return self._update_alone(gradients, state, params)
-        plan, axes = self._plan_of(gradients), self._axes()
+        plan, axes = self._plan_of(gradients), self._axes(self.axis_name)
         leaves = jax.tree.leaves(gradients)
         if len(state.versions) != len(plan.buckets):
             raise ConfigError(f"{self.label}: the state is that of other parameters than the gradients are of")
@@ -288,6 +292,7 @@ class _Home:
         return updates, ReducersState(tuple(versions), jax.tree.unflatten(jax.tree.structure(state.own), own))
 
     def _update_alone(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        gradients = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradients)
         updates, own = self.tx.update(gradients, state.own, state.weights)
         weights = optax.apply_updates(state.weights, updates)
         rounded = jax.tree.map(lambda leaf: leaf.astype(self.weights_dtype), weights)
@@ -328,11 +333,28 @@ class _Home:
             **options,
         )
 
-    def _axes(self) -> ReducedAxes:
-        axes = classify(self.axis_name, self.label)
+    def _check_dtypes(self, params: Any) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.result_type(leaf) not in _DTYPES:
+                raise ConfigError(
+                    f"{self.label}: params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}; reducers keep "
+                    "weights of float32, from parameters of float32, bfloat16 or float16"
+                )
+
+    def _axis_name_here(self) -> AxisName:
+        """The axis if this is inside its ``jax.shard_map``: states are made and pulled outside as well."""
+        try:
+            for name in axis_names(self.axis_name):
+                jax.lax.axis_size(name)
+        except NameError:
+            return None
+        return self.axis_name
+
+    def _axes(self, axis_name: AxisName) -> ReducedAxes:
+        axes = classify(axis_name, self.label)
         if axes.devices_per_worker > 1:
             raise ConfigError(
-                f"{self.label}: {axes.devices_per_worker} devices of each worker lie along {self.axis_name!r}; an "
+                f"{self.label}: {axes.devices_per_worker} devices of each worker lie along {axis_name!r}; an "
                 "optimizer on reducers takes the gradients of one device of each worker"
             )
         return axes

@@ -20,7 +20,7 @@ def main() -> None:
     params = {"w": jnp.ones((200, 200))}
     state = optimizer.init(params)
     if mistake == "rates":
-        state = state._replace(own=tuple(jnp.full_like(number, rate) for number in state.own))
+        state = state._replace(own=jax.tree.map(lambda number: jnp.full_like(number, rate), state.own))
     step = jax.jit(optimizer.update)
 
     def run(state: Any) -> Any:
