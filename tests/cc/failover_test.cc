@@ -242,7 +242,7 @@ TEST_P(DeathsTest, ChangeNoBit) {
   killer.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, DeathsTest, testing::Range(0u, 12u));
+INSTANTIATE_TEST_SUITE_P(Seeds, DeathsTest, testing::Range(0u, 8u));
 
 TEST(Failover, LetsAWorkerLeaveOnlyWhenNobodyNeedsWhatItKeeps) {
   Job job(failover({.workers = 2, .reducers = 2}));

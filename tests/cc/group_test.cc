@@ -189,7 +189,7 @@ TEST_P(GroupDeaths, ChangeNoBit) {
   killer.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, GroupDeaths, testing::Range(0u, 12u));
+INSTANTIATE_TEST_SUITE_P(Seeds, GroupDeaths, testing::Range(0u, 6u));
 
 // Of a group, some members have completed a round and others have not; the other workers know nothing of it.
 TEST(GroupFailover, RunsARoundAgainForTheMembersThatNeedIt) {

@@ -215,7 +215,7 @@ TEST_P(ReduceInOrder, EqualsAPlainLoopInRankOrder) {
 
 INSTANTIATE_TEST_SUITE_P(All, ReduceInOrder,
                          testing::Combine(testing::ValuesIn(kAllArithmetic), testing::ValuesIn(kAllDTypes),
-                                          testing::Values(0, 1, 7, 31, 32, 33, 1023, 1024, 1025, 100000),
+                                          testing::Values(0, 1, 7, 31, 32, 33, 1023, 1024, 1025, 10000),
                                           testing::Values(1, 2, 3, 4, 5)),
                          [](const auto& info) {
                            return name_of(std::get<0>(info.param)) + "_of_" +
@@ -232,6 +232,8 @@ TEST(ReduceInOrder, EqualsAPlainLoopForAnyNumberOfPieces) {
     for (const DType dtype : kAllDTypes) {
       const std::vector<Memory> all = random_pieces(dtype, kMost, kCount, 3);
       for (size_t piece_count = 1; piece_count <= kMost; ++piece_count) {
+        // Groups are of 16: what matters is whether one begins or ends.
+        if (piece_count > 4 && piece_count % 16 > 1 && piece_count % 16 < 15) continue;
         SCOPED_TRACE(name_of(arithmetic) + " from " + std::to_string(piece_count));
         const std::vector<Memory> pieces(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(piece_count));
         const Memory actual = reduce(arithmetic, dtype, pieces, &reduce_in_order, /*in_place=*/true);
