@@ -8,6 +8,7 @@ inside the workers; one at a time, two at once, or one while the loss of another
 come as are killed. With ``--server``, one is killed at a time, and the next one once what it kept has a backup again.
 """
 
+import functools
 import itertools
 import json
 import random
@@ -74,10 +75,15 @@ def _training(
         yield cluster, end
 
 
-def _is_backed_up(log: str) -> bool:
-    """Whether that is what was said last of the latest view."""
-    views = [line for line in log.splitlines() if "view " in line]
-    return bool(views) and views[-1].endswith("is backed up")
+# One without the lost reducer, one with that which joins, and one in which that keeps its share.
+_VIEWS_OF_A_KILL = 3
+
+
+def _is_backed_up(log: str, kills: int) -> bool:
+    """Whether that was said last, after all views that so many kills make."""
+    lines = [line for line in log.splitlines() if "view " in line]
+    views = [line for line in lines if not line.endswith("is backed up")]
+    return len(views) >= _VIEWS_OF_A_KILL * kills and lines[-1] not in views
 
 
 def run_job(
@@ -104,7 +110,7 @@ def run_job(
             for name in killer.alive:
                 cluster.wait_for_error(name, "is ready")
             if backed_up:
-                cluster.wait_for_log("worker 0", _is_backed_up)
+                cluster.wait_for_log("worker 0", functools.partial(_is_backed_up, kills=killer.kills))
         end.touch()
         results = [outcome.result for outcome in cluster.wait_workers()]
     ends = results[0]["ends"]

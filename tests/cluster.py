@@ -138,7 +138,7 @@ class Cluster:
 
     def wait_for_log(self, name: str, is_right: Callable[[str], bool], timeout_s: float = 60) -> None:
         """Until the standard error of the process is right."""
-        self._wait(name, lambda: is_right(self._log(name, "err").read_text()), is_right.__name__, timeout_s)
+        self._wait(name, lambda: is_right(self._log(name, "err").read_text()), "what was waited for", timeout_s)
 
     def _wait_for(self, name: str, kind: str, text: str, timeout_s: float) -> None:
         self._wait(name, lambda: text in self._log(name, kind).read_text(), repr(text), timeout_s)
