@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.patience import PATIENCE
+from tests.programs_on_disk import WARNINGS_ARE_ERRORS
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
@@ -102,7 +103,7 @@ class Cluster:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "PYTHONWARNINGS": "error",
+            "PYTHONWARNINGS": WARNINGS_ARE_ERRORS,
             "JAX_PLATFORMS": "cpu",
             "JAXHETERO_WORKER_COUNT": str(self.workers),
             "JAXHETERO_REDUCER_COUNT": str(self.reducers),

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 from launcher import LAUNCH, TIMEOUT_S, Run, Start
+from programs_on_disk import share_programs
 
 import jaxhetero
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Whatever started pytest may ignore signals (nohup, a job in the background); what the tests start must not."""
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    share_programs(config)
 
 
 @pytest.fixture(autouse=True)

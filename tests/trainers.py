@@ -15,6 +15,7 @@ from models.bert.prepare import Options as PrepareOptions
 from models.bert.prepare import prepare
 from models.bert.presets import PRESETS
 from tests.patience import PATIENCE
+from tests.programs_on_disk import WARNINGS_ARE_ERRORS
 
 REPOSITORY = Path(__file__).parents[1]
 RUN_TIMEOUT_S = 300 * PATIENCE
@@ -44,7 +45,7 @@ def start(
         patience = ["--start-timeout-ms", timeout_ms, "--stop-timeout-ms", timeout_ms]
         program = [sys.executable, "-m", "jaxhetero", "launch", *counts, *logs, *patience, "--", *program]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAXHETERO_")}
-    environment["PYTHONWARNINGS"] = "error"
+    environment["PYTHONWARNINGS"] = WARNINGS_ARE_ERRORS
     return subprocess.Popen(program, cwd=REPOSITORY, env=environment, stderr=subprocess.STDOUT, text=True, **more)
 
 
