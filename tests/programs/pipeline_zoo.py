@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from flax import nnx
 MICROBATCHES = 4
 ROWS = 2
 LENGTH, WIDTH, WORDS, HEADS = 6, 16, 32, 2
+MOST_DRAWN = 4096
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,25 @@ def tokens(number: int, rows: int = MICROBATCHES * ROWS) -> Any:
 
 
 def normal(number: int, *shape: int, scale: float = 1.0) -> Any:
-    return scale * jax.random.normal(key(number), shape)
+    """The first of so many numbers, which are the same for any shape: XLA compiles the drawing of each for a second."""
+    numbers = np.asarray(jax.random.normal(key(number), (MOST_DRAWN,)))
+    return jnp.asarray(scale * numbers[: math.prod(shape)].reshape(shape))
+
+
+def drawn(shapes: Any) -> Any:
+    """The variables of a model of flax, about as its initializers would, but drawn by NumPy: nothing is compiled."""
+    generator = np.random.default_rng(0)
+
+    def draw(path: Any, leaf: Any) -> Any:
+        name = [part.key for part in path if isinstance(part, jax.tree_util.DictKey)][-1]
+        if name in ("scale", "var"):
+            return jnp.ones(leaf.shape, leaf.dtype)
+        if name == "mean" or name.endswith("bias"):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        spread = np.prod(leaf.shape[:-1]) ** -0.5 if name == "kernel" else 0.02
+        return jnp.asarray(generator.normal(0, spread, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def cross_entropy(logits: Any, targets: Any) -> Any:
@@ -183,7 +203,8 @@ def resnet() -> Model:
     config = ModelConfig(
         architecture="tiny", class_count=5, stem_kernel=3, stem_stride=1, stem_pool=False, dtype=widest_dtype()
     )
-    graph, params, statistics = nnx.split(ResNet(config, rngs=nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+    shapes = nnx.eval_shape(lambda: ResNet(config, rngs=nnx.Rngs(0)))
+    graph, params, statistics = nnx.split(shapes, nnx.Param, nnx.BatchStat)
 
     def loss(params: Any, statistics: Any, images: Any, labels: Any) -> Any:
         model = nnx.merge(graph, params, statistics, copy=True)
@@ -192,7 +213,7 @@ def resnet() -> Model:
 
     images = normal(40, MICROBATCHES * ROWS * 2, 8, 8, 3)
     labels = jnp.arange(images.shape[0]) % 5
-    return Model(loss, params, (statistics, images, labels), {"state_argnum": 1})
+    return Model(loss, drawn(params), (drawn(statistics), images, labels), {"state_argnum": 1})
 
 
 def bert(dropout: float = 0.1) -> Model:
@@ -240,7 +261,10 @@ def linen_vae() -> Model:
             return nn.Dense(12)(nn.relu(nn.Dense(24)(z)))
 
     encoder, decoder = Encoder(), Decoder()
-    params = {"encoder": encoder.init(key(60), jnp.ones((1, 12))), "decoder": decoder.init(key(61), jnp.ones((1, 4)))}
+    shapes = {
+        "encoder": jax.eval_shape(encoder.init, key(60), jnp.ones((1, 12))),
+        "decoder": jax.eval_shape(decoder.init, key(61), jnp.ones((1, 4))),
+    }
 
     def loss(params: Any, x: Any, keys: Any) -> Any:
         mean, log_variance = encoder.apply(params["encoder"], x)
@@ -251,7 +275,7 @@ def linen_vae() -> Model:
         return divergence - likelihood
 
     x = jax.random.uniform(key(62), (MICROBATCHES * ROWS, 12))
-    return Model(loss, params, (x, jax.random.split(key(63), MICROBATCHES)))
+    return Model(loss, drawn(shapes), (x, jax.random.split(key(63), MICROBATCHES)))
 
 
 def nnx_recurrent() -> Model:
