@@ -1,6 +1,6 @@
 """XLA's programs on disk: the processes of later tests find what those of earlier ones have compiled.
 
-Every process still traces and lowers for itself; only what is equal to the bit, by JAX's own key, is not compiled again.
+Every process still traces and lowers for itself; what has the same key for JAX is not compiled again.
 What runs in pytest's own process has its JAX already, and compiles.
 """
 
