@@ -11,18 +11,21 @@ import tempfile
 
 import pytest
 
-# A process that is killed as it writes leaves half a program; JAX says so, and compiles.
-_HALF = "Error reading persistent compilation cache entry"
-# Every other warning of a test's process is an error.
-WARNINGS_ARE_ERRORS = f"error,ignore:{_HALF}"
+# A process that is killed as it writes leaves half a program; JAX says so, and compiles. Other warnings are errors.
+WARNINGS_ARE_ERRORS = ",".join(
+    ["error", *(f"ignore:Error {what} persistent compilation cache entry" for what in ("reading", "writing"))]
+)
 
 
 def share_programs(config: pytest.Config) -> None:
-    """Among all processes that pytest starts, until it ends; or in a folder that is named already, and kept."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        folder = tempfile.TemporaryDirectory(prefix="jaxhetero-programs-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
-    # With any limit JAX locks the folder: nobody reads what another has half written.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    """Among all processes that pytest starts, until it ends; or in the folder TESTS_PROGRAMS, which stays."""
+    folder = os.environ.get("TESTS_PROGRAMS")
+    if folder is None:
+        temporary = tempfile.TemporaryDirectory(prefix="jaxhetero-programs-")
+        config.add_cleanup(temporary.cleanup)
+        folder = os.environ["TESTS_PROGRAMS"] = temporary.name  # the processes of pytest-xdist find it there
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),  # with any limit JAX locks the folder
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
