@@ -186,11 +186,6 @@ class _Plan:
     zeros: frozenset[int]  # the leaves of a new state that are 0 everywhere
     digest: str
 
-    @property
-    def sizes(self) -> list[int]:
-        """Elements of each leaf."""
-        return [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
-
     def with_states(self, states: dict[int, Any]) -> Any:
         """The optimizer's state with these leaves, by their numbers; None in the place of others."""
         structure: Any = jax.tree.structure(self.opt_state)
