@@ -3,19 +3,24 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/cc/one_reducer.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/reducer/backup_keeper.h"
+#include "xla_ffi/reducer/backups.h"
 #include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/update/bucket_update.h"
 #include "xla_ffi/update/program.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/wire/state_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -26,6 +31,7 @@ constexpr uint64_t kCount = 2 * kItemsPerChunk + 3;
 constexpr uint64_t kStoreOp = 1;
 constexpr uint64_t kUpdateOp = 2;
 constexpr uint64_t kLoadOp = 3;
+constexpr uint32_t kOwnNumber = 0;
 
 OpSpec spec_of(Kind kind, uint32_t slot = 0) {
   OpSpec spec{kind, DType::kF32, 0, 1, kCount, 99};
@@ -48,6 +54,11 @@ UpdateDescription momentum() {
 
 class StateTest : public ReducerTest {
  protected:
+  StateTest() {
+    ReducerStateMachine::Job job{{"a", "b", "c"}, {3, 1, 0, kChunkBytes, kWindow}};
+    reducer_ = std::make_unique<ReducerStateMachine>(std::move(job), std::make_shared<LentMemory>(), kept_);
+  }
+
   Status describe_state(uint32_t rank, const OpSpec& spec, uint64_t op, const Range& shard = {0, kCount},
                         const Bytes& update = {}) {
     specs_[op] = spec;
@@ -86,6 +97,8 @@ class StateTest : public ReducerTest {
     const Values none(kCount);
     return run(spec_of(Kind::kLoad, slot), kLoadOp + slot, 0, {version, {}}, {none, none, none});
   }
+
+  const std::shared_ptr<KeptOptimizers> kept_ = std::make_shared<KeptOptimizers>(kOwnNumber);
 };
 
 StepInputs inputs_of(uint64_t version, float rate) { return {version, {std::bit_cast<uint32_t>(rate)}}; }
@@ -136,6 +149,57 @@ TEST_F(StateTest, WorkersThatDisagreeAboutTheStepAreNamed) {
   ASSERT_TRUE(step(1, kUpdateOp, 0, inputs_of(0, 0.5f)).ok());
   EXPECT_EQ(step(2, kUpdateOp, 0, inputs_of(0, 0.25f)).code(), Code::kMismatch);
   expect_fault(0, Code::kMismatch, {"rank 2 (host c)", "rank 1 (host b)", "learning rate"});
+}
+
+// Workers get what a partner has as well, and the partner has the same.
+TEST_F(StateTest, AnswersOnceAPartnerHasIt) {
+  const std::vector<StatePlan::Member> members = {{0, 0, "a", 1, 1}, {1, 0, "b", 2, 1}};
+  kept_->backups.enter(StatePlan(members), kept_->states);
+  KeptStates theirs;
+  BackupKeeper partner(theirs);
+  // Hands over what is for the partner; the headers that it would reply to.
+  const auto hand_over = [&] {
+    std::vector<FrameHeader> replies;
+    for (const Outgoing& frame : std::exchange(sent_, {})) {
+      const Bytes payload(frame.payload.begin(), frame.payload.end());
+      if (!frame.is_for_partner) {
+        sent_.push_back(frame);
+      } else if (frame.header.type == FrameType::kDescribe) {
+        EXPECT_TRUE(partner.describe_op(frame.header.op, *decode_op_description(payload)).ok());
+      } else if (frame.header.type == FrameType::kStep) {
+        EXPECT_TRUE(partner.take_step(frame.header, *decode_step_inputs(payload)).ok());
+      } else {
+        EXPECT_TRUE(partner.back_up(frame.header, payload).ok());
+        replies.push_back(frame.header);
+      }
+    }
+    return replies;
+  };
+  ASSERT_EQ(StatePlan(members).cut(77, kCount)[0].reducer, kOwnNumber) << "else the other one has the bucket";
+  const Values ones(kCount, 1.0f);
+  const auto run_backed_up = [&](const OpSpec& spec, uint64_t op, const StepInputs& inputs) {
+    for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(step(rank, op, 0, inputs).ok());
+    for (uint64_t chunk = 0; chunk < 3; ++chunk) {
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        ASSERT_TRUE(push(rank, push_header(rank, spec, chunk, 0, op), ones).ok());
+      }
+    }
+    const std::vector<FrameHeader> replies = hand_over();
+    ASSERT_EQ(replies.size(), 3u);
+    EXPECT_TRUE(sent_.empty()) << "answered before the partner has replied";
+    for (const FrameHeader& reply : replies) reducer_->note_backed_up(reply, sent_);
+    EXPECT_EQ(take(0, FrameType::kResult).size(), 3u);
+    sent_.clear();
+  };
+  describe_all(spec_of(Kind::kStore), kStoreOp);
+  run_backed_up(spec_of(Kind::kStore), kStoreOp, {});
+  describe_all(spec_of(Kind::kUpdate), kUpdateOp, encode(momentum()));
+  run_backed_up(spec_of(Kind::kUpdate), kUpdateOp, inputs_of(0, 0.25f));
+  const Range all{0, kCount};
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    EXPECT_TRUE(std::ranges::equal(theirs.find(77)->slot(slot, all), kept_->states.find(77)->slot(slot, all)));
+  }
+  EXPECT_EQ(theirs.find(77)->runs(all)[0].stamp, kept_->states.find(77)->runs(all)[0].stamp);
 }
 
 TEST_F(StateTest, WhatWasNotStoredIsNotUpdated) {

@@ -129,7 +129,7 @@ void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   const auto update = std::as_bytes(std::span(attributes.update.begin(), attributes.update.size()));
   site.update = std::make_shared<const Bytes>(update.begin(), update.end());
   Hash hash;
-  for (const uint8_t byte : attributes.update) hash.add(std::string_view(reinterpret_cast<const char*>(&byte), 1));
+  hash.add(std::string_view(reinterpret_cast<const char*>(update.data()), update.size()));
   site.state.number = state[0];
   site.state.slot_count = static_cast<uint32_t>(state[1]);
   site.state.slot = static_cast<uint32_t>(state[2]);

@@ -33,13 +33,6 @@ void Backups::assign(uint64_t number, const KeptState& state) {
   }
 }
 
-Range Backups::own_part(uint64_t number, const KeptState& state) const {
-  for (const StateShare& share : plan_.cut(number, state.count())) {
-    if (share.reducer == own_number_) return share.part;
-  }
-  return {};
-}
-
 void Backups::forget(uint32_t reducer) {
   for (auto& [state, backups] : backups_) {
     std::erase_if(backups, [reducer](const Backup& backup) { return backup.reducer == reducer; });

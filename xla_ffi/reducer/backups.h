@@ -28,8 +28,6 @@ class Backups {
   // From now on this is the plan. What backups had and still are to have, they keep.
   void enter(const StatePlan& plan, KeptStates& states);
   [[nodiscard]] const StatePlan& plan() const { return plan_; }
-  // What this reducer has of a state.
-  [[nodiscard]] Range own_part(uint64_t number, const KeptState& state) const;
   // A reducer is gone.
   void forget(uint32_t reducer);
   // A backup has this part, or will have it before anything else that is sent to it from now on. Its parts come in

@@ -56,10 +56,6 @@ std::vector<KeptState::Run> KeptState::runs(const Range& part) const {
   return runs;
 }
 
-bool KeptState::keeps(const Range& part) const {
-  return std::ranges::all_of(runs(part), [](const Run& run) { return run.stamp.has_value(); });
-}
-
 Result<KeptState*> KeptStates::find(const OpSpec& spec) {
   const bool is_new = !states_.contains(spec.state.number);
   if (is_new && spec.kind != Kind::kStore) {

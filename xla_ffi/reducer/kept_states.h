@@ -52,8 +52,6 @@ class KeptState {
   void stamp(const Range& part, const Stamp& stamp);
   // The pieces of a part that are equally far, in order.
   [[nodiscard]] std::vector<Run> runs(const Range& part) const;
-  // Whether all of it is kept here.
-  [[nodiscard]] bool keeps(const Range& part) const;
 
  private:
   struct Free {
