@@ -151,6 +151,20 @@ TEST_F(StateTest, WorkersThatDisagreeAboutTheStepAreNamed) {
   expect_fault(0, Code::kMismatch, {"rank 2 (host c)", "rank 1 (host b)", "learning rate"});
 }
 
+// In the next view, for workers that had not got all of it.
+TEST_F(StateTest, ARoundThatRunsAgainChangesNothing) {
+  store(values_of(0, kCount));
+  const OpSpec spec = spec_of(Kind::kUpdate);
+  const Values ones(kCount, 1.0f);
+  describe_all(spec, kUpdateOp, encode(momentum()));
+  const Values weights = run(spec, kUpdateOp, 0, inputs_of(0, 0.25f), {ones, ones, ones});
+  ReducerStateMachine::Job job{{"a", "b", "c"}, {3, 1, 0, kChunkBytes, kWindow}, true};
+  reducer_ = std::make_unique<ReducerStateMachine>(std::move(job), std::make_shared<LentMemory>(), kept_);
+  describe_all(spec, kUpdateOp, encode(momentum()));
+  EXPECT_EQ(run(spec, kUpdateOp, 0, inputs_of(0, 0.25f), {ones, ones, ones}), weights);
+  EXPECT_EQ(load(0, 1), weights);
+}
+
 // Workers get what a partner has as well, and the partner has the same.
 TEST_F(StateTest, AnswersOnceAPartnerHasIt) {
   const std::vector<StatePlan::Member> members = {{0, 0, "a", 1, 1}, {1, 0, "b", 2, 1}};
