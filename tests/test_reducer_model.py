@@ -22,11 +22,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parent.parent
-CORE = [
-    *("wire/auth", "wire/checksum", "wire/codec", "wire/frame", "wire/job_shape", "wire/messages", "wire/op_spec"),
-    *("reducer/state_machine", "sum/reduce", "transport/lent_memory", "transport/shared_memory"),
+CORE = ROOT / "xla_ffi"
+SOURCES = [
+    ROOT / "tests/programs/reducer_machine.cc",
+    *(path for folder in ("sum", "update", "wire") for path in (CORE / folder).glob("*.cc")),
+    *(CORE / "reducer" / f"{name}.cc" for name in ("backups", "kept_states", "state_machine", "state_op")),
+    *(CORE / "transport" / f"{name}.cc" for name in ("lent_memory", "shared_memory")),
 ]
-SOURCES = ["tests/programs/reducer_machine.cc", *(f"xla_ffi/{name}.cc" for name in CORE)]
 SUM, SCATTER, GATHER = 1, 5, 6
 KINDS = (SUM, SCATTER, GATHER)  # of each op
 OPS = len(KINDS)
