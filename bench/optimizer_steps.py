@@ -46,6 +46,8 @@ class Options:
     """Of the weights in float32."""
     rate: str = "200mbit"
     """Rate of every host's network interface, each way."""
+    engine: str = "jaxhetero"
+    """Or with settings: ``jaxhetero:32768x4``."""
     rounds: int = 3
     """Turns that everything gets."""
     batch: int = 5
@@ -82,7 +84,7 @@ def run(options: Options) -> list[Row]:
         answers = {}
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-            (team,) = start_teams([EngineSpec.parse("jaxhetero")], lab, job, folder, stack)
+            (team,) = start_teams([EngineSpec.parse(options.engine)], lab, job, folder, stack)
             for place, dtype in cases:
                 team.request("prepare_optimizer", place=place, count=size // 4, dtype=dtype)
             for _ in range(options.rounds):

@@ -17,14 +17,15 @@ namespace {
 class OpTest : public testing::Test {
  protected:
   // Starts a round, of which everything is pushed and the first total comes.
-  void run() {
+  void run() { run(0, operand_.size() / sizeof(float)); }
+  void run(uint64_t offset, uint64_t count) {
     RoundRequest request;
     request.spec.total_count = operand_.size() / sizeof(float);
     request.stake = stake_of(request.spec, 1, 0);
     request.inputs.append(operand_.data(), operand_.size());
     op_.add(std::move(request));
     Round& round = op_.start_next_round();
-    Segment& segment = round.segments.emplace_back(Shard{0, 0, round.request.spec.total_count}, 16);
+    Segment& segment = round.segments.emplace_back(Shard{0, offset, count}, 16, round.request.spec.total_count);
     segment.next_push = segment.end();
     op_.keep_running_round();
   }
@@ -64,6 +65,25 @@ TEST_F(OpTest, ForgetsNothingOfTheRoundThatWillRunAnew) {
   op_.next()->inputs.slice(0, 64, pieces);
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(*static_cast<const std::byte*>(pieces[0].iov_base), std::byte{7});
+}
+
+TEST_F(OpTest, KeepsAShardThatGoesOnAtTheBucketsBeginning) {
+  run(12, 7);
+  ASSERT_EQ(op_.stop_round(), nullptr);
+  std::vector<iovec> pieces;
+  op_.next()->inputs.slice(0, 64, pieces);
+  const auto* const kept = static_cast<const std::byte*>(pieces[0].iov_base);
+  EXPECT_EQ(std::vector(kept, kept + 12), std::vector(12, std::byte{7}));
+  EXPECT_EQ(std::vector(kept + 48, kept + 64), std::vector(16, std::byte{7}));
+}
+
+TEST(Segment, GoesOnAtTheBucketsBeginning) {
+  Segment segment(Shard{0, 90, 40}, 16, 100);
+  std::vector<Range> chunks;
+  for (; segment.next_push < segment.end(); segment.next_push += chunks.back().count) {
+    chunks.push_back(segment.next_chunk());
+  }
+  EXPECT_EQ(chunks, (std::vector<Range>{{90, 10}, {0, 16}, {16, 14}}));
 }
 
 TEST_F(OpTest, IsStillOnceAfterARound) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,8 +67,8 @@ class StateTest : public ReducerTest {
     header.op = op;
     return reducer_->describe_op(rank, header, {spec, "op" + std::to_string(op), shard, update}, sent_);
   }
-  void describe_all(const OpSpec& spec, uint64_t op, const Bytes& update = {}) {
-    for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(describe_state(rank, spec, op, {0, kCount}, update).ok());
+  void describe_all(const OpSpec& spec, uint64_t op, const Bytes& update = {}, const Range& shard = {0, kCount}) {
+    for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(describe_state(rank, spec, op, shard, update).ok());
   }
   Status step(uint32_t rank, uint64_t op, uint64_t round, const StepInputs& inputs) {
     FrameHeader header;
@@ -128,6 +129,42 @@ TEST_F(StateTest, UpdatesWhatWasStored) {
   describe_all(spec_of(Kind::kLoad, 1), 50);
   const Values none(kCount);
   EXPECT_EQ(run(spec_of(Kind::kLoad, 1), 50, 0, {0, {}}, {none, none, none}), none) << "new weights begin anew";
+}
+
+TEST_F(StateTest, AShardMayGoOnAtTheBucketsBeginning) {
+  constexpr Range kShard{kCount - 2, 2 + kItemsPerChunk};
+  const OpSpec spec = spec_of(Kind::kStore);
+  const Values weights = values_of(0, kCount);
+  describe_all(spec, kStoreOp, {}, kShard);
+  FrameHeader end = push_header(0, spec, 0, 0, kStoreOp);
+  end.offset = kCount - 2;
+  end.count = 2;
+  FrameHeader beginning = end;
+  beginning.offset = 0;
+  beginning.count = kItemsPerChunk;
+  beginning.last = true;
+  const auto push_both = [&](uint64_t round) {
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(step(rank, kStoreOp, round, {}).ok());
+      for (FrameHeader header : {end, beginning}) {
+        header.round = round;
+        header.payload_bytes = rank == 0 ? header.count * sizeof(float) : 0;
+        ASSERT_TRUE(push(rank, header, weights).ok());
+      }
+    }
+  };
+  push_both(0);
+  EXPECT_EQ(reducer_->completed_round_count(), 1u);
+  KeptState& kept = *kept_->states.find(spec.state.number);
+  for (const Range& range : unwrapped(kShard, kCount)) {
+    EXPECT_TRUE(std::ranges::equal(kept.slot(0, range), std::span(weights).subspan(range.offset, range.count)));
+    EXPECT_TRUE(kept.runs(range).front().stamp.has_value());
+  }
+  beginning.last = false;
+  push_both(1);
+  beginning.round = 1;
+  beginning.payload_bytes = 0;
+  EXPECT_EQ(push(1, beginning, weights).code(), Code::kProtocol) << "but once";
 }
 
 TEST_F(StateTest, AStateIsUsedOnce) {

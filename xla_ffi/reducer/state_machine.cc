@@ -259,7 +259,10 @@ Result<ReducerStateMachine::Chunk*> ReducerStateMachine::next_chunk(OpState& op,
       header.count * item > most_chunk_bytes(job_.shape)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed more than its window in " + op_name(header.op, op));
   }
-  const bool follows = header.offset == pushed.end && header.count <= op.items_per_chunk;
+  // The chunk at the bucket's end may be short, and the first one.
+  const bool wraps = pushed.chunk_count > 0 && op.goes_on_at_the_beginning(pushed.end) && header.offset == 0;
+  if (wraps) op.items_per_chunk = std::max(op.items_per_chunk, header.count);
+  const bool follows = (wraps || header.offset == pushed.end) && header.count <= op.items_per_chunk;
   if (pushed.last || (pushed.chunk_count > 0 && !follows)) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk out of order in " + op_name(header.op, op));
   }

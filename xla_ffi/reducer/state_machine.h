@@ -161,6 +161,11 @@ class ReducerStateMachine {
     std::map<uint32_t, std::optional<uint64_t>> told;  // by partner that knows the op: the round whose step it knows
     std::deque<Held> held;
 
+    // Whether a shard that has come to this offset goes on at the bucket's beginning.
+    [[nodiscard]] bool goes_on_at_the_beginning(uint64_t offset) const {
+      const Range& shard = description.shard;
+      return state && offset == spec.total_count && shard.offset + shard.count > spec.total_count;
+    }
     // Whether its round waits for a worker, and has made no progress for so long.
     [[nodiscard]] bool is_late(int64_t now_ms, int64_t patience_ms) const {
       return running && !open.empty() && now_ms - progress_ms >= patience_ms;

@@ -27,8 +27,9 @@ Status is_elsewhere(uint64_t wanted, uint64_t kept) {
 
 Result<StateOp> StateOp::make(uint64_t op, const OpDescription& description, KeptStates& states) {
   const OpSpec& spec = description.spec;
-  if (overlap(description.shard, {0, spec.total_count}) != description.shard)
+  if (description.shard.offset > spec.total_count || description.shard.count > spec.total_count) {
     return malformed("op: an impossible shard");
+  }
   const bool computes = spec.kind == Kind::kMeasure || spec.kind == Kind::kUpdate;
   if (!computes && !description.update.empty()) return malformed("op: an update that it does not use");
   std::optional<BucketUpdate> update;

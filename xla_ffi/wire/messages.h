@@ -77,7 +77,8 @@ struct View {
 struct OpDescription {
   OpSpec spec;
   std::string text;  // for people: "psum 3 of grads (float32[1024])"
-  // Of an op that uses a state: the elements of the bucket that the reducer has; and of an update its description.
+  // Of an op that uses a state: the elements of the bucket that the reducer has, which may go on at the bucket's
+  // beginning; and of an update its description.
   Range shard = {};
   Bytes update = {};
 };

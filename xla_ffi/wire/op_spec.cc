@@ -12,6 +12,15 @@ Range overlap(const Range& range, const Range& other) {
   return first < end ? Range{first, end - first} : Range{range.offset, 0};
 }
 
+std::vector<Range> unwrapped(const Range& range, uint64_t count) {
+  std::vector<Range> ranges;
+  const uint64_t end = range.offset + range.count;
+  if (range.offset < std::min(end, count)) ranges.push_back({range.offset, std::min(end, count) - range.offset});
+  const uint64_t begin = std::max(range.offset, count);
+  if (begin < end) ranges.push_back({begin - count, end - begin});
+  return ranges;
+}
+
 Stake stake_of(const OpSpec& spec, uint32_t worker_count, uint32_t rank) {
   const Range nothing;
   const Range all{0, spec.total_count};

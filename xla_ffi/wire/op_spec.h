@@ -111,6 +111,9 @@ struct Range {
 };
 // The part of `range` that lies in `other`. If that is nothing, it is at the offset of `range`.
 Range overlap(const Range& range, const Range& other);
+// The one or two ranges of a bucket of `count` elements that a range is which may go on at the bucket's beginning. Not
+// one that is empty.
+std::vector<Range> unwrapped(const Range& range, uint64_t count);
 
 // What of a bucket one member has to do with. Every member pushes every chunk, and is answered every chunk, if only as
 // a header: a push shows that it has reached the round, an answer that all members have.

@@ -23,16 +23,26 @@ constexpr uint64_t kAlign = 16;  // elements: a cache line of float32
 // what is kept would have to move.
 constexpr uint64_t kLeastCut = 16 << 10;
 
-// Where a place in the whole is in a bucket.
-uint64_t element_at(uint64_t place, uint64_t count) {
-  if (place == kWhole) return count;
-  const uint64_t element = (count >> 32) * place + ((count & (kWhole - 1)) * place >> 32);
+// Where a point of the ring is in a bucket. Beyond the whole, the bucket begins anew.
+uint64_t element_at(uint64_t point, uint64_t count) {
+  if (point >= kWhole) return count + (point == kWhole ? 0 : element_at(point - kWhole, count));
+  const uint64_t element = (count >> 32) * point + ((count & (kWhole - 1)) * point >> 32);
   return element - element % kAlign;
 }
 
 Range between(uint64_t begin, uint64_t end, uint64_t count) {
   const uint64_t first = element_at(begin, count);
-  return {first, element_at(std::max(begin, end), count) - first};
+  return {first, element_at(end, count) - first};
+}
+
+// How far it is from one point of the ring to another.
+uint64_t distance(uint64_t from, uint64_t to) { return (to - from) % kWhole; }
+
+bool has(const StatePlan::Place& place, uint64_t point) { return distance(place.begin, point) < place.size(); }
+
+void place_at(StatePlan::Place& place, uint64_t begin, uint64_t size) {
+  place.begin = begin % kWhole;
+  place.end = place.begin + size;
 }
 
 // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
@@ -83,22 +93,33 @@ void StatePlan::start_anew(std::span<const Member> members) {
 // The neighbours get what they back up.
 void StatePlan::leave(size_t place) {
   const Place lost = owners_[place];
+  Place& left = owners_[before(place)];
+  Place& right = owners_[after(place)];
+  if (owners_.size() == 2) {
+    place_at(left, left.begin, kWhole);
+  } else {
+    const uint64_t rest = lost.end - lost.middle();
+    left.end += lost.size() - rest;
+    place_at(right, right.begin + kWhole - rest, right.size() + rest);
+  }
   owners_.erase(owners_.begin() + static_cast<ptrdiff_t>(place));
-  const bool has_left = place > 0;
-  const bool has_right = place < owners_.size();
-  if (has_left) owners_[place - 1].end = has_right ? lost.middle() : lost.end;
-  if (has_right) owners_[place].begin = has_left ? lost.middle() : lost.begin;
+  std::ranges::sort(owners_, {}, &Place::begin);
 }
 
 // Each candidate takes its part from the one or two owners that have it.
 void StatePlan::promote() {
   for (Place& candidate : std::exchange(candidates_, {})) {
-    const auto right =
-        std::ranges::find_if(owners_, [&](const Place& owner) { return owner.begin >= candidate.begin; });
-    if (right != owners_.end()) right->begin = std::max(right->begin, candidate.end);
-    if (right != owners_.begin()) std::prev(right)->end = std::min(std::prev(right)->end, candidate.begin);
-    owners_.insert(right, std::move(candidate));
+    for (Place& owner : owners_) {
+      if (has(candidate, owner.begin)) {
+        const uint64_t taken = candidate.size() - distance(candidate.begin, owner.begin);
+        place_at(owner, owner.begin + taken, owner.size() - taken);
+      } else if (has(owner, candidate.begin)) {
+        owner.end = owner.begin + distance(owner.begin, candidate.begin);
+      }
+    }
+    owners_.push_back(std::move(candidate));
   }
+  std::ranges::sort(owners_, {}, &Place::begin);
 }
 
 // Each member that has joined and keeps nothing is to have a third of two neighbours, or half of an owner alone: of the
@@ -109,39 +130,50 @@ void StatePlan::nominate(std::span<const Member> members) {
   for (const Member& member : members) {
     const auto is_member = [&](const Place& owner) { return owner.member.is(member); };
     if (member.since == 0 || std::ranges::any_of(owners_, is_member)) continue;
-    const size_t width = std::min<size_t>(owners_.size(), 2);
     std::optional<size_t> best;
     uint64_t most = 0;
-    for (size_t place = 0; place + width <= owners_.size(); ++place) {
-      const uint64_t size = owners_[place + width - 1].end - owners_[place].begin;
-      if (gives[place] || gives[place + width - 1] || size <= most) continue;
+    for (size_t place = 0; place < owners_.size(); ++place) {
+      const size_t next = after(place);
+      const uint64_t size = owners_[place].size() + (next == place ? 0 : owners_[next].size());
+      if (gives[place] || gives[next] || size <= most) continue;
       best = place;
       most = size;
     }
-    if (!best.has_value() || width == 0) continue;
-    gives[*best] = gives[*best + width - 1] = true;
-    const uint64_t begin = owners_[*best].begin;
-    const uint64_t border = owners_[*best].end;  // of the two, or the end of the owner alone
-    const uint64_t share = most / (width + 1);
-    candidates_.push_back({member, std::min(begin + share, border), std::max(begin + 2 * share, border)});
+    if (!best.has_value()) continue;
+    const size_t next = after(*best);
+    gives[*best] = gives[next] = true;
+    const Place& left = owners_[*best];
+    const uint64_t share = most / (next == *best ? 2 : 3);
+    const uint64_t begin = left.begin + std::min(share, left.size());
+    const uint64_t end = left.begin + std::max(2 * share, left.size());
+    Place& candidate = candidates_.emplace_back(Place{member, 0, 0});
+    place_at(candidate, begin, end - begin);
   }
   std::ranges::sort(candidates_, {}, &Place::begin);
 }
 
 std::vector<StateShare::Backup> StatePlan::backups(size_t place, uint64_t count) const {
-  const Place& owner = owners_[place];
-  const bool has_left = place > 0;
-  const bool has_right = place + 1 < owners_.size();
-  const uint64_t middle = !has_left ? owner.begin : !has_right ? owner.end : owner.middle();
   std::vector<StateShare::Backup> backups;
-  if (has_left) backups.push_back({owners_[place - 1].member.number, between(owner.begin, middle, count)});
-  if (has_right) backups.push_back({owners_[place + 1].member.number, between(middle, owner.end, count)});
-  for (const Place& candidate : candidates_) {
-    const uint64_t begin = std::max(owner.begin, candidate.begin);
-    const uint64_t end = std::min(owner.end, candidate.end);
-    if (begin < end) backups.push_back({candidate.member.number, between(begin, end, count)});
+  const auto add = [&](const Place& keeper, uint64_t begin, uint64_t end) {
+    if (begin >= end) return;
+    for (const Range& part : unwrapped(between(begin, end, count), count)) {
+      backups.push_back({keeper.member.number, part});
+    }
+  };
+  const Place& owner = owners_[place];
+  if (owners_.size() > 1) {
+    add(owners_[before(place)], owner.begin, owner.middle());
+    add(owners_[after(place)], owner.middle(), owner.end);
   }
-  std::erase_if(backups, [](const StateShare::Backup& backup) { return backup.part.count == 0; });
+  for (const Place& candidate : candidates_) {
+    if (has(owner, candidate.begin)) {
+      const uint64_t begin = owner.begin + distance(owner.begin, candidate.begin);
+      add(candidate, begin, std::min(owner.end, begin + candidate.size()));
+    } else if (has(candidate, owner.begin)) {
+      const uint64_t size = candidate.size() - distance(candidate.begin, owner.begin);
+      add(candidate, owner.begin, std::min(owner.end, owner.begin + size));
+    }
+  }
   return backups;
 }
 
@@ -155,15 +187,15 @@ std::vector<StateShare> StatePlan::cut(uint64_t number, uint64_t count) const {
     }
     return shares;
   }
-  // At a random point of the whole: whoever has that has the bucket, now and after every change.
+  // At a random point of the ring: whoever has that has the bucket, now and after every change.
   const uint64_t point = spread(number) >> 32;
-  const auto has_point = [point](const Place& each) { return each.begin <= point && point < each.end; };
+  const auto has_point = [point](const Place& each) { return has(each, point); };
   const auto owner = std::ranges::find_if(owners_, has_point);
   const auto place = static_cast<size_t>(owner - owners_.begin());
-  const bool is_left = place > 0 && (place + 1 == owners_.size() || point < owner->middle());
+  const bool is_left = distance(owner->begin, point) < owner->size() / 2;
   StateShare whole{owner->member.number, {0, count}, {}};
   if (owners_.size() > 1) {
-    whole.backups.push_back({owners_[is_left ? place - 1 : place + 1].member.number, {0, count}});
+    whole.backups.push_back({owners_[is_left ? before(place) : after(place)].member.number, {0, count}});
   }
   for (const Place& candidate : candidates_) {
     if (has_point(candidate)) whole.backups.push_back({candidate.member.number, {0, count}});
@@ -193,14 +225,16 @@ Result<StatePlan> decode_state_plan(std::span<const std::byte> bytes) {
   reader.list(plan.owners_, kMaxReducers);
   reader.list(plan.candidates_, kMaxReducers);
   if (!reader.finished()) return malformed("plan of states");
-  uint64_t end = 0;
-  for (const StatePlan::Place& owner : plan.owners_) {
-    if (owner.begin != end || owner.end < owner.begin) return malformed("plan of states");
-    end = owner.end;
-  }
-  const auto is_odd = [](const StatePlan::Place& place) { return place.begin > place.end || place.end > kWhole; };
-  if ((!plan.owners_.empty() && end != kWhole) || std::ranges::any_of(plan.candidates_, is_odd)) {
+  const auto is_odd = [](const StatePlan::Place& place) {
+    return place.begin >= kWhole || place.end < place.begin || place.size() > kWhole;
+  };
+  if (std::ranges::any_of(plan.owners_, is_odd) || std::ranges::any_of(plan.candidates_, is_odd)) {
     return malformed("plan of states");
+  }
+  for (size_t place = 0; place < plan.owners_.size(); ++place) {
+    const bool is_last = place + 1 == plan.owners_.size();
+    const uint64_t next = is_last ? plan.owners_.front().begin + kWhole : plan.owners_[place + 1].begin;
+    if (plan.owners_[place].end != next) return malformed("plan of states");
   }
   return plan;
 }

@@ -49,9 +49,7 @@ void Op::keep_running_round() {
   if (request.inputs_owner) return kept_->hold(round.number, request.inputs, request.inputs_owner);
   kept_->start_copy(round.number, request.stake.operands.count * item_bytes(request.spec.dtype));
   round.keeps_in = kept_.get();
-  for (const Segment& segment : round.segments) {
-    round.keep(round.pushed({segment.shard.offset, segment.next_push - segment.shard.offset}));
-  }
+  for (const Segment& segment : round.segments) round.keep(segment, segment.shard.offset, segment.next_push);
 }
 
 std::unique_ptr<Round> Op::finish_round() {
@@ -75,9 +73,7 @@ std::unique_ptr<Round> Op::stop_round() {
   std::unique_ptr<Round> round = std::move(running_);
   if (round->is_replay) return round;
   if (round->keeps_in == kept_.get()) {  // totals may have overwritten the operands: only the copy is whole
-    for (const Segment& segment : round->segments) {
-      round->keep(round->pushed({segment.next_push, segment.end() - segment.next_push}));
-    }
+    for (const Segment& segment : round->segments) round->keep(segment, segment.next_push, segment.end());
     round->request.inputs = kept_->leaves();
     round->request.narrows = false;
   }

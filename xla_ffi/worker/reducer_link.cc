@@ -40,7 +40,7 @@ Status ReducerLink::check_result(const Round& round, const Segment& segment, con
   const bool pushed =
       !segment.in_flight.empty() && segment.in_flight.front().frame <= connection_->written_frame_count();
   if (pushed && header.offset == chunk.offset && header.count == chunk.count &&
-      header.last == (chunk.offset + chunk.count == segment.end()) &&
+      header.last == (segment.next_result + chunk.count == segment.end()) &&
       header.payload_bytes == round.answered(chunk).bytes) {
     return {};
   }

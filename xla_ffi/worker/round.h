@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -129,10 +130,12 @@ struct InFlightChunk {
   EventLoop::Clock::time_point pushed_at;
 };
 
-// The part of a round that goes through one reducer. Offsets and counts are in elements, counted in the bucket.
+// The part of a round that goes through one reducer. Offsets and counts are in elements, counted in the bucket; a shard
+// may go on at the bucket's beginning, and then so do its offsets.
 struct Segment {
   Shard shard;
-  uint64_t items_per_chunk = 0;  // the shard's last chunk may have fewer
+  uint64_t bucket_count = 0;
+  uint64_t items_per_chunk = 0;  // the last chunk of the shard, and that at the bucket's end, may have fewer
   uint64_t next_push = 0;        // the offset of the next chunk to push
   uint64_t next_result = 0;      // and of the next total
   std::deque<InFlightChunk> in_flight;
@@ -142,12 +145,15 @@ struct Segment {
   bool done = false;
   EventLoop::Clock::time_point done_at;
 
-  Segment(const Shard& of, uint64_t items)
-      : shard(of), items_per_chunk(items), next_push(of.offset), next_result(of.offset) {}
+  Segment(const Shard& of, uint64_t items, uint64_t bucket = std::numeric_limits<uint64_t>::max())
+      : shard(of), bucket_count(bucket), items_per_chunk(items), next_push(of.offset), next_result(of.offset) {}
   [[nodiscard]] uint64_t end() const { return shard.offset + shard.count; }
   [[nodiscard]] Range next_chunk() const { return chunk_at(next_push); }
   [[nodiscard]] Range awaited_chunk() const { return chunk_at(next_result); }
-  [[nodiscard]] Range chunk_at(uint64_t offset) const { return {offset, std::min(items_per_chunk, end() - offset)}; }
+  [[nodiscard]] Range chunk_at(uint64_t offset) const {
+    if (offset >= bucket_count) return {offset - bucket_count, std::min(items_per_chunk, end() - offset)};
+    return {offset, std::min(items_per_chunk, std::min(end(), bucket_count) - offset)};
+  }
   // How much of its total is here, from 0 to 1.
   [[nodiscard]] double done_part() const {
     return done ? 1
@@ -208,6 +214,10 @@ struct Round {
     return in(request.stake.results, request.stake.answered(chunk), request.spec.result_item_bytes());
   }
 
+  // Copies what is pushed of the segment from one offset to another to where it is kept.
+  void keep(const Segment& segment, uint64_t begin, uint64_t end) const {
+    for (const Range& range : unwrapped({begin, end - begin}, segment.bucket_count)) keep(pushed(range));
+  }
   // Copies this part of the inputs to where it is kept. `lends`: a peer on this host will read it there.
   void keep(const ByteRange& part, bool lends = false) const {
     if (keeps_in == nullptr) return;
@@ -261,8 +271,12 @@ struct Round {
   void cut(const ShardPlan& plan, std::span<const Shard> shards) {
     const OpSpec& spec = request.spec;
     const size_t item = item_bytes(spec.dtype);
-    const uint64_t items_per_chunk = plan.items_per_chunk(spec.total_count, item, spec.call_bytes);
-    for (const Shard& shard : shards) segments.emplace_back(shard, items_per_chunk);
+    // An answer that waits for the partners of its reducer comes later by what a chunk takes: so a chunk is half as
+    // large.
+    const bool waits = uses_state(spec.kind) && spec.state.is_backed_up;
+    const uint64_t count = waits ? spec.total_count / 2 : spec.total_count;
+    const uint64_t items_per_chunk = plan.items_per_chunk(count, item, spec.call_bytes);
+    for (const Shard& shard : shards) segments.emplace_back(shard, items_per_chunk, spec.total_count);
     open_segment_count = slowest_count = segments.size();
     least_window_bytes = plan.least_window_bytes(spec.total_count, item);
   }
