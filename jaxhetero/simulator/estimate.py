@@ -176,14 +176,13 @@ def simulate_one_strand(
     """
     strands = job.strands
     own: list[Bucket] = []
-    whole_count = 0
+    # Where not all strands carry a bucket, they take turns. This one begins with the last bucket, which ends the step.
+    turn = 0
     for bucket in reversed(buckets):
-        if job.is_cut(bucket.bytes):
-            own.append(Bucket(max(4, bucket.bytes // strands), bucket.ready_s))
-            continue
-        if whole_count % strands == 0:  # the strands take turns; with the last one, for which the step waits
-            own.append(bucket)
-        whole_count += 1
+        count = job.part_count(bucket.bytes)
+        if -turn % strands < count:
+            own.append(Bucket(max(4, bucket.bytes // count), bucket.ready_s))
+        turn += count
     workers, reducers = (
         tuple(Host((host.bytes_per_s / strands,), max(1, host.cores // strands)) for host in hosts)
         for hosts in (job.workers, job.reducers)

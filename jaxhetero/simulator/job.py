@@ -93,10 +93,10 @@ class Job:
             self.colocated,
         )
 
-    def is_cut(self, bucket_bytes: int) -> bool:
-        """Whether every strand carries a part of such a bucket; else one strand carries all of it."""
+    def part_count(self, bucket_bytes: int) -> int:
+        """How many strands carry a part of such a bucket."""
         number, item_bytes = _DTYPES[self.dtype]
-        return self.to_native([], 0).part_count(bucket_bytes // item_bytes, number) == self.strands
+        return self.to_native([], 0).part_count(bucket_bytes // item_bytes, number)
 
     def to_native(self, buckets: Sequence[Bucket], seed: int) -> native.Job:
         """What the native module takes."""

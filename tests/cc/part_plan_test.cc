@@ -80,11 +80,32 @@ TEST(PartPlan, GivesASmallBucketToOneStrandAndSpreadsThem) {
   for (const auto& [strand, count] : by_strand) EXPECT_NEAR(count, 1000, 150) << strand;
 }
 
+// A part has 64 KiB for each of six reducers, or as much as there is.
+TEST(PartPlan, GivesABucketBetweenSmallAndLargeToSomeStrands) {
+  const PartPlan plan({.worker_count = 4, .reducer_count = 2, .colocated_count = 4}, std::vector<uint32_t>(4, 1));
+  std::map<uint32_t, uint64_t> bytes_by_strand;
+  for (uint64_t op = 0; op < 4000; ++op) {
+    RoundRequest request;
+    request.op = op;
+    request.spec = spec_of(3 * 6 * 16'384 - (op % 2 == 0 ? 0 : 1));
+    const std::vector<RoundPart> parts = plan.cut(std::move(request));
+    ASSERT_EQ(parts.size(), op % 2 == 0 ? 3u : 2u);
+    for (size_t number = 0; number < parts.size(); ++number) {
+      EXPECT_EQ(parts[number].strand, (parts[0].strand + number) % 4);
+      EXPECT_EQ(parts[number].request.spec.part, number);
+      bytes_by_strand[parts[number].strand] += bytes_of_part(parts[number]);
+    }
+  }
+  for (const auto& [strand, bytes] : bytes_by_strand) EXPECT_NEAR(static_cast<double>(bytes), 1.18e9, 0.05e9) << strand;
+}
+
 // Otherwise no reducer would find out that the workers disagree: one sends a part here, and another one nothing.
 TEST(PartPlan, GivesAnOpOneNumberOnAStrandWhateverTheBucketsSize) {
   for (uint64_t op = 0; op < 100; ++op) {
     const RoundPart small = cut(4, spec_of(10), op).at(0);
+    const RoundPart larger = cut(4, spec_of(100'000), op).at(0);
     const RoundPart large = cut(4, spec_of(10'000'000), op).at(small.strand);
+    EXPECT_EQ(small.request.op, larger.request.op);
     EXPECT_EQ(small.request.op, large.request.op);
     EXPECT_NE(small.request.spec, large.request.spec);
   }

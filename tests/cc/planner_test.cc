@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "xla_ffi/wire/job_shape.h"
@@ -84,6 +85,30 @@ TEST(Planner, GivesRailsEqualShares) {
 
 // Another host has more interfaces than there are strands.
 TEST(Planner, UsesAsManyRailsAsThereAreStrands) { EXPECT_EQ(shares_of(2, 4), Shares({6, 6})); }
+
+// One dedicated reducer and eight in workers: what is small for nine is measured with all interfaces.
+TEST(Planner, MeasuresWithAllStrands) {
+  const JobShape job{.worker_count = 8, .reducer_count = 1, .colocated_count = 8, .measure_rates = true};
+  View view;
+  view.job = job;
+  view.strand_count = view.rail_count = 2;
+  for (uint32_t number = 0; number < 9; ++number) {
+    view.reducers.push_back({number, "10.0.0.1", 4000, "a", static_cast<int32_t>(number) - 1, {}});
+  }
+  Planner planner(job);
+  planner.enter(view);
+  const std::optional<RoundRequest> meeting = planner.next_probe();
+  ASSERT_TRUE(meeting.has_value());
+  std::vector<iovec> totals;
+  meeting->outputs.slice(0, sizeof(int64_t), totals);
+  *static_cast<int64_t*>(totals.at(0).iov_base) = job.worker_count;  // all are there
+  planner.finish_probe({});
+  const std::optional<RoundRequest> probe = planner.next_probe();
+  ASSERT_TRUE(probe.has_value());
+  const std::vector<RoundPart> parts = planner.parts_of(*probe).cut(*probe);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].request.spec.total_count, parts[1].request.spec.total_count);
+}
 
 }  // namespace
 }  // namespace jaxhetero

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
 #include "xla_ffi/base/buffers.h"
@@ -14,7 +13,7 @@ namespace jaxhetero {
 namespace {
 
 constexpr uint64_t kAlignBytes = 64;
-// A bucket with less than this for every reducer and strand goes through one strand: each strand costs a wake-up.
+// A part of a bucket has at least this for every reducer: each part costs wake-ups.
 constexpr uint64_t kLeastShardBytes = uint64_t{64} << 10;
 constexpr uint64_t kLeastShardChunks = 2;  // likewise, where the job sets the chunks
 
@@ -42,10 +41,9 @@ Leaves take_columns(const Leaves& rows, const Columns& columns, size_t item) {
 // size, and so about its parts, meet at the reducers under one number all the same.
 uint64_t op_of_part(uint64_t op, uint32_t strand) { return strand == 0 ? op : mix(mix(op) + strand); }
 
-RoundRequest part_of(const RoundRequest& whole, uint32_t strand, const Columns& columns) {
+RoundRequest part_of(const RoundRequest& whole, uint32_t number, const Columns& columns) {
   RoundRequest part = whole;
-  part.op = op_of_part(whole.op, strand);
-  part.spec.part = strand;
+  part.spec.part = number;
   part.spec.bucket_count = whole.spec.total_count;
   part.spec.total_count = whole.spec.total_count / columns.width * columns.count;
   if (uses_state(part.spec.kind)) part.spec.state.first = columns.first;
@@ -61,34 +59,50 @@ RoundRequest part_of(const RoundRequest& whole, uint32_t strand, const Columns& 
 
 PartPlan::PartPlan(const JobShape& job, std::vector<uint32_t> shares)
     : shares_(std::move(shares)),
-      whole_(std::accumulate(shares_.begin(), shares_.end(), uint64_t{0})),
       worker_count_(job.worker_count),
-      least_bytes_(shares_.size() * total_reducer_count(job) *
+      least_bytes_(total_reducer_count(job) *
                    (job.chunk_bytes > 0 ? kLeastShardChunks * job.chunk_bytes : kLeastShardBytes)) {}
 
+PartPlan PartPlan::of_all_strands(const JobShape& job, uint32_t strand_count) {
+  PartPlan plan(job, std::vector<uint32_t>(strand_count, 1));
+  plan.least_bytes_ = 1;
+  return plan;
+}
+
 uint32_t PartPlan::part_count(const OpSpec& spec) const {
-  return spec.total_count * spec.cut_item_bytes() < least_bytes_ ? 1 : static_cast<uint32_t>(shares_.size());
+  const uint64_t bytes = spec.total_count * spec.cut_item_bytes();
+  return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / least_bytes_, 1, shares_.size()));
 }
 
 std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
   const OpSpec& spec = request.spec;
+  const uint32_t count = part_count(spec);
+  const auto strand_count = static_cast<uint32_t>(shares_.size());
+  const uint64_t first_strand = count == strand_count ? 0 : mix(spec.number_to_meet(request.op)) % strand_count;
+  std::vector<uint32_t> strands(count);
+  for (uint32_t number = 0; number < count; ++number) {
+    strands[number] = static_cast<uint32_t>((first_strand + number) % strand_count);
+  }
   std::vector<RoundPart> parts;
-  if (part_count(spec) == 1) {
-    const auto strand = static_cast<uint32_t>(mix(spec.number_to_meet(request.op)) % shares_.size());
-    request.op = op_of_part(request.op, strand);
-    parts.push_back({strand, std::move(request)});
+  if (count == 1) {
+    request.op = op_of_part(request.op, strands[0]);
+    parts.push_back({strands[0], std::move(request)});
     return parts;
   }
+  uint64_t whole = 0;  // the sum of the shares
+  for (const uint32_t strand : strands) whole += shares_[strand];
   const uint64_t width = spec.total_count / (has_rows(spec.kind) ? spec.member_count(worker_count_) : 1);
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / spec.cut_item_bytes());
   uint64_t first = 0;
   uint64_t cut_off = 0;  // of the shares
-  for (uint32_t strand = 0; strand < shares_.size(); ++strand) {
-    cut_off += shares_[strand];
+  for (uint32_t number = 0; number < count; ++number) {
+    cut_off += shares_[strands[number]];
     // Without overflow: the width may be near 2^60, the sum of the shares is below 2^20.
-    uint64_t end = width / whole_ * cut_off + width % whole_ * cut_off / whole_;
-    if (cut_off < whole_) end -= end % align;
-    parts.push_back({strand, part_of(request, strand, {width, first, end - first})});
+    uint64_t end = width / whole * cut_off + width % whole * cut_off / whole;
+    if (cut_off < whole) end -= end % align;
+    RoundPart& part =
+        parts.emplace_back(RoundPart{strands[number], part_of(request, number, {width, first, end - first})});
+    part.request.op = op_of_part(request.op, part.strand);
     first = end;
   }
   return parts;

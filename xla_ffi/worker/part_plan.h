@@ -22,20 +22,21 @@ class PartPlan {
  public:
   // `shares`: of each strand, relative to the others; none is 0.
   PartPlan(const JobShape& job, std::vector<uint32_t> shares);
+  // One that gives every strand a part, however small.
+  static PartPlan of_all_strands(const JobShape& job, uint32_t strand_count);
 
-  // Into how many parts such a bucket is cut: one for each strand, or one in all if it is small.
+  // Into how many parts such a bucket is cut: one for each strand; but fewer where the parts would be small.
   [[nodiscard]] uint32_t part_count(const OpSpec& spec) const;
 
-  // Cuts a round. A large bucket has a part for each strand, by its share, cut by bytes and not by leaves; of a bucket
-  // of rows, a part has columns. A small one goes to a single strand, chosen by the op's number. The parts use
-  // the memory of the whole, and report to the same WholeRound.
+  // Cuts a round. The parts go to as many strands, by their shares, cut by bytes and not by leaves; of a bucket of
+  // rows, a part has columns. Where not all strands have one, the op's number chooses the first of those that do. The
+  // parts use the memory of the whole, and report to the same WholeRound.
   [[nodiscard]] std::vector<RoundPart> cut(RoundRequest request) const;
 
  private:
   std::vector<uint32_t> shares_;
-  uint64_t whole_;  // the sum of the shares
   uint32_t worker_count_;
-  uint64_t least_bytes_;  // of a bucket that is cut
+  uint64_t least_bytes_;  // of a part, where there are several
 };
 
 }  // namespace jaxhetero

@@ -43,6 +43,7 @@ void Planner::make_plans() {
   even_plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, places_), pace_);
   strand_count_ = strands_for_rates();
   even_parts_ = PartPlan(job_, std::vector<uint32_t>(most_strands_, 1));
+  probe_parts_ = PartPlan::of_all_strands(job_, most_strands_);
   parts_ = PartPlan(job_, strand_shares());
   if (window_bytes_ > 0) pace_.window_bytes = window_bytes_ / strand_count_;
   plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace_);

@@ -65,6 +65,7 @@ class Planner {
   }
   // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
   [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
+    if (request.plan != nullptr) return probe_parts_;
     return request.is_internal ? even_parts_ : parts_;
   }
 
@@ -108,6 +109,7 @@ class Planner {
   uint32_t rail_count_ = 1;
   uint32_t strand_count_ = 1;  // that carry a large round of the program
   PartPlan even_parts_{job_, {1}};
+  PartPlan probe_parts_{job_, {1}};  // of the probes: a large round has all strands, and so all interfaces
   PartPlan parts_{job_, {1}};
   std::vector<uint32_t> rail_rates_;  // as RateProbe gives them; empty while nothing is known
 

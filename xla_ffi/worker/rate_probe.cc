@@ -14,7 +14,7 @@ constexpr uint64_t kAgreeOp = ~uint64_t{0};
 // An op for each size and sort: an op's rounds are all of one size, and a reducer counts the rounds that it sees.
 uint64_t push_op(uint64_t probe_bytes, bool colocated) { return kAgreeOp - 2 * probe_bytes - (colocated ? 1 : 0); }
 
-// Sixteen chunks: the times of fewer would depend on the links' turns more than on their rates.
+// Of each rail. Sixteen chunks: the times of fewer would depend on the links' turns more than on their rates.
 constexpr uint64_t kFirstShardBytes = 256 << 10;
 constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
@@ -58,7 +58,7 @@ void RateProbe::start_sort(bool colocated) {
   for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated ? 1 : 0);
   plan_ = std::make_shared<ShardPlan>(std::move(shares), pace_);
   probed_count_ = plan_->owner_count();
-  start_size(probed_count_ * kFirstShardBytes);
+  start_size(probed_count_ * rail_count_ * kFirstShardBytes);
 }
 
 void RateProbe::start_size(uint64_t bytes) {
