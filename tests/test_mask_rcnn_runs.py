@@ -176,6 +176,14 @@ def test_any_number_of_workers_follows_one_loss_curve(
     assert output.count("step 12/12") == 1, "only rank 0 reports"
 
 
+def test_two_stages_follow_the_same_loss_curve(coco: Path, alone: tuple[Path, Any], tmp_path: Path) -> None:
+    """With the same pieces."""
+    stages = ("--stages", "2", "--microbatches", "4")
+    two, output = trainers.run(tmp_path / "two", MODULE, *smoke(coco), *stages, workers=2, reducers=1)
+    np.testing.assert_allclose(two["losses"], alone[1]["losses"], rtol=LOSS_CURVE_TOLERANCE)
+    assert "2 stages on 2 workers, 4 microbatches" in output
+
+
 def test_a_reducer_that_is_killed_changes_no_bit(coco: Path, two_workers: tuple[Path, Any], tmp_path: Path) -> None:
     undisturbed, wanted = two_workers
     output, log = tmp_path / "run", tmp_path / "output.txt"

@@ -143,6 +143,9 @@ class Options:
     """The named set of hyperparameters to start from."""
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
+    def __post_init__(self) -> None:
+        require(self.run.stages == 1, "--stages is for pre-training; in fine-tuning every worker has the whole model")
+
 
 class QuestionData:
     """The questions of a file, and their windows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,12 +88,17 @@ def make_optimizer(
     learning_rate: optax.Schedule,
     *,
     accumulate_every: int = 1,
+    clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
     weights_from_reducers: WeightsDtype | None = None,
 ) -> Optimizer:
-    """The whole chain: accumulation, all-reduce, loss scale, clipping, update."""
+    """The whole chain: accumulation, all-reduce, loss scale, clipping, update.
+
+    ``clip_instead`` makes what clips gradients that are reduced already, and lie on several workers.
+    """
+    max_norm = config.max_grad_norm
     return distributed(
         optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm else optax.identity(),
+            optax.clip_by_global_norm(max_norm) if max_norm and not clip_instead else optax.identity(),
             _novograd(config, learning_rate) if config.algorithm == "novograd" else _sgd(config, learning_rate),
         ),
         accumulate_every=accumulate_every,
@@ -100,6 +106,7 @@ def make_optimizer(
         loss_scale=config.loss_scale,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         with_error_feedback=config.error_feedback,
+        instead=(clip_instead(max_norm) if max_norm else optax.identity()) if clip_instead else None,
         weights_from_reducers=weights_from_reducers,
     )
 

@@ -14,11 +14,11 @@ from flax import nnx
 from rich.console import Console
 
 import jaxhetero
-from models.common.batches import BatchSplit
 from models.common.command import RunOptions
 from models.common.errors import SettingsError, require
 from models.common.optimizer import init_state, scaled, share_residuals
 from models.common.report import Result
+from models.common.stages import StagedStep, split_over_replicas, split_over_workers
 from models.common.tensor_file import read_safetensors
 from models.common.training import Training
 from models.mask_rcnn.batch import Batch, Detections
@@ -59,21 +59,21 @@ def train(
         start_from is not None or preset.model.backbone.norm != "frozen",
         "--start-from is missing: the normalisation is frozen, so the backbone's weights must be trained ones",
     )
-    split = BatchSplit.make(
-        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
-    )
+    split = split_over_replicas(preset.global_batch, preset.micro_batch, options)
     data = CocoData(folder, preset)
     if split.rank == 0:
         console.print(str(data), markup=False, highlight=False, soft_wrap=True)
     graphdef, params, frozen = nnx.split(make_model(preset, start_from), nnx.Param, Frozen)  # type: ignore[misc]
     params, frozen = jaxhetero.broadcast((params, frozen))
+    pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
     optimizer = make_optimizer(
         preset.optimizer,
         preset.schedule,
-        accumulate_every=split.accumulate_every,
+        accumulate_every=pieces,
         weights_from_reducers=options.weights_from_reducers,
     )
-    evaluation = Evaluation(make_detect(graphdef, preset), data, split)
+    evaluation = Evaluation(make_detect(graphdef, preset), data, split_over_workers(split))
+    staged = make_staged_step(graphdef, frozen, preset, options.stages, split.accumulate_every)
     return Training(
         title="Mask R-CNN",
         unit="images",
@@ -83,10 +83,11 @@ def train(
         evaluate_every=preset.evaluate_every,
         label=lambda step: f"epoch {step * preset.global_batch // len(data.train_images) + 1}",
         state=TrainState(params, frozen, init_state(optimizer, params)),
-        train_step=make_train_step(graphdef, optimizer, preset),
+        train_step=staged if options.stages > 1 else make_train_step(graphdef, optimizer, preset),
+        stages=options.stages,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
-        synchronize=lambda state: state._replace(opt_state=share_residuals(state.opt_state)),
+        synchronize=staged.make_whole if options.stages > 1 else synchronize,
         pull=optimizer.pull,
         push=optimizer.push,
         evaluate=evaluation,
@@ -94,6 +95,11 @@ def train(
         identity={"trainer": "mask_rcnn", "model": dataclasses.asdict(preset.model)},
         advice="lower the learning rate (--peak) or give more --warmup-steps",
     ).run(options, console)
+
+
+def synchronize(state: TrainState) -> TrainState:
+    """Make the state the same on every worker. While it trains, each worker has its own residuals."""
+    return state._replace(opt_state=share_residuals(state.opt_state))
 
 
 def make_model(preset: Preset, start_from: Path | None = None) -> MaskRCNN:
@@ -127,6 +133,27 @@ def make_train_step(
         return TrainState(optax.apply_updates(state.params, updates), state.frozen, opt_state), loss
 
     return train_step
+
+
+def make_staged_step(
+    graphdef: nnx.GraphDef[MaskRCNN], frozen: State, preset: Preset, stages: int, microbatches: int
+) -> StagedStep:
+    """The step of all pieces of a replica, over the stages of a pipeline. A stage holds the frozen weights it uses."""
+    config = preset.optimizer
+    require(
+        stages == 1 or (config.loss_scaling == "none" and config.wire_dtype == "float32"),
+        "--stages works without --loss-scaling and --wire-dtype",
+    )
+
+    def loss(params: State, batch: Batch) -> jax.Array:
+        return losses(nnx.merge(graphdef, params, frozen, copy=True), batch, preset.loss, preset.seed).total
+
+    return StagedStep(
+        loss,
+        lambda grad_fn: make_optimizer(config, preset.schedule, clip_instead=grad_fn.clip_by_global_norm),
+        stages,
+        microbatches,
+    )
 
 
 def make_detect(graphdef: nnx.GraphDef[MaskRCNN], preset: Preset) -> jax.stages.Wrapped:
