@@ -291,6 +291,19 @@ TEST(Chunks, AreLargerInABucketOfALargeCall) {
   EXPECT_EQ(fast.items_per_chunk(kMiB, 4, kEndless) * 4, 256 * kKiB) << "what the links need at least";
 }
 
+TEST(Chunks, AreFewerInABucketOfRows) {
+  const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = 200'000});
+  const auto chunk_bytes = [&](uint64_t bucket_bytes) {
+    return plan.items_per_chunk(bucket_bytes / 4, 4, 0, true) * 4;
+  };
+  EXPECT_EQ(chunk_bytes(64), 16 * kKiB);
+  EXPECT_EQ(chunk_bytes(2 * kMiB), 8 * kKiB) << "where the least chunk is a 64th of the shard";
+  EXPECT_EQ(chunk_bytes(4 * kMiB), 16 * kKiB);
+  EXPECT_EQ(chunk_bytes(8 * kMiB), 32 * kKiB);
+  EXPECT_EQ(chunk_bytes(64 * kMiB), 32 * kKiB) << "the links' largest";
+  EXPECT_EQ(ShardPlan({1, 1}, {.chunk_bytes = 4096}).items_per_chunk(1 << 20, 4, 0, true), 1024u);
+}
+
 struct PaceCase {
   uint64_t bucket_bytes;
   size_t link_bytes;  // that a link carries while its window should last

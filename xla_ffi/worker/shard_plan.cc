@@ -20,6 +20,7 @@ constexpr uint64_t kAlignBytes = 64;
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
+constexpr uint64_t kChunksPerShardOfRows = 64;
 constexpr uint64_t kChunksPerCall = 512;  // to each reducer
 // The largest chunk: on any path; if two windows carry it; and as a part of a large window.
 constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
@@ -103,8 +104,9 @@ ShardPlan::ShardPlan(std::vector<uint32_t> shares, const Pace& pace)
 
 uint64_t ShardPlan::owner_count() const { return shares_.size() - std::ranges::count(shares_, 0u); }
 
-uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) const {
-  return std::bit_floor(count / owner_count() / kChunksPerShard * item_bytes);
+uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes, bool has_rows) const {
+  const uint64_t chunk_count = has_rows ? kChunksPerShardOfRows : kChunksPerShard;
+  return std::bit_floor(count / owner_count() / chunk_count * item_bytes);
 }
 
 // Every worker has at least two chunks under way at a reducer, on every network: what exceeds its queues is dropped.
@@ -121,11 +123,13 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // A chunk waits at its reducer for the same chunk of every worker, so a bucket takes longer than its bytes by about a
 // chunk's part of a shard: a hundredth. Smaller chunks cost more in system calls. In a call of many buckets, the next
 // bucket's chunks go out while the last totals of one come in. A chunk may then be that part of the call's shard, up to
-// half of the largest chunk, and filling its packets is worth the longer wait. Measured; see docs/notebook/chunks.md.
-uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes) const {
+// half of the largest chunk, and filling its packets is worth the longer wait. Chunks of rows are
+// larger, because of most of them a worker pushes, or is answered, nothing but a header. Measured; see
+// docs/notebook/chunks.md.
+uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes, bool has_rows) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
-  const uint64_t by_shard = chunk_bytes_by_shard(count, item_bytes);
+  const uint64_t by_shard = chunk_bytes_by_shard(count, item_bytes, has_rows);
   const uint64_t by_call = std::min(call_bytes / owner_count() / kChunksPerCall, largest_chunk_bytes() / 2);
   const uint64_t bytes =
       std::bit_floor(std::clamp(std::max(by_shard, by_call), smallest_chunk_bytes(), largest_chunk_bytes()));

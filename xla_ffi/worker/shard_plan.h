@@ -74,7 +74,8 @@ class ShardPlan {
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes, bool has_rows = false) const;
 
   // The elements of every chunk of such a bucket but a shard's last one. `call_bytes`: of all buckets of its call.
-  [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0) const;
+  [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0,
+                                         bool has_rows = false) const;
   // A link's window for such a bucket is at least this, or two chunks.
   [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
   // How many reducers have a share.
@@ -84,7 +85,7 @@ class ShardPlan {
   [[nodiscard]] uint32_t reducer_at(uint64_t point) const;
   [[nodiscard]] uint64_t smallest_chunk_bytes() const;
   [[nodiscard]] uint64_t largest_chunk_bytes() const;
-  [[nodiscard]] uint64_t chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes) const;
+  [[nodiscard]] uint64_t chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes, bool has_rows = false) const;
 
   std::vector<uint32_t> shares_;
   uint64_t whole_;  // the sum of shares_
