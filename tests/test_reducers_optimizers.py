@@ -70,8 +70,10 @@ def transcribed(name: str, workers: int, weights_dtype: str, wire_dtype: str) ->
         (TWO, 2, 3, ("bfloat16", "bfloat16"), {"JAXHETERO_STRANDS": "2", "JAXHETERO_CHUNK_BYTES": "1024"}),
         (TWO, 3, 2, ("bfloat16", ""), {"JAXHETERO_COLOCATED_COUNT": "2", "JAXHETERO_SHARED_MEMORY": "0"}),
         (TWO, 2, 0, ("float32", "float16"), {"JAXHETERO_FAILOVER": "0"}),
+        *((SIX[:2], 2, reducers, ("float32", ""), {}) for reducers in (2, 4, 8)),
+        (SIX[:2], 2, 4, ("float32", ""), {"JAXHETERO_COLOCATED_COUNT": "2", "JAXHETERO_CHUNK_BYTES": "1024"}),
     ],
-    ids=["one reducer", "tiny chunks", "mixed", "inside"],
+    ids=["one reducer", "tiny chunks", "mixed", "inside", "two", "four", "eight", "four and two inside"],
 )
 def test_bits_are_those_of_a_transcription(
     names: tuple[str, ...], workers: int, reducers: int, types: tuple[str, str], settings: dict[str, str]
