@@ -17,6 +17,13 @@ import jaxhetero
 from jaxhetero.optimizers import on_reducers
 from tests.optimizer_zoo import OPTIMIZERS, SIGNS, recorded, weights
 
+COPIES = np.float32([[1], [-2], [3], [0.5]])
+
+
+def large(tree: dict[str, Any]) -> dict[str, Any]:
+    """Reducers share what has 16384 elements, as the kernel then has."""
+    return tree | {"kernel": np.kron(COPIES, tree["kernel"])}
+
 
 def digest(tree: Any) -> str:
     found = hashlib.sha256()
@@ -29,7 +36,7 @@ def train(tx: optax.GradientTransformation, steps: int, weights_dtype: str, wire
     optimizer = on_reducers(
         tx, mean=False, weights_dtype=weights_dtype, wire_dtype=wire_dtype or None, bucket_bytes=4096
     )
-    params = jax.tree.map(jnp.asarray, weights(jaxhetero.rank()))  # those of rank 0 count
+    params = jax.tree.map(jnp.asarray, large(weights(jaxhetero.rank())))  # those of rank 0 count
     state = optimizer.init(params)
 
     @jax.jit
@@ -37,7 +44,7 @@ def train(tx: optax.GradientTransformation, steps: int, weights_dtype: str, wire
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    for gradients in recorded(steps, jaxhetero.rank()):
+    for gradients in map(large, recorded(steps, jaxhetero.rank())):
         params, state = step(params, state, gradients)
     kept, opt_state = jax.jit(optimizer.pull)(state)
     again = optimizer.pull(optimizer.push(kept, opt_state))
@@ -51,4 +58,5 @@ def main() -> None:
     print(json.dumps({name: train(known[name], int(steps), weights_dtype, wire_dtype) for name in names or known}))
 
 
-main()
+if __name__ == "__main__":
+    main()
