@@ -95,6 +95,13 @@ def test_bits_are_those_of_a_transcription(
             assert result[name]["again"] == results[0][name]["again"]
 
 
+def test_a_worker_has_no_state_on_its_device() -> None:
+    """After steps of AdamW: a few numbers, where workers that run it have 12 bytes for each weight."""
+    for result in run("reducers_device_bytes.py", workers=2, reducers=1):
+        assert result["reducers"] < 1e-3
+        assert 12 <= result["workers"] < 12.001
+
+
 def test_every_place_gives_the_same_weights_and_what_cannot_be_done_is_refused() -> None:
     for result in run("reducers_places.py", workers=2, reducers=2):
         assert len(set(result["trained"].values())) == 1, result["trained"]
