@@ -6,11 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import trainers
 from cluster import run
 
+import models.bert.finetune
+import models.bert.optimizer
+import models.bert.presets
+import models.mask_rcnn.optimizer
+import models.mask_rcnn.presets
+import models.resnet.optimizer
+import models.resnet.presets
+from jaxhetero.optimizers._programs import lower
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
 from models.common.errors import SettingsError
@@ -19,6 +29,12 @@ pytestmark = pytest.mark.timeout(2 * trainers.RUN_TIMEOUT_S)
 
 ON_REDUCERS = ["--optimizer-on", "reducers"]
 RESNET = ["--preset", "mnist-smoke", "--train-image-count", "400", "--epochs", "2", "--evaluate-every", "2"]
+PRESETS = {
+    "resnet": (models.resnet.optimizer, models.resnet.presets.PRESETS),
+    "bert": (models.bert.optimizer, models.bert.presets.PRESETS),
+    "bert.finetune": (models.bert.optimizer, models.bert.finetune.PRESETS),
+    "mask_rcnn": (models.mask_rcnn.optimizer, models.mask_rcnn.presets.PRESETS),
+}
 # Nearly all of the time is compilation.
 FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
@@ -79,6 +95,17 @@ def test_a_run_goes_on_with_the_optimizer_elsewhere(losses: dict[str, Any]) -> N
     for name in ("onto workers", "onto one reducer"):
         assert len(losses[name]) == len(losses["lamb"])
         np.testing.assert_allclose(losses[name], losses["lamb"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("trainer", "name"), [(trainer, name) for trainer in PRESETS for name in PRESETS[trainer][1]])
+def test_the_optimizer_of_every_preset_can_be_sent_to_reducers(trainer: str, name: str) -> None:
+    """Those of large models are not trained here. What is sent depends on the names of the weights alone."""
+    module, presets = PRESETS[trainer]
+    schedule = optax.linear_schedule(0.0, 0.1, 100)
+    optimizer = module.make_optimizer(presets[name].optimizer, schedule, weights_from_reducers="bfloat16")
+    params = {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}
+    update = lower(optimizer._reducers._home.tx, params, weights_dtype=jnp.bfloat16)
+    assert all(leaf.states for leaf in update.leaves)
 
 
 def test_what_does_not_go_together_is_refused() -> None:
