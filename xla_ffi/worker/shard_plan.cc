@@ -123,9 +123,8 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // A chunk waits at its reducer for the same chunk of every worker, so a bucket takes longer than its bytes by about a
 // chunk's part of a shard: a hundredth. Smaller chunks cost more in system calls. In a call of many buckets, the next
 // bucket's chunks go out while the last totals of one come in. A chunk may then be that part of the call's shard, up to
-// half of the largest chunk, and filling its packets is worth the longer wait. Chunks of rows are
-// larger, because of most of them a worker pushes, or is answered, nothing but a header. Measured; see
-// docs/notebook/chunks.md.
+// half of the largest chunk, and filling its packets is worth the longer wait. Chunks of rows are larger: of most of
+// them a worker pushes, or is answered, nothing but a header. Measured; see docs/notebook/chunks.md.
 uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes, bool has_rows) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
