@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "xla_ffi/worker/shard_plan.h"
+#include "xla_ffi/base/mix.h"
 
 namespace jaxhetero::simulator {
 

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "xla_ffi/base/mix.h"
 #include "xla_ffi/simulator/plan.h"
 #include "xla_ffi/wire/op_spec.h"
-#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero::simulator {
 namespace {

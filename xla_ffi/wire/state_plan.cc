@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "xla_ffi/base/mix.h"
 #include "xla_ffi/wire/job_shape.h"
 
 namespace jaxhetero {
@@ -43,13 +44,6 @@ bool has(const StatePlan::Place& place, uint64_t point) { return distance(place.
 void place_at(StatePlan::Place& place, uint64_t begin, uint64_t size) {
   place.begin = begin % kWhole;
   place.end = place.begin + size;
-}
-
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
-uint64_t spread(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
 }
 
 }  // namespace
@@ -188,7 +182,7 @@ std::vector<StateShare> StatePlan::cut(uint64_t number, uint64_t count) const {
     return shares;
   }
   // At a random point of the ring: whoever has that has the bucket, now and after every change.
-  const uint64_t point = spread(number) >> 32;
+  const uint64_t point = mix(number) >> 32;
   const auto has_point = [point](const Place& each) { return has(each, point); };
   const auto owner = std::ranges::find_if(owners_, has_point);
   const auto place = static_cast<size_t>(owner - owners_.begin());

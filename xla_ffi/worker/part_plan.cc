@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/mix.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
-#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {

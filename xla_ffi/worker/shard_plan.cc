@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "xla_ffi/base/mix.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/job_shape.h"
@@ -41,12 +42,6 @@ uint64_t fill_packets(uint64_t chunk_bytes) {
 }
 
 }  // namespace
-
-uint64_t mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
 
 // In a time t the dedicated reducers can reduce t * sum(r) / n of the bucket and the co-located ones
 // sum(tw - 1) / (n - 2): together all of it. For two workers the latter costs nothing, and is the whole condition.

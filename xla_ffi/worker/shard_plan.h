@@ -12,9 +12,6 @@
 
 namespace jaxhetero {
 
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): spreads numbers that are close to each other.
-uint64_t mix(uint64_t value);
-
 // The part of a bucket that one reducer owns, in elements.
 struct Shard {
   uint32_t reducer = 0;
