@@ -1,13 +1,18 @@
-"""Steps of AdamW that the reducers run, beside a sum of the same gradients, between hosts whose network has a rate.
+"""Steps of optimizers that the reducers run, beside a sum of the same gradients, over a network that has a rate.
 
     python -m bench.optimizer_steps --size 16MiB
+    python -m bench.optimizer_steps --profile bert-large --optimizers adamw,lamb,lamb-clipped --dtypes float32
 
 Every host is a network namespace with an interface of that rate (bench/netlab; needs root). S is the size of the
-weights in float32. Gradients and weights are float32 and bfloat16 in turn, and are there at once. The columns:
+weights in float32. The gradients are one array that is there at once, or, with --profile, the buckets of a model, each
+of which is there when bench.train_step's emulated accelerator has it. The columns:
 
-    step_ms   the median step: from the first worker's begin to the last worker's end
-    S/B       that, over the time that S takes with the goodput B of one interface
-    sent/S    bytes that a worker sent in a step; recv/S: received
+    step_ms    the median step: from the first worker's begin to the last worker's end
+    over_sum   that, over the step whose gradients are only summed
+    limit_ms   the shortest step that the network allows. A bucket whose optimizer has a norm of a tensor leaves a
+               reducer once it is all there; with clipping, once all gradients are there. Backups are not counted
+    /limit     the step, over that
+    sent/S     bytes that a worker sent in a step; recv/S: received
 """
 
 from __future__ import annotations
@@ -16,34 +21,57 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any, Literal
 
+import jax
 import tyro
 
-from bench.engines.optimizer import PLACES
+from bench.accelerator.emulation import WAIT_SOURCE
+from bench.accelerator.profiles import PROFILES
+from bench.accelerator.schedule import (
+    Bucket,
+    make_schedule,
+    ring_factor,
+    time_scale_that_exposes,
+    total_bytes,
+)
+from bench.engines import build_native as native
+from bench.engines.optimizer import OPTIMIZERS
+from bench.engines.pattern import itemsize
 from bench.engines.specs import EngineSpec, parse_size
+from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
-from bench.harness.job import Job, measure_conditions
+from bench.harness.job import Conditions, Job, measure_conditions
 from bench.harness.report import format_columns, write_json
 from bench.harness.team import start_teams
 from bench.netlab import Lab
 from bench.train_step import from_first_begin_to_last_end
 
-_DTYPES = ("float32", "bfloat16")
+_RING_BUCKET_BYTES = 25 * 2**20  # as in bench.train_step, whose accelerator is as fast
+_RING_EXPOSES = 0.5
 
 
 @dataclass(frozen=True)
 class Options:
-    """Steps of AdamW that the reducers run."""
+    """Steps of optimizers that the reducers run."""
 
     workers: int = 8
     """Each on a host of its own."""
     reducers: int = 8
     """Dedicated ones, likewise."""
     size: str = "16MiB"
-    """Of the weights in float32."""
+    """Of the weights in float32, without --profile."""
+    profile: Literal[tuple(PROFILES)] | None = None  # type: ignore[valid-type]
+    """The model whose gradients and times are emulated."""
+    size_scale: float = 0.05
+    """With --profile: shrinks arrays, buckets and times alike."""
+    optimizers: str = "adamw"
+    """Some of: adamw, lamb, lamb-clipped."""
+    dtypes: str = "float32,bfloat16"
+    """Of gradients and weights."""
     rate: str = "200mbit"
     """Rate of every host's network interface, each way."""
     engine: str = "jaxhetero"
@@ -56,51 +84,99 @@ class Options:
     """Write all figures to this file."""
 
     def __post_init__(self) -> None:
+        if unknown := set(self.optimizers.split(",")) - set(OPTIMIZERS):
+            raise BenchError(f"--optimizers: there is no {', '.join(sorted(unknown))}, only {', '.join(OPTIMIZERS)}")
         check_folders(self.json)
+
+    def cases(self) -> list[Case]:
+        """A sum for each dtype, and the optimizers without and with backups."""
+        optimizers = [(name, backups) for name in self.optimizers.split(",") for backups in (0, 1)]
+        return [Case(*how, dtype) for dtype in self.dtypes.split(",") for how in ((None, 0), *optimizers)]
+
+    def schedule(self, conditions: Conditions) -> list[Bucket]:
+        if self.profile is None:
+            return [Bucket(parse_size(self.size) // 4, 0.0)]
+        profile, s_per_byte = PROFILES[self.profile], ring_factor(self.workers) / conditions.goodput_bytes_per_s
+        ring = time_scale_that_exposes(profile, self.size_scale, s_per_byte, _RING_EXPOSES, _RING_BUCKET_BYTES)
+        return make_schedule(profile, self.size_scale, ring)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured."""
+
+    optimizer: str | None
+    """None: only sums."""
+    backups: int
+    dtype: str
+
+    @property
+    def label(self) -> str:
+        return "psum" if self.optimizer is None else self.optimizer + ",backup" * self.backups
+
+    def limit_s(self, schedule: Sequence[Bucket], goodput_bytes_per_s: float) -> float:
+        """When the last weight can be at the workers: buckets go in and out one after the other."""
+        s_per_element = itemsize(self.dtype) / goodput_bytes_per_s
+        arrived_s, in_s = [], 0.0
+        for bucket in schedule:
+            in_s = max(in_s, bucket.ready_s) + bucket.count * s_per_element
+            arrived_s.append(in_s)
+        if self.optimizer in (None, "adamw"):  # a weight can go out when its gradient has come in
+            return in_s
+        out_s = in_s if self.optimizer == "lamb-clipped" else 0.0
+        for bucket, ready_s in zip(schedule, arrived_s, strict=True):
+            out_s = max(out_s, ready_s) + bucket.count * s_per_element
+        return out_s
+
+
+@dataclass
+class _Sample:
+    times_s: list[float] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one place of the optimizer, with one dtype."""
+    """The figures of one optimizer, with one dtype."""
 
-    place: str
+    optimizer: str
     dtype: str
     step_s: float
-    of_limit: float
+    over_sum: float
+    limit_s: float
     sent: float
     received: float
+    times_s: list[float]
 
 
 def run(options: Options) -> list[Row]:
     """Measure, and show the table."""
     job = Job(options.workers, options.reducers, 0, options.rate)
-    size = parse_size(options.size)
     with Lab(job.hosts()) as lab:
         print(f"# {lab.description}", flush=True)
         conditions = measure_conditions(job, lab)
         print(f"# {conditions.describe()}", flush=True)
-        cases = [(place, dtype) for dtype in _DTYPES for place in PLACES]
-        times_s: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
-        answers = {}
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-            (team,) = start_teams([EngineSpec.parse(options.engine)], lab, job, folder, stack)
-            for place, dtype in cases:
-                team.request("prepare_optimizer", place=place, count=size // 4, dtype=dtype)
-            for _ in range(options.rounds):
-                for number, case in enumerate(cases):
-                    answers[case] = team.request("measure_optimizer", number=number, count=options.batch)
-                    times_s[case] += from_first_begin_to_last_end(answers[case])
-            team.stop()
+        schedule = options.schedule(conditions)
+        goodput = conditions.goodput_bytes_per_s
+        print(
+            f"# S: {total_bytes(schedule) / 1e6:.2f} MB in {len(schedule)} buckets, the last of them there after "
+            f"{schedule[-1].ready_s * 1e3:.1f} ms; S/B: {total_bytes(schedule) / goodput * 1e3:.1f} ms",
+            flush=True,
+        )
+        samples = _measure(options, job, lab, schedule)
+    sums_s = {case.dtype: median(sample.times_s) for case, sample in samples.items() if case.optimizer is None}
     rows = [
         Row(
-            *case,
-            median(times_s[case]),
-            median(times_s[case]) * conditions.goodput_bytes_per_s / size,
-            max(answer["sent"] for answer in answers[case]),
-            max(answer["received"] for answer in answers[case]),
+            case.label,
+            case.dtype,
+            median(sample.times_s),
+            median(sample.times_s) / sums_s[case.dtype],
+            case.limit_s(schedule, goodput),
+            max(answer["sent"] for answer in sample.answers),
+            max(answer["received"] for answer in sample.answers),
+            sample.times_s,
         )
-        for case in cases
+        for case, sample in samples.items()
     ]
     if options.json:
         write_json(options.json, "optimizer_steps", rows, conditions, options, lab.description)
@@ -108,11 +184,31 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
+def _measure(options: Options, job: Job, lab: Lab, schedule: Sequence[Bucket]) -> dict[Case, _Sample]:
+    """All cases in turn."""
+    samples = {case: _Sample() for case in options.cases()}
+    counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        library = str(native.build(WAIT_SOURCE, folder, include=jax.ffi.include_dir()))
+        (team,) = start_teams([EngineSpec.parse(options.engine)], lab, job, folder, stack)
+        for case in samples:
+            how = {"optimizer": case.optimizer, "backups": case.backups, "dtype": case.dtype}
+            team.request("prepare_optimizer", counts=counts, ready_s=ready_s, library=library, **how)
+        for _ in range(options.rounds):
+            for number, sample in enumerate(samples.values()):
+                sample.answers = team.request("measure_optimizer", number=number, count=options.batch)
+                sample.times_s += from_first_begin_to_last_end(sample.answers)
+        team.stop()
+    return samples
+
+
 def _table(rows: Sequence[Row]) -> str:
-    lines = [["optimizer", "dtype", "step_ms", "S/B", "sent/S", "recv/S"]]
+    lines = [["optimizer", "dtype", "step_ms", "over_sum", "limit_ms", "/limit", "sent/S", "recv/S"]]
     for row in rows:
-        figures = [f"{row.step_s * 1e3:.1f}", f"{row.of_limit:.3f}", f"{row.sent:.3f}", f"{row.received:.3f}"]
-        lines.append([row.place, row.dtype, *figures])
+        times = [f"{row.step_s * 1e3:.1f}", f"{row.over_sum:.3f}", f"{row.limit_s * 1e3:.1f}"]
+        ratios = [f"{ratio:.3f}" for ratio in (row.step_s / row.limit_s, row.sent, row.received)]
+        lines.append([row.optimizer, row.dtype, *times, *ratios])
     return format_columns(lines)
 
 

@@ -1,58 +1,103 @@
-"""Steps of AdamW at the reducers in a worker process, or sums without it, for bench.optimizer_steps."""
+"""Steps of an optimizer at the reducers in a worker process, or sums without one, for bench.optimizer_steps."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import jaxhetero
-from jaxhetero.optimizers import on_reducers
+from jaxhetero.optimizers import lamb, on_reducers
 
-PLACES = ("psum", "reducers", "reducers,backup")
+OPTIMIZERS = {
+    "adamw": optax.adamw(1e-3),
+    "lamb": lamb(1e-3, max_grad_norm=None),
+    "lamb-clipped": optax.chain(optax.clip_by_global_norm(1.0), lamb(1e-3, max_grad_norm=None)),
+}
+_WAIT = "bench_wait_for_gradients"
 
 
 class OptimizerStep:
-    """A step with ready gradients, whose memory the results take, as after a backward pass."""
+    """A step with an emulated accelerator, whose gradients' memory the results take.
 
-    def __init__(self, place: str, count: int, dtype: str) -> None:
-        self._bytes = 4 * count
-        backups = int(place.endswith("backup"))
-        optimizer = on_reducers(optax.adamw(1e-3), weights_dtype=dtype, backups=backups)
-        self._gradients: Any = [jnp.full(count, 1e-3 * (1 + jaxhetero.rank()), dtype)]
-        self._state: Any = None if place == "psum" else optimizer.init([jnp.ones(count)])
+    Args:
+      optimizer: one of ``OPTIMIZERS``; None: the gradients are summed, and nothing more.
+      backups: as in ``on_reducers``.
+      counts: the elements of each array of gradients, in the order in which they are ready. Each is a bucket.
+      ready_s: the seconds from the start of the step until each array is ready.
+      dtype: of gradients and weights.
+      library: the path of the compiled bench/accelerator/wait.cc.
+    """
 
-        def step(gradients: Any, state: Any) -> Any:
-            gradients = jax.lax.optimization_barrier(gradients)
-            if state is None:
-                return jaxhetero.psum(gradients), None
-            updates, state = optimizer.update(gradients, state)
-            return optax.apply_updates(gradients, updates), state
-
-        self._step = jax.jit(step, donate_argnums=0)
+    def __init__(
+        self,
+        *,
+        optimizer: str | None,
+        backups: int,
+        counts: Sequence[int],
+        ready_s: Sequence[float],
+        dtype: str,
+        library: str,
+    ) -> None:
+        _register(library)
+        self._ready_s = ready_s
+        self._bytes = 4 * sum(counts)
+        value = 1e-3 * (1 + jaxhetero.rank())
+        # Reversed, because the last array has the first bucket.
+        self._gradients: Any = [jnp.full(count, value, dtype) for count in reversed(counts)]
+        self._optimizer, self._state = None, None
+        if optimizer is not None:
+            tx = OPTIMIZERS[optimizer]
+            self._optimizer = on_reducers(tx, weights_dtype=dtype, backups=backups, bucket_bytes=1)
+            self._state = jax.jit(self._optimizer.init)([jnp.ones(count) for count in reversed(counts)])
+        self._step = jax.jit(self._program, donate_argnums=0)
         self.run()
+
+    def _program(self, buffers: Any, state: Any, begin: jax.Array) -> Any:
+        wait = jax.ffi.ffi_call(_WAIT, jax.ShapeDtypeStruct((), jnp.float32), has_side_effect=True)
+        gradients = [
+            buffer.at[0].set(wait(begin, jnp.float32(0), ready_s=np.float64(seconds)).astype(buffer.dtype))
+            for buffer, seconds in zip(buffers, reversed(self._ready_s), strict=True)
+        ]
+        if self._optimizer is None:
+            return jaxhetero.psum(gradients, bucket_bytes=1), None
+        updates, state = self._optimizer.update(gradients, state)
+        return optax.apply_updates(gradients, updates), state
 
     def run(self) -> None:
         """One step, to its end."""
-        results, self._state = self._step(self._gradients, self._state)
+        begin = np.array([time.monotonic_ns()], "<u8").view(np.uint32)
+        results, self._state = self._step(self._gradients, self._state, begin)
         self._gradients = jax.block_until_ready(results)
 
     def measure(self, count: int) -> dict[str, Any]:
-        """So many steps, all workers together: begins and ends in ns, and bytes sent and received for each of S."""
+        """So many steps, which begin together: begins and ends in ns, and bytes sent and received for each of S."""
         begins_ns, ends_ns = [], []
-        jaxhetero.barrier(name="bench")
+        gc.disable()
         before = jaxhetero.metrics()
         for _ in range(count):
+            jaxhetero.barrier(name="bench")
             begins_ns.append(time.monotonic_ns())
             self.run()
             ends_ns.append(time.monotonic_ns())
         after = jaxhetero.metrics()
+        gc.enable()
         return {
             "begins_ns": begins_ns,
             "ends_ns": ends_ns,
             "sent": (after.sent_bytes - before.sent_bytes) / count / self._bytes,
             "received": (after.received_bytes - before.received_bytes) / count / self._bytes,
         }
+
+
+@cache
+def _register(library: str) -> None:
+    jax.ffi.register_ffi_target(_WAIT, jax.ffi.pycapsule(ctypes.CDLL(library).BenchWait), platform="cpu")

@@ -1,0 +1,36 @@
+"""The benchmark of optimizers on reducers: the limits that it compares with, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import optimizer_steps
+from bench.accelerator.schedule import Bucket
+from bench.optimizer_steps import Case
+
+BYTES_PER_S = 4.0
+# An element a second: the first bucket is in after 3 s, the second after 5, the third, which comes late, after 9.
+FLOAT32 = [Bucket(1, 2.0), Bucket(2, 2.0), Bucket(3, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "limit_s"),
+    [
+        (None, 9.0),
+        ("adamw", 9.0),
+        ("lamb", 12.0),  # the last bucket goes out when it is in
+        ("lamb-clipped", 15.0),  # all of them do
+    ],
+)
+def test_limits(optimizer: str | None, limit_s: float) -> None:
+    assert Case(optimizer, 1, "float32").limit_s(FLOAT32, BYTES_PER_S) == limit_s
+
+
+def test_half_the_bytes_take_half_the_time() -> None:
+    halved = [Bucket(bucket.count, bucket.ready_s / 2) for bucket in FLOAT32]
+    assert Case("lamb", 0, "bfloat16").limit_s(halved, BYTES_PER_S) == 6.0
+
+
+def test_a_bad_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimizer_steps.main(["--optimizers", "adamw,muon"]) == 2
+    assert "there is no muon, only adamw, lamb, lamb-clipped" in capsys.readouterr().err
