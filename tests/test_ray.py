@@ -80,7 +80,9 @@ class Nodes:
 
 def environ() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAXHETERO_", "RAY_"))}
-    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"}
+    ours = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray's workers are nice, and stand still while other tests want the processors.
+    return {**kept, **ours, "RAY_worker_niceness": "0"}
 
 
 @pytest.fixture(scope="module")
