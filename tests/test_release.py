@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+SDIST = f"jaxhetero-{VERSION}.tar.gz"
 # One wheel serves Python 3.12 and all later ones.
 TAG = "cp312-abi3" if sys.version_info >= (3, 12) else "cp311-cp311"
 
@@ -53,25 +55,34 @@ def test_the_installed_wheel_has_the_package_and_nothing_else() -> None:
     assert f"Tag: {TAG}-" in (distribution.read_text("WHEEL") or "")
 
 
-@pytest.mark.timeout(900)
-def test_the_sdist_has_all_that_a_wheel_and_the_tests_need(tmp_path: Path) -> None:
-    """Unpacked in an empty folder, it builds the wheel: no compiler cache, no build folder, nothing of the checkout."""
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    """The folder with the sdist and a wheel built from it: no compiler cache, no build folder, nothing of the checkout.
+
+    Those in the folder TESTS_RELEASE, made in the same way, where .ci/run has installed that wheel.
+    """
+    if made := os.environ.get("TESTS_RELEASE"):
+        return Path(made)
     pytest.importorskip("scikit_build_core", reason="needs the dev extra")
     make = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", make, str(tmp_path)], cwd=ROOT, check=True)
-    with tarfile.open(tmp_path / f"jaxhetero-{VERSION}.tar.gz") as archive:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    subprocess.run([*command, f"--wheel-dir={tmp_path}", str(tmp_path / SDIST)], check=True)
+    return tmp_path
+
+
+@pytest.mark.timeout(900)
+def test_the_sdist_has_all_that_a_wheel_and_the_tests_need(release: Path) -> None:
+    """Unpacked in an empty folder, it has built the wheel."""
+    with tarfile.open(release / SDIST) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-        archive.extractall(tmp_path, filter="data")
     folders = {"jaxhetero", "xla_ffi", "models", "bench", "deploy", "tests", "docs"}
     tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(tracked.stdout.splitlines()) <= names
     assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "BUILD", "pyproject.toml"} <= names
     assert not [name for name in names if re.search(r"\.(so|pyc|whl)$|(^|/)(build|\.venv|\.git)/", name)]
 
-    wheels = tmp_path / "wheels"
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
-    subprocess.run([*command, f"--wheel-dir={wheels}", str(tmp_path / f"jaxhetero-{VERSION}")], check=True)
-    (wheel,) = wheels.iterdir()
+    (wheel,) = release.glob("*.whl")
     assert wheel.name.startswith(f"jaxhetero-{VERSION}-{TAG}-linux")
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
