@@ -114,10 +114,13 @@ def _lower(ctx: Any, *operands: Any, call: StateCall) -> Any:
 
 
 def _aliases(ctx: Any, operands: Sequence[Any], call: StateCall) -> dict[int, int]:
-    """New weights take the memory of their gradients; see ``primitive.lower``."""
-    if call.kind is not Kind.UPDATE or call.resumes:
+    """New weights take the memory of their gradients; see ``primitive.lower``. A measure passes it on to them.
+
+    In other memory, an update would wait for whatever had that last: often for the gradients of another bucket.
+    """
+    if call.kind not in (Kind.MEASURE, Kind.UPDATE):
         return {}
-    count = len(call.results)
+    count = len(call.results) - (1 if call.kind is Kind.MEASURE else 0)
     same = (ctx.avals_in[i].dtype == np.dtype(call.results[i][1]) for i in range(count))
     return {i: i for i, is_same in enumerate(same) if is_same and is_computed(operands[i])}
 

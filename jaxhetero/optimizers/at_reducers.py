@@ -293,13 +293,16 @@ class _Home:
         rounded = jax.tree.map(lambda leaf: leaf.astype(self.weights_dtype), weights)
         return _replacing(rounded, params), ReducersState((), own, weights)
 
-    def call(self, plan: _Plan, bucket: int, stage: int, axes: ReducedAxes, call_bytes: int) -> StateCall:
-        """The call of one stage of a bucket."""
+    def call(
+        self, plan: _Plan, bucket: int, stage: int, leaves: Sequence[Any], axes: ReducedAxes, call_bytes: int
+    ) -> StateCall:
+        """The call of one stage of a bucket, whose gradients are ``leaves``."""
         known = plan.buckets[bucket]
         is_last = stage == len(known.stages) - 1
-        results: tuple[Any, ...] = (((len(known.stages[stage].totals),), "float32"),)
-        if is_last:
-            results = tuple((plan.shapes[leaf], str(self.weights_dtype)) for leaf in known.leaves)
+        dtypes = [self.weights_dtype if is_last else leaf.dtype for leaf in leaves]
+        results = tuple((plan.shapes[leaf], str(dtype)) for leaf, dtype in zip(known.leaves, dtypes, strict=True))
+        if not is_last:
+            results = (*results, ((len(known.stages[stage].totals),), "float32"))
         return self._call(
             plan,
             bucket,
@@ -410,32 +413,32 @@ class _Step:
         self, home: _Home, plan: _Plan, axes: ReducedAxes, leaves: Sequence[Any], state: ReducersState
     ) -> None:
         self._home, self._plan, self._axes = home, plan, axes
-        self._leaves, self._versions = leaves, list(state.versions)
+        self._leaves, self._versions = [jnp.asarray(leaf) for leaf in leaves], list(state.versions)
         self._scalars = plan.update.scalars(jax.tree.leaves(state.own))
         self._totals: dict[int, Any] = {}
-        self._call_bytes = wire_bytes([jnp.asarray(leaf) for leaf in leaves], home.wire_dtype)
+        self._call_bytes = wire_bytes(self._leaves, home.wire_dtype)
 
     def run(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The weights, the versions of the buckets, and the totals that workers need."""
-        weights: list[Any] = [None] * len(self._leaves)
         most = max((len(bucket.stages) for bucket in self._plan.buckets), default=0)
         for number in range(most - 1):
             for index, bucket in enumerate(self._plan.buckets):
                 if number < len(bucket.stages) - 1:
-                    stage = bucket.stages[number]
-                    totals, self._versions[index] = self._run_stage(index, number)
-                    self._totals |= zip(stage.totals, totals, strict=True)
+                    (totals,) = self._run_stage(index, number)
+                    self._totals |= zip(bucket.stages[number].totals, totals, strict=True)
         for index, bucket in enumerate(self._plan.buckets):
-            *arrays, self._versions[index] = self._run_stage(index, len(bucket.stages) - 1)
-            for leaf, array in zip(bucket.leaves, arrays, strict=True):
-                weights[leaf] = array
-        return weights, self._versions, [self._totals[number] for number in self._plan.update.returned_totals]
+            self._run_stage(index, len(bucket.stages) - 1)
+        return self._leaves, self._versions, [self._totals[number] for number in self._plan.update.returned_totals]
 
     def _run_stage(self, bucket: int, stage: int) -> list[Any]:
+        """Puts new weights, or what has their memory until then, in the place of gradients. Returns totals, if any."""
         known = self._plan.buckets[bucket]
-        call = self._home.call(self._plan, bucket, stage, self._axes, self._call_bytes)
-        gradients = [] if call.resumes else [self._leaves[leaf] for leaf in known.leaves]
-        return call(*gradients, self._sent(known.stages[stage]), self._versions[bucket])
+        leaves = [self._leaves[leaf] for leaf in known.leaves]
+        call = self._home.call(self._plan, bucket, stage, leaves, self._axes, self._call_bytes)
+        *results, self._versions[bucket] = call(*leaves, self._sent(known.stages[stage]), self._versions[bucket])
+        for leaf, result in zip(known.leaves, results, strict=False):
+            self._leaves[leaf] = result
+        return results[len(leaves) :]
 
     def _sent(self, stage: Stage) -> Any:
         values = [

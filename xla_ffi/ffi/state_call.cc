@@ -136,7 +136,8 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   request.op = site.op;
   request.sequence = site.sequence;
 
-  const auto given = std::span(operands).first(operands.size() - beside);
+  // What resumes does not read the leaves: they only bring the memory for new weights.
+  const auto given = std::span(operands).first(site.state.resumes ? 0 : operands.size() - beside);
   const auto wanted = std::span(results).first(results.size() - 1);
   const bool returns_leaves = site.kind == Kind::kLoad || site.kind == Kind::kUpdate;
   const auto step = std::make_shared<StepRequest>();
@@ -177,8 +178,8 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   if (site.kind == Kind::kMeasure) {
     Result<UpdateDescription> update = decode_update(*site.update);
     if (!update.ok()) return update.status();
-    if (wanted.size() != 1 || wanted[0].element_type() != ffi::DataType::F32 ||
-        wanted[0].element_count() != update->total_count) {
+    if (wanted.empty() || wanted.back().element_type() != ffi::DataType::F32 ||
+        wanted.back().element_count() != update->total_count) {
       return unlike("another number of totals");
     }
     if (given.empty()) {
@@ -186,7 +187,7 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
       spec.leaf_count = static_cast<uint32_t>(update->leaves.size());
     }
     totals = std::make_shared<Totals>(*update);
-    totals_to = {static_cast<float*>(wanted[0].untyped_data()), wanted[0].element_count()};
+    totals_to = {static_cast<float*>(wanted.back().untyped_data()), wanted.back().element_count()};
     std::ranges::fill(totals_to, 0.0f);
     step->totals = [totals](const StepTotals& part) { totals->add(part); };
   }
