@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ import optax
 import pytest
 from cluster import Cluster, run
 
+from bench.accelerator.emulation import WAIT_SOURCE
+from bench.engines import build_native
 from jaxhetero.optimizers import on_reducers
 from jaxhetero.optimizers._programs import lower
 from tests.chaos import run_job
@@ -160,6 +163,15 @@ def test_gradients_are_accumulated_and_their_scale_is_agreed_on() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_bucket_waits_for_nothing_of_others(tmp_path: Path) -> None:
+    """With a norm of each tensor, a bucket's update follows its measure, while other gradients are not there yet."""
+    library = str(build_native.build(WAIT_SOURCE, tmp_path, jax.ffi.include_dir()))
+    ready_s = [str(0.4 * (1 + bucket)) for bucket in range(6)]
+    wanted = [f"bucket {bucket} {kind}" for bucket in range(6) for kind in ("measure", "update")]
+    for rounds in run("reducers_overlap.py", library, "lamb", *ready_s, workers=2, reducers=2):
+        assert rounds == wanted
+
+
 def test_a_worker_alone_runs_the_optimizer_itself() -> None:
     """It gets rounded weights, keeps them in float32, and can give both memories to a step."""
     tx = optax.adamw(1e-2)

@@ -22,7 +22,7 @@ from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
 from jaxhetero.optimizers._new_weights import NewWeights
 from jaxhetero.optimizers._programs import lower
-from jaxhetero.optimizers._programs.buckets import BucketPlan, Stage, plan_bucket
+from jaxhetero.optimizers._programs.buckets import BucketPlan, plan_bucket
 from jaxhetero.optimizers._programs.graph import Constant, Graph
 from jaxhetero.optimizers._programs.program import OutputType
 from jaxhetero.optimizers._programs.update import Origin, Update
@@ -416,6 +416,7 @@ class _Step:
         self._leaves, self._versions = [jnp.asarray(leaf) for leaf in leaves], list(state.versions)
         self._scalars = plan.update.scalars(jax.tree.leaves(state.own))
         self._totals: dict[int, Any] = {}
+        self._measured: list[list[Any]] = [[] for _ in plan.buckets]
         self._call_bytes = wire_bytes(self._leaves, home.wire_dtype)
 
     def run(self) -> tuple[list[Any], list[Any], list[Any]]:
@@ -425,6 +426,7 @@ class _Step:
             for index, bucket in enumerate(self._plan.buckets):
                 if number < len(bucket.stages) - 1:
                     (totals,) = self._run_stage(index, number)
+                    self._measured[index].append(totals)
                     self._totals |= zip(bucket.stages[number].totals, totals, strict=True)
         for index, bucket in enumerate(self._plan.buckets):
             self._run_stage(index, len(bucket.stages) - 1)
@@ -435,14 +437,17 @@ class _Step:
         known = self._plan.buckets[bucket]
         leaves = [self._leaves[leaf] for leaf in known.leaves]
         call = self._home.call(self._plan, bucket, stage, leaves, self._axes, self._call_bytes)
-        *results, self._versions[bucket] = call(*leaves, self._sent(known.stages[stage]), self._versions[bucket])
+        *results, self._versions[bucket] = call(*leaves, *self._sent(bucket, stage), self._versions[bucket])
         for leaf, result in zip(known.leaves, results, strict=False):
             self._leaves[leaf] = result
         return results[len(leaves) :]
 
-    def _sent(self, stage: Stage) -> Any:
+    def _sent(self, bucket: int, stage: int) -> list[Any]:
+        """The totals of the bucket itself as they came: what is computed from them waits for more than them."""
+        measured = self._measured[bucket]
+        others = self._plan.buckets[bucket].stages[stage].sent[sum(len(totals) for totals in measured) :]
         values = [
             self._scalars[source.number] if source.origin == Origin.WORKERS else self._totals[source.number]
-            for source in stage.sent
+            for source in others
         ]
-        return jnp.stack(values) if values else jnp.zeros(0, jnp.float32)
+        return [*measured, jnp.stack(values) if values else jnp.zeros(0, jnp.float32)]

@@ -123,8 +123,11 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   std::vector<ffi::AnyBuffer>& results = taken->results;
   if (!Buffers::is_version(operands.back()) || !Buffers::is_version(results.back())) return unlike("no version");
   const bool computes = site.kind == Kind::kMeasure || site.kind == Kind::kUpdate;
-  const size_t beside = computes ? 2 : 1;
-  if (operands.size() < beside) return unlike("no scalars");
+  const size_t beside_results = site.kind == Kind::kMeasure ? 2 : 1;
+  if (results.size() < beside_results) return unlike("no totals");
+  // The gradients of a bucket are as many as its weights.
+  const size_t leaf_count = computes ? results.size() - beside_results : operands.size() - 1;
+  if (operands.size() < leaf_count + (computes ? 2 : 1)) return unlike("no scalars");
 
   StateCall call;
   RoundRequest& request = call.request;
@@ -137,7 +140,7 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   request.sequence = site.sequence;
 
   // What resumes does not read the leaves: they only bring the memory for new weights.
-  const auto given = std::span(operands).first(site.state.resumes ? 0 : operands.size() - beside);
+  const auto given = std::span(operands).first(site.state.resumes ? 0 : leaf_count);
   const auto wanted = std::span(results).first(results.size() - 1);
   const bool returns_leaves = site.kind == Kind::kLoad || site.kind == Kind::kUpdate;
   const auto step = std::make_shared<StepRequest>();
@@ -163,10 +166,13 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
     request.outputs = *leaves;
   }
   if (computes) {
-    const ffi::AnyBuffer& scalars = operands[operands.size() - 2];
-    if (scalars.element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
-    step->inputs.scalars.resize(scalars.element_count());
-    std::memcpy(step->inputs.scalars.data(), scalars.untyped_data(), scalars.size_bytes());
+    for (const ffi::AnyBuffer& some : std::span(operands).subspan(leaf_count, operands.size() - leaf_count - 1)) {
+      if (some.element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
+      std::vector<uint32_t>& scalars = step->inputs.scalars;
+      const size_t before = scalars.size();
+      scalars.resize(before + some.element_count());
+      if (some.element_count() > 0) std::memcpy(&scalars[before], some.untyped_data(), some.size_bytes());
+    }
     step->update = site.update;
   }
   uint32_t version = 0;

@@ -19,10 +19,11 @@ struct StateCall {
 // Operands and results, in this order:
 //   a store    leaves, version                         version
 //   a load     version                                 leaves, version
-//   a measure  leaves, scalars, version                maybe leaves, totals, version
-//   an update  leaves, scalars, version                leaves, version
+//   a measure  leaves, scalars..., version             leaves, totals, version
+//   an update  leaves, scalars..., version             leaves, version
 // Leaves are those of the bucket. A call that resumes does not read them, and a measure does not write them: they pass
-// on the memory of the gradients to the new weights. Scalars and totals are float32[...]; a version is uint32[].
+// on the memory of the gradients to the new weights. Scalars are one or more float32[...], one behind the other;
+// totals are float32[...]; a version is uint32[].
 Result<StateCall> make_state_call(CallSite& site, const xla::ffi::RemainingArgs& args,
                                   const xla::ffi::RemainingRets& rets);
 

@@ -21,7 +21,8 @@ class Stage:
 
     Attributes:
       description: for the reducers.
-      sent: the scalars that workers send: of their own, and totals.
+      sent: the scalars that workers send: the totals of the bucket's earlier measures, in their order; other totals
+        and the workers' own numbers.
       totals: the numbers of the totals that a measure gives.
     """
 
@@ -57,12 +58,12 @@ def plan_bucket(update: Update, leaves: Sequence[int], sizes: Sequence[int], wei
     members = [update.leaves[leaf] for leaf in leaves]
     stage_count = max(len(member.passes) for member in members)
     state_count = max(len(member.states) for member in members)
-    stages = []
+    stages: list[Stage] = []
     for number in range(stage_count - 1):
         runs = [_measure(update, member, number) for member in members]
-        stages.append(_Writer(update).stage(runs, sizes, state_count, OutputType.F32, has_outputs=False))
+        stages.append(_Writer(update, stages).stage(runs, sizes, state_count, OutputType.F32, has_outputs=False))
     runs = [_run(update, member, len(member.passes) - 1) for member in members]
-    stages.append(_Writer(update).stage(runs, sizes, state_count, weights, has_outputs=True))
+    stages.append(_Writer(update, stages).stage(runs, sizes, state_count, weights, has_outputs=True))
     return BucketPlan(tuple(leaves), 1 + state_count, tuple(stages))
 
 
@@ -90,10 +91,11 @@ def _measure(update: Update, leaf: Leaf, number: int) -> _Run:
 class _Writer:
     """Writes the description of a stage. It has what the stage needs alone, with numbers of its own."""
 
-    def __init__(self, update: Update) -> None:
+    def __init__(self, update: Update, earlier: Sequence[Stage]) -> None:
         self._update = update
         self._programs: dict[Program, int] = {}
-        self._sent: dict[Source, int] = {}
+        measured = [Source(Origin.TOTAL, total) for stage in earlier for total in stage.totals]
+        self._sent: dict[Source, int] = {source: number for number, source in enumerate(measured)}
         self._derived: dict[int, int] = {}
         self._derivations: list[bytes] = []
         self._totals: dict[int, int] = {}
