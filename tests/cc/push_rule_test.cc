@@ -101,6 +101,32 @@ TEST_F(PushRuleTest, PushesTheEarlierRoundFirst) {
   EXPECT_EQ(link.sent.back().round, 0u);
 }
 
+// As a measure and an update after it: the one brings nothing, and the other one nothing but a header.
+TEST_F(PushRuleTest, RoundsThatGoOneWayLeaveTheOtherWayToOthers) {
+  Round& sends = round_of(0, {4});
+  Round& receives = round_of(1, {4});
+  Round& both = round_of(2, {4});
+  sends.request.stake.results = {};
+  receives.request.stake.operands = {};
+  QuietLink link(job_);
+  link.start(sends, 0);
+  EXPECT_EQ(link.sent.size(), 2u);
+  link.start(both, 0);
+  EXPECT_EQ(link.sent.size(), 2u) << "there is no room for what it sends";
+  link.start(receives, 0);
+  ASSERT_EQ(link.sent.size(), 4u);
+  EXPECT_EQ(link.sent.back().round, 1u);
+}
+
+// As at a worker whose weights are not those that are stored.
+TEST_F(PushRuleTest, ARoundOfHeadersKeepsItsOwnWindow) {
+  Round& round = round_of(0, {4});
+  round.request.stake.operands = round.request.stake.results = {};
+  QuietLink link(job_);
+  link.start(round, 0);
+  EXPECT_EQ(link.sent.size(), 2u);
+}
+
 TEST_F(PushRuleTest, NoLinkGetsMoreThanAWindowAhead) {
   Round& round = round_of(0, {64, 64});
   std::deque<QuietLink> links;

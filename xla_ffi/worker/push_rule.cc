@@ -34,6 +34,28 @@ size_t lead_bytes(const Round& round, const Segment& segment) {
          frame_bytes(round, segment);
 }
 
+// What is under way on a link, each way. A round that contributes nothing, as an update after a measure, takes no room
+// from those that do; nor does a round that nothing comes back of.
+class UnderWay {
+ public:
+  void add(const Round& round, size_t bytes) {
+    if (sends(round)) out_bytes_ += bytes;
+    if (receives(round)) in_bytes_ += bytes;
+  }
+  // Where this round's chunks have to find room.
+  [[nodiscard]] size_t bytes(const Round& round) const {
+    return std::max(sends(round) ? out_bytes_ : 0, receives(round) ? in_bytes_ : 0);
+  }
+  [[nodiscard]] bool fills(size_t room_bytes) const { return std::min(out_bytes_, in_bytes_) >= room_bytes; }
+
+ private:
+  static bool sends(const Round& round) { return round.request.stake.operands.count > 0; }
+  static bool receives(const Round& round) { return round.request.stake.results.count > 0; }
+
+  size_t out_bytes_ = 0;
+  size_t in_bytes_ = 0;
+};
+
 }  // namespace
 
 void PushRule::start_segment(Round& round, Segment& segment, ChunkSender& sender) {
@@ -51,18 +73,20 @@ void PushRule::push_chunks(ChunkSender& sender) {
 // Fills the window, round by round. A round counts the bytes under way of itself and of earlier turns only: later
 // rounds, which other workers may not have reached, cannot hold it up.
 void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
-  size_t under_way_bytes = 0;
+  UnderWay under_way;
   for (const auto& [turn, entry] : queue.unfinished) {
     const auto [round, segment] = entry;
-    under_way_bytes += segment->in_flight_bytes;
+    under_way.add(*round, segment->in_flight_bytes);
     const size_t room_bytes = window_bytes(*round, *segment);
     const size_t ahead_bytes = lead_bytes(*round, *segment);
-    while (can_push(*round, *segment) &&
-           ((under_way_bytes < room_bytes && under_way_bytes + ahead_bytes < 2 * room_bytes) ||
-            (segment->was_starved && segment->in_flight.empty()))) {
-      under_way_bytes += push_chunk(*round, *segment, sender);
+    const auto has_room = [&, round = round, segment = segment] {
+      const size_t bytes = std::max(under_way.bytes(*round), segment->in_flight_bytes);
+      return bytes < room_bytes && bytes + ahead_bytes < 2 * room_bytes;
+    };
+    while (can_push(*round, *segment) && (has_room() || (segment->was_starved && segment->in_flight.empty()))) {
+      under_way.add(*round, push_chunk(*round, *segment, sender));
     }
-    if (under_way_bytes >= room_bytes) return;
+    if (under_way.fills(room_bytes)) return;
   }
 }
 
