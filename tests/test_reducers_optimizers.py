@@ -162,7 +162,6 @@ def test_gradients_are_accumulated_and_their_scale_is_agreed_on() -> None:
         assert theirs == {key: ours[key] for key in theirs}
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_bucket_waits_for_nothing_of_others(tmp_path: Path) -> None:
     """With a norm of each tensor, a bucket's update follows its measure, while other gradients are not there yet."""
     library = str(build_native.build(WAIT_SOURCE, tmp_path, jax.ffi.include_dir()))
@@ -172,6 +171,7 @@ def test_a_bucket_waits_for_nothing_of_others(tmp_path: Path) -> None:
         assert rounds == wanted
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_worker_alone_runs_the_optimizer_itself() -> None:
     """It gets rounded weights, keeps them in float32, and can give both memories to a step."""
     tx = optax.adamw(1e-2)
