@@ -6,6 +6,8 @@
 #include <queue>
 #include <vector>
 
+#include "xla_ffi/simulator/huge_pages.h"
+
 namespace jaxhetero::simulator {
 
 class EventHandler {
@@ -49,7 +51,7 @@ class EventQueue {
     }
   };
 
-  std::priority_queue<Event, std::vector<Event>, IsLater> events_;
+  std::priority_queue<Event, std::vector<Event, HugePages<Event>>, IsLater> events_;
   double now_s_ = 0;
   uint64_t planned_count_ = 0;
   uint64_t past_count_ = 0;

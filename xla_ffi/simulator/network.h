@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "xla_ffi/simulator/events.h"
+#include "xla_ffi/simulator/huge_pages.h"
 #include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero::simulator {
@@ -151,8 +152,8 @@ class Network final : private EventHandler {
   EventQueue& events_;
   const NetworkConfig config_;
   std::vector<Interface> interfaces_;
-  std::vector<Flow> flows_;
-  std::vector<Passage> passages_;
+  std::vector<Flow, HugePages<Flow>> flows_;
+  std::vector<Passage, HugePages<Passage>> passages_;
   std::vector<uint32_t> free_passages_;
   std::vector<Piece> pieces_;
   std::vector<uint32_t> free_pieces_;
