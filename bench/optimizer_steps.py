@@ -1,11 +1,12 @@
-"""Steps of optimizers that the reducers run, beside a sum of the same gradients, over a network that has a rate.
+"""Steps of optimizers that the reducers run, beside optax's on the workers, and sums, over a network that has a rate.
 
     python -m bench.optimizer_steps --size 16MiB
     python -m bench.optimizer_steps --profile bert-large --optimizers adamw,lamb,lamb-clipped --dtypes float32
 
 Every host is a network namespace with an interface of that rate (bench/netlab; needs root). S is the size of the
 weights in float32. The gradients are one array that is there at once, or, with --profile, the buckets of a model, each
-of which is there when bench.train_step's emulated accelerator has it. The columns:
+of which is there when bench.train_step's emulated accelerator has it. "Worker" is the sum with optax's update behind
+it, of float32 weights, by the lab's processors, which all workers share. The columns:
 
     step_ms    the median step: from the first worker's begin to the last worker's end
     over_sum   that, over the step whose gradients are only summed
@@ -89,9 +90,9 @@ class Options:
         check_folders(self.json)
 
     def cases(self) -> list[Case]:
-        """A sum for each dtype, and the optimizers without and with backups."""
-        optimizers = [(name, backups) for name in self.optimizers.split(",") for backups in (0, 1)]
-        return [Case(*how, dtype) for dtype in self.dtypes.split(",") for how in ((None, 0), *optimizers)]
+        """A sum for each dtype, and the optimizers on workers, and on reducers without and with backups."""
+        optimizers = [(name, backups) for name in self.optimizers.split(",") for backups in (None, 0, 1)]
+        return [Case(*how, dtype) for dtype in self.dtypes.split(",") for how in ((None, None), *optimizers)]
 
     def schedule(self, conditions: Conditions) -> list[Bucket]:
         if self.profile is None:
@@ -107,12 +108,15 @@ class Case:
 
     optimizer: str | None
     """None: only sums."""
-    backups: int
+    backups: int | None
+    """None: the update is the workers'."""
     dtype: str
 
     @property
     def label(self) -> str:
-        return "psum" if self.optimizer is None else self.optimizer + ",backup" * self.backups
+        if self.optimizer is None:
+            return "psum"
+        return self.optimizer + {None: ",worker", 0: "", 1: ",backup"}[self.backups]
 
     def limit_s(self, schedule: Sequence[Bucket], goodput_bytes_per_s: float) -> float:
         """When the last weight can be at the workers: buckets go in and out one after the other."""
@@ -121,7 +125,7 @@ class Case:
         for bucket in schedule:
             in_s = max(in_s, bucket.ready_s) + bucket.count * s_per_element
             arrived_s.append(in_s)
-        if self.optimizer in (None, "adamw"):  # a weight can go out when its gradient has come in
+        if self.backups is None or self.optimizer == "adamw":  # what comes in can go out at once
             return in_s
         out_s = in_s if self.optimizer == "lamb-clipped" else 0.0
         for bucket, ready_s in zip(schedule, arrived_s, strict=True):

@@ -4,7 +4,7 @@
     python -m bench.simulate_scaling --workers 8,64,256 --plot FOLDER
 
 Nothing here is measured. docs/how_to/simulate.md says how the simulator is checked. Processors are either free, or
-cost what jaxhetero.simulator.Costs has as its defaults. --plot draws all but the last.
+cost what jaxhetero.simulator.Costs has as its defaults. --plot draws all but updates and events.
 
 algorithms      the time of one all-reduce in units of S/B, between hosts of one rate, where processors are free. The
                 servers have whole tensors of BERT-large, scaled to the same bytes
@@ -12,6 +12,8 @@ models          the efficiency of a train step with V100s (bench/accelerator/pro
 servers         parameter servers, in units of S/B where processors are free, for the smallest number of workers. "in
                 turn": each has whole tensors. "MXNet's rule": arrays of a million elements and more are cut evenly, and
                 a smaller one belongs to server 9973 i mod k (KVStore, EncodeDefaultKey in src/kvstore/kvstore_dist.h)
+updates         ResNet-50, whose reducers run AdamW on the sums, beside sums alone and MXNet's servers, which are free
+                here: the time of gradients and weights in units of S/B, then the efficiency of a train step
 leaves          the time in units of S/B, where the links of leaves of eight hosts carry a part of what their hosts do.
                 Reducers have leaves of their own
 costs           a step of the set-ups of `jaxhetero estimate` and what it costs, by the number of reducer hosts
@@ -58,6 +60,7 @@ _SIZE_BYTES = 256 * 2**20
 _LEAF = 8
 _BIG_ARRAY = 1_000_000  # elements: MXNET_KVSTORE_BIGARRAY_BOUND
 _CHUNK_BYTES = 16384
+_UPDATE_S_PER_GB = 0.32  # of weights; AdamW on one core, fused: docs/notebook/updates.md
 _COST_SHARES = (0.125, 0.25, 0.5, 0.75, 1)
 
 
@@ -130,12 +133,18 @@ def models(options: Options) -> Iterator[Line]:
         yield [str(count), *cells]
 
 
-def _efficiency(profile: Profile, count: int, gbits: float, costs: Costs) -> float:
+def _efficiency(profile: Profile, count: int, gbits: float, costs: Costs, update_s_per_gb: float = 0.0) -> float:
     schedule = make_schedule(profile, 1, 1)
     buckets = [Bucket(bucket.bytes, bucket.ready_s) for bucket in schedule]
-    hosts = (Host.of_gbits(gbits),) * count
-    job = Job(hosts, hosts, strands=strands_for(gbits), worker_costs=costs, reducer_costs=costs)
+    job = _equal_job(count, gbits, costs, update_s_per_gb)
     return schedule[-1].ready_s / simulate_one_strand(job, buckets, schedule[-1].ready_s, Network())
+
+
+def _equal_job(count: int, gbits: float, costs: Costs, update_s_per_gb: float) -> Job:
+    """As many reducers as workers. For each byte of weights, a reducer receives and sends one byte per worker."""
+    hosts = (Host.of_gbits(gbits),) * count
+    updating = replace(costs, s_per_gb=costs.s_per_gb + update_s_per_gb / (2 * count))
+    return Job(hosts, hosts, strands=strands_for(gbits), worker_costs=costs, reducer_costs=updating)
 
 
 def servers(options: Options) -> Iterator[Line]:
@@ -175,6 +184,25 @@ def _served_s(host: Host, workers: int, server_count: int, parts: Sequence[Part]
     sizes = [size for _, size in parts]
     hosts = [host] * workers, [host] * server_count
     return simulate_parameter_server(*hosts, sizes, network, _FREE, servers_of=places).time_s
+
+
+def updates(options: Options) -> Iterator[Line]:
+    host, network, profile = Host.of_gbits(options.gbits), Network(), PROFILES["resnet50"]
+    unit_s = _bytes(profile) / (host.bytes_per_s * network.payload_share)
+    yield ["workers", "n servers", "2 n servers", "n reducers", "with AdamW", "step", "step, with AdamW"]
+    for count in options.counts():
+        times_s = [_served_s(host, count, k, _mxnet_parts(profile, k), network) for k in (count, 2 * count)]
+        efficiencies = []
+        for update_s_per_gb in (0, _UPDATE_S_PER_GB):
+            job = _equal_job(count, options.gbits, Costs(), update_s_per_gb)
+            buckets = [Bucket(bucket.bytes, 0) for bucket in make_schedule(profile, 1, 1)]
+            times_s.append(simulate_one_strand(job, buckets, 0, network))
+            efficiencies.append(_efficiency(profile, count, options.gbits, Costs(), update_s_per_gb))
+        yield [
+            str(count),
+            *(f"{time_s / unit_s:.3f}" for time_s in times_s),
+            *(f"{100 * efficiency:.1f} %" for efficiency in efficiencies),
+        ]
 
 
 def leaves(options: Options) -> Iterator[Line]:
@@ -254,6 +282,7 @@ TABLES: dict[str, Callable[[Options], Iterator[Line]]] = {
     "algorithms": algorithms,
     "models": models,
     "servers": servers,
+    "updates": updates,
     "leaves": leaves,
     "costs": costs,
     "events": events,

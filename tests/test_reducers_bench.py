@@ -14,16 +14,17 @@ FLOAT32 = [Bucket(1, 2.0), Bucket(2, 2.0), Bucket(3, 6.0)]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "limit_s"),
+    ("optimizer", "backups", "limit_s"),
     [
-        (None, 9.0),
-        ("adamw", 9.0),
-        ("lamb", 12.0),  # the last bucket goes out when it is in
-        ("lamb-clipped", 15.0),  # all of them do
+        (None, None, 9.0),
+        ("lamb", None, 9.0),  # sums alone, whatever the workers do with them
+        ("adamw", 1, 9.0),
+        ("lamb", 1, 12.0),  # the last bucket goes out when it is in
+        ("lamb-clipped", 1, 15.0),  # all of them do
     ],
 )
-def test_limits(optimizer: str | None, limit_s: float) -> None:
-    assert Case(optimizer, 1, "float32").limit_s(FLOAT32, BYTES_PER_S) == limit_s
+def test_limits(optimizer: str | None, backups: int | None, limit_s: float) -> None:
+    assert Case(optimizer, backups, "float32").limit_s(FLOAT32, BYTES_PER_S) == limit_s
 
 
 def test_half_the_bytes_take_half_the_time() -> None:

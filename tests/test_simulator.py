@@ -226,12 +226,12 @@ def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp
     assert "4+4 64 MiB" in capsys.readouterr().out
     assert [case["run"] for case in json.loads(json_file.read_text())] == ["gigabit"]
     scaling = ["--plot", str(tmp_path), "--setups", "p3-8+m4"]
-    assert bench.simulate_scaling.main([*scaling, "--workers", "2", "--only", "models,servers,costs"]) == 0
+    assert bench.simulate_scaling.main([*scaling, "--workers", "2", "--only", "models,servers,updates,costs"]) == 0
     assert bench.simulate_scaling.main([*scaling, "--workers", "16", "--only", "algorithms,leaves"]) == 0
     out = capsys.readouterr().out
     assert "bert-large" in out
     assert "p3-8+m4" in out
-    names = set(bench.simulate_scaling.TABLES) - {"events"}
+    names = set(bench.simulate_scaling.TABLES) - {"updates", "events"}
     assert {path.name for path in tmp_path.glob("*.png")} == {f"simulated_{name}.png" for name in names}
     for command, wrong in ((bench.simulate, ["--only", "none"]), (bench.simulate_scaling, ["--only", "none"])):
         assert command.main(wrong) == 2

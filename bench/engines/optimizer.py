@@ -1,12 +1,12 @@
-"""Steps of an optimizer at the reducers in a worker process, or sums without one, for bench.optimizer_steps."""
+"""Steps of an optimizer at the reducers or in a worker process, or sums alone, for bench.optimizer_steps."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import time
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -32,11 +32,11 @@ _WAIT = "bench_wait_for_gradients"
 
 
 class OptimizerStep:
-    """A step with an emulated accelerator, whose gradients' memory the results take.
+    """A step with an emulated accelerator, whose gradients' memory the sums or the weights from reducers take.
 
     Args:
       optimizer: one of ``OPTIMIZERS``; None: the gradients are summed, and nothing more.
-      backups: as in ``on_reducers``.
+      backups: as in ``on_reducers``; None: the worker applies the update, to float32 weights.
       counts: the elements of each array of gradients, in the order in which they are ready. Each is a bucket.
       ready_s: the seconds from the start of the step until each array is ready.
       dtype: of gradients and weights.
@@ -47,7 +47,7 @@ class OptimizerStep:
         self,
         *,
         optimizer: str | None,
-        backups: int,
+        backups: int | None,
         counts: Sequence[int],
         ready_s: Sequence[float],
         dtype: str,
@@ -58,12 +58,19 @@ class OptimizerStep:
         self._bytes = 4 * sum(counts)
         value = 1e-3 * (1 + jaxhetero.rank())
         self._gradients: Any = [jnp.full(count, value, dtype) for count in counts]
-        self._optimizer, self._state = None, None
+        self._state: Any = None
+        self._finish: Callable[[Any, Any], Any] = _sum
         if optimizer is not None:
+            weights = [jnp.ones(count) for count in counts[::-1]]
             tx = OPTIMIZERS[optimizer]
-            self._optimizer = on_reducers(tx, weights_dtype=dtype, backups=backups, bucket_bytes=1)
-            self._state = jax.jit(self._optimizer.init)([jnp.ones(count) for count in counts[::-1]])
-        self._step = jax.jit(self._program, donate_argnums=0)
+            if backups is None:
+                self._finish = partial(_update_here, tx)
+                self._state = weights, jax.jit(tx.init)(weights)
+            else:
+                tx = on_reducers(tx, weights_dtype=dtype, backups=backups, bucket_bytes=1)
+                self._finish, self._state = partial(_update_there, tx), jax.jit(tx.init)(weights)
+        # Not the state of reducers: XLA would put one version into the memory of another, and wait for that.
+        self._step = jax.jit(self._program, donate_argnums=(0,) if backups is not None else (0, 1))
         self.run()
 
     def _program(self, buffers: Any, state: Any, begin: jax.Array) -> Any:
@@ -74,12 +81,9 @@ class OptimizerStep:
             gradients = [buffer.at[0].set(one.astype(buffer.dtype)) for buffer, one in zip(buffers, ones, strict=True)]
         else:
             gradients = jax.lax.optimization_barrier(buffers)  # as if they were computed
-        given = gradients[::-1]  # because both begin with the last array
-        if self._optimizer is None:
-            return jaxhetero.psum(given, bucket_bytes=1)[::-1], None, ones
-        updates, state = self._optimizer.update(given, state)
+        results, state = self._finish(gradients[::-1], state)  # because both begin with the last array
         # Waits are results: else XLA lets versions of a state take their memory, and wait for them.
-        return optax.apply_updates(given, updates)[::-1], state, ones
+        return results[::-1], state, ones
 
     def run(self) -> None:
         """One step, to its end."""
@@ -110,6 +114,22 @@ class OptimizerStep:
             "sent": (after.sent_bytes - before.sent_bytes) / count / self._bytes,
             "received": (after.received_bytes - before.received_bytes) / count / self._bytes,
         }
+
+
+def _sum(gradients: Any, state: Any) -> Any:
+    return jaxhetero.psum(gradients, bucket_bytes=1), state
+
+
+def _update_there(optimizer: optax.GradientTransformation, gradients: Any, state: Any) -> Any:
+    updates, state = optimizer.update(gradients, state)
+    return optax.apply_updates(gradients, updates), state
+
+
+def _update_here(optimizer: optax.GradientTransformation, gradients: Any, state: Any) -> Any:
+    weights, state = state
+    sums = jaxhetero.psum(gradients, bucket_bytes=1)
+    updates, state = optimizer.update([array.astype(jnp.float32) for array in sums], state, weights)
+    return sums, (optax.apply_updates(weights, updates), state)
 
 
 @cache
