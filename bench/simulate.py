@@ -2,7 +2,9 @@
 
     python -m bench.simulate                           the record: bench/results
     python -m bench.simulate --only large,sixteen      runs of these names, or with these beginnings
-    python -m bench.simulate --measure FOLDER          measures new cases in the lab into FOLDER, then simulates those
+    python -m bench.simulate --measure FOLDER          measures the record's runs over a network, and cases that the
+                                                       simulator has not seen, into FOLDER; then simulates those
+    python -m bench.simulate --measure FOLDER --only new,large     some of them
 
 The lab's hosts are modelled from what is known of them (bench/netlab): interfaces are token buckets of 64 KiB whose
 rate counts Ethernet's headers, and all processes share two cores. What a message costs them is the record's own.
@@ -18,6 +20,7 @@ The columns:
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -35,6 +38,7 @@ from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
 from bench.harness.report import format_columns
 from bench.netlab import Rate
+from bench.record import RUNS
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.simulator import Bucket, Costs, Host, Job, Network, Outcome, simulate, simulate_steps
 
@@ -53,7 +57,13 @@ _CORES = 2
 # 64 MiB), and of a call with 64 bytes (small.json).
 _COSTS = Costs(s_per_call=100e-6, s_per_message=7.6e-6, s_per_gb=0.44, wake_up_s=0)
 
-# Cases that were not used while the simulator was built, for --measure. In place, sums are exact for numbers of workers
+# For --measure. Of the engines, ours alone is simulated.
+RECORD = {
+    name: re.sub(r"--engine \S+", "--engine jaxhetero", text)
+    for name, text in RUNS.items()
+    if re.search(r"--rate \d|^bench.train_step", text)
+}
+# Cases that were not used while the simulator was built. In place, sums are exact for numbers of workers
 # that are powers of two. The others move 4 MiB, which memory that is not in place does not slow down.
 _APART = "bench.allreduce --engine jaxhetero --rounds 4"
 _IN_PLACE = f"{_APART} --in-place"
@@ -91,7 +101,7 @@ class Options:
     folder: Path = _ROOT / "bench" / "results"
     """The folder of the measured runs."""
     measure: Path | None = None
-    """Measure new cases into this folder first, and then simulate those."""
+    """Measure the runs into this folder first, and then simulate those."""
     json: Path | None = None
     """Write all figures to this file."""
 
@@ -231,26 +241,31 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def measure(folder: Path) -> None:
-    """Measure the new cases in the lab, each into a file of the folder."""
+def measure(folder: Path, only: str | None) -> None:
+    """Measure runs of these names in the lab, each into a file of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in NEW_CASES.items():
+    for name, text in (RECORD | NEW_CASES).items():
+        if not name.startswith(_beginnings(only)):
+            continue
         command = [sys.executable, "-m", *shlex.split(text), "--json", str(folder / f"{name}.json")]
         print(f"## {name}: python {shlex.join(command[1:])}", flush=True)
         if subprocess.run(command, cwd=_ROOT).returncode != 0:
             raise BenchError(f"{name} failed")
 
 
+def _beginnings(only: str | None) -> tuple[str, ...]:
+    return tuple(only.split(",")) if only else ("",)
+
+
 def simulate_all(folder: Path, only: str | None) -> Iterator[Case]:
-    names = tuple(only.split(",")) if only else ("",)
     for path in sorted(folder.glob("*.json")):
-        if path.stem.startswith(names):
+        if path.stem.startswith(_beginnings(only)):
             yield from simulate_run(path.stem, json.loads(path.read_text()))
 
 
 def run(options: Options) -> list[Case]:
     if options.measure:
-        measure(options.measure)
+        measure(options.measure, options.only)
     cases = []
     for case in simulate_all(options.measure or options.folder, options.only):
         cases.append(case)
