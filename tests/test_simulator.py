@@ -237,6 +237,18 @@ def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp
         assert command.main(wrong) == 2
 
 
+def test_what_is_measured_again_has_our_engine_alone() -> None:
+    assert bench.simulate.RECORD.keys() >= {"large", "colocated-4", "gigabit", "rails", "step-resnet50"}
+    assert all(text.split("--engine ")[1].split()[0] == "jaxhetero" for text in bench.simulate.RECORD.values())
+
+
+def test_an_update_takes_time_of_the_reducers() -> None:
+    """Where they are busy: with two workers, interfaces are slower."""
+    (row,) = list(bench.simulate_scaling.updates(bench.simulate_scaling.Options(workers="8", gbits=25.0)))[1:]
+    sums, with_updates = float(row[3]), float(row[4])
+    assert sums < with_updates < 1.5 * sums
+
+
 def test_events_grow_as_chunks_and_pairs() -> None:
     """Six for each chunk of a worker and a reducer: two messages, and each is sent, arrives and is handled."""
     rows = list(bench.simulate_scaling.events(bench.simulate_scaling.Options(workers="2,4")))

@@ -69,7 +69,7 @@ class OptimizerStep:
             else:
                 tx = on_reducers(tx, weights_dtype=dtype, backups=backups, bucket_bytes=1)
                 self._finish, self._state = partial(_update_there, tx), jax.jit(tx.init)(weights)
-        # Not the state of reducers: XLA would put one version into the memory of another, and wait for that.
+        # Where reducers keep the state, there is nothing of it to donate.
         self._step = jax.jit(self._program, donate_argnums=(0,) if backups is not None else (0, 1))
         self.run()
 

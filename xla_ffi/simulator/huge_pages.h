@@ -1,4 +1,4 @@
-// Memory in huge pages. A simulation of hundreds of hosts jumps about in tens of megabytes, and spent a sixth of its
+// Memory in huge pages. A simulation of hundreds of hosts jumps about in tens of megabytes, and spent an eighth of its
 // time on looking up pages of 4 KiB.
 #pragma once
 
