@@ -31,7 +31,7 @@ class Window {
   // all the others, and no total could come back before.
   void restart(size_t first_bytes, Clock::time_point now) {
     opened_bytes_ = first_bytes;
-    start_sample(now);
+    start_sample(now, now);
   }
 
   // The total of a chunk of `bytes` that was pushed at `pushed_at` is back.
@@ -40,7 +40,7 @@ class Window {
     const double trip_s = seconds(now - pushed_at);
     if (trip_s <= 0) return;
     note_trip(trip_s, pushed_at, now);
-    note_rate(bytes, now);
+    note_rate(bytes, pushed_at, now);
     const double highest = std::max(highest_rate_, previous_highest_rate_);
     if (highest == 0) return;
     const double wanted = highest * (kGain * shortest_trip_s_ + kSlackS);
@@ -76,20 +76,24 @@ class Window {
     }
   }
 
-  void note_rate(size_t bytes, Clock::time_point now) {
+  // The time of a sample is a round trip at least: its last chunk was pushed after its start. And it is not less than
+  // the time in which its chunks were pushed. For totals may wait at a reducer, or be headers only, and then come back
+  // together, faster than the path carries what was pushed.
+  void note_rate(size_t bytes, Clock::time_point pushed_at, Clock::time_point now) {
     sample_bytes_ += bytes;
-    const double sample_s = seconds(now - sample_started_at_);
-    if (++sample_chunks_ < kSampleChunks || sample_s < shortest_trip_s_) return;
+    if (++sample_chunks_ < kSampleChunks || pushed_at < sample_started_at_) return;
+    const double sample_s = seconds(std::max(now - sample_started_at_, pushed_at - sample_follows_push_at_));
     if (now - rate_stretch_started_at_ > kRateMemory) {
       rate_stretch_started_at_ = now;
       previous_highest_rate_ = std::exchange(highest_rate_, 0);
     }
     highest_rate_ = std::max(highest_rate_, static_cast<double>(sample_bytes_) / sample_s);
-    start_sample(now);
+    start_sample(now, pushed_at);
   }
 
-  void start_sample(Clock::time_point now) {
+  void start_sample(Clock::time_point now, Clock::time_point last_push_at) {
     sample_started_at_ = now;
+    sample_follows_push_at_ = last_push_at;
     sample_bytes_ = 0;
     sample_chunks_ = 0;
   }
@@ -105,6 +109,7 @@ class Window {
   bool emptying_ = false;
   Clock::time_point emptying_since_;
   Clock::time_point sample_started_at_;
+  Clock::time_point sample_follows_push_at_;  // of the chunk before its first one
   uint64_t sample_bytes_ = 0;
   int sample_chunks_ = 0;
   double highest_rate_ = 0;  // bytes/s in the current stretch of kRateMemory
