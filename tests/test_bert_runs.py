@@ -157,12 +157,16 @@ def write_squad(path: Path) -> Path:
     return path
 
 
-def answer_questions(vocabulary: Path, start_from: Path, folder: Path, *arguments: str) -> Any:
-    """The result of fine-tuning on questions that are those of the evaluation as well."""
+def questions(vocabulary: Path, start_from: Path, folder: Path) -> list[str]:
+    """The arguments of fine-tuning on questions that are those of the evaluation as well."""
     squad = str(write_squad(folder.with_suffix(".json")))
     files = ("--train", squad, "--dev", squad, "--vocabulary", str(vocabulary), "--start-from", str(start_from))
-    options = ("--preset", "bert-smoke", "--has-unanswerable", "--output", str(folder))
-    assert finetune.run([*options, *files, *arguments]) == 0
+    return ["--preset", "bert-smoke", "--has-unanswerable", *files]
+
+
+def answer_questions(vocabulary: Path, start_from: Path, folder: Path, *arguments: str) -> Any:
+    """The result of a fine-tuning on one worker."""
+    assert finetune.run([*questions(vocabulary, start_from, folder), "--output", str(folder), *arguments]) == 0
     return trainers.result_of(folder) if (folder / "result.json").is_file() else None
 
 
@@ -184,6 +188,19 @@ def test_questions_with_and_without_an_answer_are_learnt(
     save_file(to_torch_names(pre_trained(alone[0])), tmp_path / "model.safetensors")
     again = answer_questions(vocabulary, tmp_path / "model.safetensors", tmp_path / "again", "--epochs", "1")
     assert again["losses"][0] == result["losses"][0]
+
+
+def test_two_stages_are_fine_tuned_like_one_worker(prepared: Path, alone: tuple[Path, Any], tmp_path: Path) -> None:
+    """With the same pieces, so the same dropout; and with the same scores."""
+    pieces = ("--micro-batch", "2", "--epochs", "3")
+    one = answer_questions(prepared / "vocab.txt", alone[0], tmp_path / "one", *pieces)
+    arguments = questions(prepared / "vocab.txt", alone[0], tmp_path / "two")
+    stages = (*pieces, "--stages", "2")
+    two, output = trainers.run(tmp_path / "two", "models.bert.finetune", *arguments, *stages, workers=2, reducers=1)
+    assert len(one["losses"]) == 3
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=trainers.LOSS_CURVE_TOLERANCE)
+    assert two["evaluations"][-1]["f1"] == pytest.approx(one["evaluations"][-1]["f1"], abs=0.01)
+    assert "2 stages on 2 workers, 2 microbatches" in output
 
 
 def test_dry_run_of_fine_tuning(

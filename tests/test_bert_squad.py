@@ -14,7 +14,6 @@ import pytest
 from models.bert.cloze import Options as ClozeOptions
 from models.bert.cloze import find_choices, guess_scores, make_cloze
 from models.bert.finetune import PRESETS
-from models.bert.finetune import Options as FineTuneOptions
 from models.bert.squad import (
     AnswerConfig,
     Feature,
@@ -27,7 +26,6 @@ from models.bert.squad import (
     score_answers,
 )
 from models.bert.text import SPECIAL_TOKENS, Vocabulary
-from models.common.command import RunOptions
 from models.common.errors import DataError, SettingsError
 
 WORDS = "the cat sat on a mat while dogs ran around it rained . ? who".split()  # noqa: SIM905
@@ -285,11 +283,6 @@ def test_guessing_is_what_a_model_must_beat() -> None:
 def test_cloze_settings_are_checked(name: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{name} is 0; it must be at least 1"):
         ClozeOptions(tmp_path, tmp_path / "cloze", **{name: 0})
-
-
-def test_fine_tuning_has_no_stages() -> None:
-    with pytest.raises(SettingsError, match="--stages is for pre-training"):
-        FineTuneOptions(PRESETS["bert-tiny"], run=RunOptions(stages=2))
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,14 @@ from models.bert.squad import (
 )
 from models.bert.text import Vocabulary
 from models.bert.torch_weights import load_torch_weights
-from models.bert.train import Loss, TrainState, make_train_step
+from models.bert.train import Loss, TrainState, make_staged_step, make_train_step
 from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
 from models.common.errors import DataError, require
 from models.common.optimizer import init_state
 from models.common.report import Result, write_whole
+from models.common.stages import split_over_replicas, split_over_workers
 from models.common.tensor_file import read_safetensors
 from models.common.training import Scores, Training
 
@@ -143,9 +144,6 @@ class Options:
     """The named set of hyperparameters to start from."""
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
-    def __post_init__(self) -> None:
-        require(self.run.stages == 1, "--stages is for pre-training; in fine-tuning every worker has the whole model")
-
 
 class QuestionData:
     """The questions of a file, and their windows."""
@@ -214,19 +212,20 @@ class Questions:
 def train(options: Options, questions: Questions, console: Console) -> Result:
     """Train and evaluate; call it on every worker after ``jaxhetero.initialize()``."""
     preset, steps_per_epoch, step_count = options.settings, questions.steps_per_epoch, questions.step_count
-    split = BatchSplit.make(
-        preset.global_batch, preset.micro_batch, rank=jaxhetero.rank(), worker_count=jaxhetero.size()
-    )
+    split = split_over_replicas(preset.global_batch, preset.micro_batch, options.run)
     graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
     params = jaxhetero.broadcast(params)
-    schedule = preset.schedule(step_count)
+    schedule, stages = preset.schedule(step_count), options.run.stages
+    pieces = 1 if stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
     optimizer = make_optimizer(
         preset.optimizer,
         schedule,
-        accumulate_every=split.accumulate_every,
+        accumulate_every=pieces,
         weights_from_reducers=options.run.weights_from_reducers,
     )
     predict = make_predict(graphdef)
+    loss = make_loss(graphdef)
+    staged = make_staged_step(loss, preset.optimizer, schedule, preset.seed, stages, split) if stages > 1 else None
     return Training(
         title="BERT fine-tuning",
         unit="windows",
@@ -236,12 +235,16 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
         evaluate_every=1,
         label=lambda step: f"epoch {step // steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=make_train_step(make_loss(graphdef), optimizer, preset.seed),
+        train_step=staged or make_train_step(loss, optimizer, preset.seed),
+        stages=stages,
         batches=lambda step: questions.train.train_batches(split, step_count, step),
         learning_rate=schedule,
+        synchronize=staged.make_whole if staged else lambda state: state,
         pull=optimizer.pull,
         push=optimizer.push,
-        evaluate=lambda state: evaluate(predict, state.params, questions.dev, split, preset, options.run),
+        evaluate=lambda state: evaluate(
+            predict, state.params, questions.dev, split_over_workers(split), preset, options.run
+        ),
         identity={"trainer": "bert-finetune", "model": dataclasses.asdict(preset.model)},
         advice="lower --peak",
     ).run(options.run, console)

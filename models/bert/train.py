@@ -19,7 +19,7 @@ import jaxhetero
 from models.bert.data import PreTrainingData
 from models.bert.loss import PredictionCounts, Targets, count_predictions, pre_training_loss
 from models.bert.model import Batch, PreTrainingModel
-from models.bert.optimizer import make_optimizer
+from models.bert.optimizer import OptimizerConfig, make_optimizer
 from models.bert.presets import Preset
 from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
@@ -59,7 +59,9 @@ def train(
     )
     count = make_count(graphdef)
     loss = make_loss(graphdef, preset.next_sentence_weight)
-    staged = make_staged_step(loss, preset, options.stages, split.accumulate_every)
+    staged = None
+    if options.stages > 1:
+        staged = make_staged_step(loss, preset.optimizer, preset.schedule, preset.seed, options.stages, split)
     return Training(
         title="BERT pre-training",
         unit="sequences",
@@ -69,11 +71,11 @@ def train(
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=staged if options.stages > 1 else make_train_step(loss, optimizer, preset.seed),
+        train_step=staged or make_train_step(loss, optimizer, preset.seed),
         stages=options.stages,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
-        synchronize=staged.make_whole if options.stages > 1 else lambda state: state,
+        synchronize=staged.make_whole if staged else lambda state: state,
         pull=optimizer.pull,
         push=optimizer.push,
         evaluate=lambda state: evaluate(count, state.params, data, split_over_workers(split)),
@@ -125,21 +127,21 @@ def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: i
     return train_step
 
 
-def make_staged_step(loss: Loss, preset: Preset, stages: int, microbatches: int) -> StagedStep:
+def make_staged_step(
+    loss: Loss, config: OptimizerConfig, schedule: optax.Schedule, seed: int, stages: int, split: BatchSplit
+) -> StagedStep:
     """The step of all pieces of a replica, over the stages of a pipeline."""
-    require(
-        stages == 1 or preset.optimizer.loss_scaling == "none", "--stages works without --loss-scaling; use bfloat16"
-    )
+    require(config.loss_scaling == "none", "--stages works without --loss-scaling; use bfloat16")
 
     def piece_loss(params: State, *batch_and_piece: Any) -> jax.Array:
         *batch, piece = batch_and_piece
-        return loss(params, nnx.Rngs(dropout=dropout_key(preset.seed, piece[0])), *batch)
+        return loss(params, nnx.Rngs(dropout=dropout_key(seed, piece[0])), *batch)
 
     return StagedStep(
         piece_loss,
-        lambda grad_fn: make_optimizer(preset.optimizer, preset.schedule, clip_instead=grad_fn.clip_by_global_norm),
+        lambda grad_fn: make_optimizer(config, schedule, clip_instead=grad_fn.clip_by_global_norm),
         stages,
-        microbatches,
+        split.accumulate_every,
     )
 
 
