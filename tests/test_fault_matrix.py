@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,13 +27,15 @@ needs_lab = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def results() -> Iterator[dict[Cell, Future[Result]]]:
-    with ThreadPoolExecutor(3) as pool:
-        yield {cell: pool.submit(run_cell, cell) for cell in CELLS}
+def results() -> dict[Cell, Result]:
+    """All cells have ended here: their processes must not see the variables that single tests are started with."""
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
+        patch.setenv("JAXHETERO_STRANDS", os.environ.get("JAXHETERO_STRANDS", "2"))
+        return dict(zip(CELLS, pool.map(run_cell, CELLS), strict=True))
 
 
 @needs_lab
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_a_fault_ends_as_promised(cell: Cell, results: dict[Cell, Future[Result]]) -> None:
-    result = results[cell].result()
+def test_a_fault_ends_as_promised(cell: Cell, results: dict[Cell, Result]) -> None:
+    result = results[cell]
     assert not result.problems, result.logs
