@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import PROGRAMS, ROOT, free_port, run
+from cluster import FAST_COMPILATION, PROGRAMS, ROOT, free_port, run
 
 
 def tolerance(kind: str, key: str, devices: int) -> float:
@@ -31,7 +31,7 @@ def lax_ends(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @functools.cache
     def file_of(devices: int) -> Path:
         path = Path(folder / f"{devices}.pickle")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILATION}
         command = [sys.executable, str(PROGRAMS / "offload.py"), "lax", str(path), str(devices), ""]
         subprocess.run(command, env=environment, check=True, timeout=240)
         return path
@@ -47,7 +47,8 @@ def lax_ends(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_train_steps_end_where_those_of_lax_end(kind: str, workers: int, devices: int, lax_ends: Any) -> None:
     """In pmap, plain jit, typed and untyped shard_map, NNX, and what a library jits; each with nothing else changed."""
     path, coordinator = lax_ends(workers * devices), f"127.0.0.1:{free_port()}"
-    for result in run("offload.py", kind, str(path), str(devices), coordinator, workers=workers, reducers=2):
+    arguments = (kind, str(path), str(devices), coordinator)
+    for result in run("offload.py", *arguments, workers=workers, reducers=2, XLA_FLAGS=FAST_COMPILATION):
         allowed = {key: tolerance(kind, key, workers * devices) for key in result["differences"]}
         assert {key: value for key, value in result["differences"].items() if value > allowed[key]} == {}
         assert min(result["calls"].values()) > 0

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 import trainers
-from cluster import run
+from cluster import FAST_COMPILATION, run
 
 import models.bert.finetune
 import models.bert.optimizer
@@ -35,8 +35,6 @@ PRESETS = {
     "bert.finetune": (models.bert.optimizer, models.bert.finetune.PRESETS),
     "mask_rcnn": (models.mask_rcnn.optimizer, models.mask_rcnn.presets.PRESETS),
 }
-# Nearly all of the time is compilation.
-FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 @pytest.fixture(scope="module")
