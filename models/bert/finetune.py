@@ -225,7 +225,9 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
     )
     predict = make_predict(graphdef)
     loss = make_loss(graphdef)
-    staged = make_staged_step(loss, preset.optimizer, schedule, preset.seed, stages, split) if stages > 1 else None
+    train_step: Any = make_train_step(loss, optimizer, preset.seed)
+    if stages > 1:
+        train_step = make_staged_step(loss, preset.optimizer, schedule, preset.seed, stages, split)
     return Training(
         title="BERT fine-tuning",
         unit="windows",
@@ -235,11 +237,9 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
         evaluate_every=1,
         label=lambda step: f"epoch {step // steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=staged or make_train_step(loss, optimizer, preset.seed),
-        stages=stages,
+        train_step=train_step,
         batches=lambda step: questions.train.train_batches(split, step_count, step),
         learning_rate=schedule,
-        synchronize=staged.make_whole if staged else lambda state: state,
         pull=optimizer.pull,
         push=optimizer.push,
         evaluate=lambda state: evaluate(

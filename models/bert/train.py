@@ -59,9 +59,9 @@ def train(
     )
     count = make_count(graphdef)
     loss = make_loss(graphdef, preset.next_sentence_weight)
-    staged = None
+    train_step: Any = make_train_step(loss, optimizer, preset.seed)
     if options.stages > 1:
-        staged = make_staged_step(loss, preset.optimizer, preset.schedule, preset.seed, options.stages, split)
+        train_step = make_staged_step(loss, preset.optimizer, preset.schedule, preset.seed, options.stages, split)
     return Training(
         title="BERT pre-training",
         unit="sequences",
@@ -71,11 +71,9 @@ def train(
         evaluate_every=preset.evaluate_every,
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
-        train_step=staged or make_train_step(loss, optimizer, preset.seed),
-        stages=options.stages,
+        train_step=train_step,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
-        synchronize=staged.make_whole if staged else lambda state: state,
         pull=optimizer.pull,
         push=optimizer.push,
         evaluate=lambda state: evaluate(count, state.params, data, split_over_workers(split)),

@@ -46,7 +46,7 @@ class Training:
     state: Any
     """A tree with the field ``params``; the same on every worker."""
     train_step: Any
-    """Jitted: ``(state, *batch) -> (state, loss)``."""
+    """Jitted: ``(state, *batch) -> (state, loss)``. Or a ``StagedStep``, which takes all pieces of a step at once."""
     batches: Callable[[int], Iterator[tuple[Any, ...]]]
     """From a step to this worker's batches from that step on, to the end of the run or without end."""
     learning_rate: Callable[[Any], Any]
@@ -56,13 +56,11 @@ class Training:
     advice: str
     """Which setting to change if the loss is not finite."""
     synchronize: Callable[[Any], Any] = lambda state: state
-    """Makes the workers' states equal, before an evaluation or a checkpoint."""
+    """Makes the workers' states equal, before an evaluation or a checkpoint; a ``StagedStep`` has its own way."""
     pull: Callable[[Any], Any] = lambda state: state
     """From the state to that of a checkpoint, which has what reducers keep."""
     push: Callable[[Any], Any] = lambda state: state
     """The opposite."""
-    stages: int = 1
-    """Workers that hold the model together; more than one if ``train_step`` is a ``StagedStep``."""
     draw: Callable[[], NDArray[np.uint8]] | None = None
     """Draws what the last evaluation found: uint8 ``[height, width, 3]``. It is called on rank 0, and goes to
     TensorBoard and into PICTURE in the output folder."""
@@ -90,7 +88,7 @@ class Training:
             first_step=first_step,
         )
         batches = self.batches(first_step)
-        if self.stages > 1:
+        if isinstance(self.train_step, StagedStep):
             batches = joined(batches, self.split.accumulate_every)
         first = list(islice(batches, 1))
         with Interruption() as interruption, progress:
@@ -126,12 +124,15 @@ class Training:
         checkpoints: Checkpoints | None,
         options: RunOptions,
     ) -> None:
+        pieces, synchronize = self.split.accumulate_every, self.synchronize
+        if isinstance(self.train_step, StagedStep):
+            pieces, synchronize = 1, self.train_step.make_whole
         while loop.step < self.step_count and not loop.is_stopped:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
-            loop.run(batches, end - loop.step, 1 if self.stages > 1 else self.split.accumulate_every)
-            loop.state = self.synchronize(loop.state)
+            loop.run(batches, end - loop.step, pieces)
+            loop.state = synchronize(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
                 evaluations.append(scores)
