@@ -15,11 +15,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax._src import compute_on, core, distributed, effects, source_info_util
+from jax._src import core, distributed, effects, source_info_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
 
 from jaxhetero.errors import ConfigError
 
@@ -127,13 +128,74 @@ def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: 
     mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
-def on_gpu_stream(number: int) -> contextlib.AbstractContextManager[Any]:
-    """For a ``with`` block: a ``jax.jit`` that is called in it runs on another stream of a GPU than what is around it.
+def lower_on_gpu_stream(
+    context: mlir.LoweringRuleContext, number: int, rule: Callable[..., Any], *operands: Any
+) -> Any:
+    """Lower what ``rule`` makes of the operands, one value, as a call on another stream of a GPU than what is around.
 
-    Why: until 0.11.0 this was the public ``jax.experimental.compute_on``. Since 0.11.1 that takes a function in place
-    of a block, and puts a call on each result that says in which memory it is.
+    Why: of the public ways, ``jax.experimental.compute_on`` took a block until 0.11.0 and takes a function since
+    0.11.1, which then says of each result in which memory it is. Since 0.10, until there is one way.
     """
-    return compute_on.extend_compute_type(f"gpu_stream:{number}")
+    types = [operand.type for operand in operands]
+    make_function: Any = func.FuncOp  # whose stub has the arguments of the generated class below it
+    function = make_function(_ON_GPU_STREAM, (types, []), visibility="private", ip=context.module_context.ip)
+    context.module_context.symbol_table.insert(function)
+    block = function.add_entry_block()
+    with ir.InsertionPoint(block):
+        result = rule(*block.arguments)
+        func.ReturnOp([result])
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, [result.type]))
+    call = func.CallOp([result.type], ir.FlatSymbolRefAttr.get(function.name.value), operands)
+    marks = {"_xla_stream_annotation": str(number), "inlineable": "false"}
+    call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+        {name: ir.StringAttr.get(value) for name, value in marks.items()}
+    )
+    return call.result
+
+
+def lower_to_barrier(values: Sequence[Any]) -> list[Any]:
+    """Lower to the same values behind a barrier: XLA uses none of them before all of them are there.
+
+    What was cut out of a result of ``lower_on_gpu_stream`` is cut out again behind the barrier, where XLA does it as
+    part of the use. In front of the barrier it would be a use of the call, and a copy. Why and since: as
+    ``is_computed``.
+    """
+    origins = [_origin(value) for value in values]
+    sources = list(dict.fromkeys(source for source, _ in origins))
+    if len(sources) < 2:
+        return list(values)
+    passed = dict(zip(sources, stablehlo.OptimizationBarrierOp(sources).results, strict=True))
+    return [_repeat(operations, passed[source]) for source, operations in origins]
+
+
+_ON_GPU_STREAM = "jaxhetero_on_gpu_stream"
+_OF_FIRST_OPERAND = [f"stablehlo.{name}" for name in ("slice", "reshape", "convert", "divide")]
+
+
+def _origin(value: Any) -> tuple[Any, list[Any]]:
+    """The result of ``lower_on_gpu_stream`` that ``value`` was made of, and by which operations; else the value."""
+    source = value
+    operations: list[Any] = []
+    while not isinstance(source, ir.BlockArgument):
+        operation = source.owner
+        if operation.name in _OF_FIRST_OPERAND:
+            operations.insert(0, operation)
+            source = operation.operands[0]
+        elif operation.name == "stablehlo.optimization_barrier":
+            source = operation.operands[ir.OpResult(source).result_number]
+        elif operation.name == "func.call" and operation.attributes["callee"].value.startswith(_ON_GPU_STREAM):
+            return source, operations
+        else:
+            break
+    return value, []
+
+
+def _repeat(operations: Sequence[Any], value: Any) -> Any:
+    for operation in operations:
+        copy = operation.clone()
+        copy.operands[0] = value
+        value = copy.results[0]
+    return value
 
 
 def is_computed(operand: Any) -> bool:

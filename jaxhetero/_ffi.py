@@ -28,7 +28,12 @@ def register(with_stand_in: bool = False) -> None:
         return
     _register(_native.host_target(), "jaxhetero_call_site", "cpu")
     if _gpus():
-        _register(_native.cuda_target(), "jaxhetero_cuda_call_site", "CUDA")
+        register_for_gpus()
+
+
+def register_for_gpus() -> None:
+    """Register the target for arrays of a GPU. Compiling a program for a GPU that is not there needs this as well."""
+    _register(_native.cuda_target(), "jaxhetero_cuda_call_site", "CUDA")
 
 
 def _register(target: dict[str, dict[str, Any]], type_name: str, platform: str) -> None:

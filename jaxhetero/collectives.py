@@ -23,6 +23,7 @@ from jaxhetero._collectives.reduce_tree import (
     scatter_arrays,
 )
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
+from jaxhetero._collectives.together import with_gradients_together
 from jaxhetero._collectives.unreduced import has_unreduced, over_mesh
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
@@ -401,9 +402,9 @@ def replicated(
     leaves, structure = jax.tree.flatten(params)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     call_bytes = wire_bytes(arrays, wire_dtype)
-    results: list[Any] = list(leaves)
+    results: list[Any] = list(with_gradients_together(*leaves)) if leaves else []
     for bucket in make_buckets(arrays, bucket_bytes):
-        for index, result in zip(bucket, identity(*(leaves[index] for index in bucket)), strict=True):
+        for index, result in zip(bucket, identity(*(results[index] for index in bucket)), strict=True):
             results[index] = result
     same: Tree = jax.tree.unflatten(structure, results)
     return same

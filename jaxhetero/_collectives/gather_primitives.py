@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 
 from jaxhetero._collectives import rules
 from jaxhetero._collectives.mesh_axes import is_in_rank_order
-from jaxhetero._collectives.primitive import PRIMITIVES, Kind, abstract_eval, all_reduce, bind, lower, run_on_stream
+from jaxhetero._collectives.primitive import PRIMITIVES, Kind, abstract_eval, all_reduce, bind, lower, lower_on_stream
 from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import program_mesh, register_lowering
 
@@ -137,8 +137,7 @@ rules.define(PRIMITIVES[Kind.GATHER], abstract_eval, _gather_batch)
 rules.define(PRIMITIVES[Kind.SCATTER], abstract_eval, _scatter_batch)
 rules.define_linear(PRIMITIVES[Kind.GATHER], _bind, _gather_transpose)
 rules.define_linear(PRIMITIVES[Kind.SCATTER], _bind, _scatter_transpose)
-_on_stream = mlir.lower_fun(run_on_stream, multiple_results=True)
 register_lowering(PRIMITIVES[Kind.GATHER], lower)
-register_lowering(PRIMITIVES[Kind.GATHER], _on_stream, platform="cuda")
+register_lowering(PRIMITIVES[Kind.GATHER], lower_on_stream, platform="cuda")
 register_lowering(PRIMITIVES[Kind.SCATTER], _where_in_rank_order(lower))
-register_lowering(PRIMITIVES[Kind.SCATTER], _where_in_rank_order(_on_stream), platform="cuda")
+register_lowering(PRIMITIVES[Kind.SCATTER], _where_in_rank_order(lower_on_stream), platform="cuda")

@@ -22,9 +22,9 @@ from jaxhetero._collectives.mesh_axes import make_lanes
 from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
     is_computed,
+    lower_on_gpu_stream,
     new_channel,
     new_number,
-    on_gpu_stream,
     operation_name,
     program_device_count,
     program_mesh,
@@ -183,33 +183,48 @@ def lower_call(
 _CUDA_STREAMS = 4
 _next_cuda_stream = itertools.cycle(range(1, _CUDA_STREAMS + 1))
 
-# The call itself on a GPU. Its lowering puts the call on another stream than the program's computations.
-_on_stream = Primitive("jaxhetero_on_stream")
+
+# The call of a bucket on a GPU. It has one result: that of its one leaf, or those of all leaves side by side, in rows
+# for a gather.
+_packed = Primitive("jaxhetero_packed")
 
 
 def run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     """Make the call on a stream of its own: XLA begins it as early, and waits for it as late, as the data allow.
 
     XLA schedules an ordinary call right before the first use of its result, and a pair of calls, begin and end, in the
-    same way. The GPU would then be idle during every round (seen in programs that jaxlib 0.10.2 compiles for an H100).
+    same way. The GPU would then be idle during every round. A call with several results is waited for at once as well,
+    since XLA takes them apart there. (Seen in programs that jaxlib 0.10.2 and 0.11.2 compile for an H100.)
     """
-
     if params["in_groups"]:
         return _run_in_groups(*bucket, **params)
     if params["wire_dtype"]:
         return _run_converted(*bucket, **params)
-
-    def call(*bucket: jax.Array) -> list[jax.Array]:
-        return list(_on_stream.bind(*bucket, **params))
-
-    with on_gpu_stream(next(_next_cuda_stream)):
-        results: list[jax.Array] = jax.jit(call)(*bucket)
+    packed = _packed.bind(*bucket, **params)
+    if len(bucket) == 1:
+        return [packed]
+    results, end = [], 0
+    for aval in abstract_eval(*map(jax.typeof, bucket), **params):
+        start, end = end, end + aval.size // packed.shape[0]
+        results.append(jax.lax.slice_in_dim(packed, start, end, axis=1).reshape(aval.shape))
     return results
 
 
-def _on_stream_lowering(ctx: Any, *bucket: Any, **params: Any) -> Any:
+def _packed_type(*bucket: Any, kind: Kind, **params: Any) -> Any:
+    avals = abstract_eval(*bucket, kind=kind, **params)
+    if len(avals) == 1:
+        return avals[0]
+    row_count = avals[0].shape[0] if kind is Kind.GATHER else 1
+    return avals[0].update(shape=(row_count, sum(aval.size for aval in avals) // row_count))
+
+
+def _lower_packed(ctx: Any, *bucket: Any, **params: Any) -> Any:
     attributes = attributes_of(ctx, by_number_on_host=True, **params)
-    return lower_call(ctx, bucket, attributes, PRIMITIVES[params["kind"]].name, {})
+
+    def call(*bucket: Any) -> Any:
+        return lower_call(ctx, bucket, attributes, PRIMITIVES[params["kind"]].name, {})[0]
+
+    return [lower_on_gpu_stream(ctx, next(_next_cuda_stream), call, *bucket)]
 
 
 def attributes_of(
@@ -283,14 +298,14 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
     return results
 
 
-_on_stream.multiple_results = True
-_on_stream.def_abstract_eval(abstract_eval)
-register_lowering(_on_stream, _on_stream_lowering, platform="cuda")
+_packed.def_abstract_eval(_packed_type)
+register_lowering(_packed, _lower_packed, platform="cuda")
+lower_on_stream = mlir.lower_fun(run_on_stream, multiple_results=True)
 
 for _kind in (Kind.SUM, Kind.BROADCAST, Kind.MAX, Kind.MIN):
     rules.define(PRIMITIVES[_kind], abstract_eval, _batch)
     register_lowering(PRIMITIVES[_kind], lower)
-    register_lowering(PRIMITIVES[_kind], mlir.lower_fun(run_on_stream, multiple_results=True), platform="cuda")
+    register_lowering(PRIMITIVES[_kind], lower_on_stream, platform="cuda")
     # As in jax.lax, a maximum has no derivative; JAX says so by the primitive's name.
     if _kind in (Kind.SUM, Kind.BROADCAST):
         rules.define_linear(PRIMITIVES[_kind], all_reduce, _transpose)

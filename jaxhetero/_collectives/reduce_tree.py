@@ -13,6 +13,7 @@ from jaxhetero._collectives import gather_primitives, primitive
 from jaxhetero._collectives.axis_groups import extreme
 from jaxhetero._collectives.mesh_axes import ReducedAxes
 from jaxhetero._collectives.primitive import Kind
+from jaxhetero._collectives.together import together
 from jaxhetero._collectives.unreduced import as_varying
 from jaxhetero._collectives.wire_dtypes import (
     bucket_dtype,
@@ -158,7 +159,7 @@ def map_buckets(
     for number, bucket in enumerate(make_buckets(arrays, bucket_bytes, wire_dtype)):
         outputs = function([arrays[index] for index in bucket], f"{label} bucket {number}")
         results.update(zip(bucket, outputs, strict=True))
-    return [results[index] for index in range(len(arrays))]
+    return together([results[index] for index in range(len(arrays))])
 
 
 # --- Inside a worker.

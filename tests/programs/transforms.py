@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -295,6 +296,7 @@ def names_in_the_jaxpr() -> tuple[Any, Any]:
 
 
 def fails(function: Case) -> bool:
+    print(function.__name__, file=sys.stderr, flush=True)
     got, expected = function()
     try:
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, expected)

@@ -1,6 +1,7 @@
 #include "xla_ffi/ffi/call_site.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -241,29 +242,35 @@ Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::Rem
   const size_t operand_rows = site.kind == Kind::kScatter ? row_count : 1;
   const size_t result_rows = site.kind == Kind::kGather ? row_count : 1;
   std::vector<iovec> operands;
-  std::vector<iovec> results;
+  std::vector<size_t> result_bytes;
   Hash signature;
   std::string shapes;
-  if (rets.size() != args.size()) return Status(Code::kInternal, "a bucket without a result for each operand");
   for (size_t i = 0; i < args.size(); ++i) {
     const auto input = args.get<ffi::AnyBuffer>(i);
-    auto output = rets.get<ffi::AnyBuffer>(i);
-    if (!input.has_value() || !output.has_value())
-      return Status(Code::kInternal, "XLA passed something else than buffers");
+    if (!input.has_value()) return Status(Code::kInternal, "XLA passed an operand that is no buffer");
     const std::optional<DType> dtype = dtype_of(input->element_type());
     if (!dtype.has_value() || (i > 0 && *dtype != request.spec.dtype)) {
       return Status(Code::kInternal, "a bucket of a dtype that cannot be reduced, or of several");
     }
-    if ((*output)->element_type() != input->element_type() ||
-        input->size_bytes() * result_rows != (*output)->size_bytes() * operand_rows) {
-      return Status(Code::kInternal, "a result of another dtype or size than follows from its operand");
-    }
+    if (input->size_bytes() % operand_rows != 0) return Status(Code::kInternal, "an operand that has no equal rows");
     request.spec.dtype = *dtype;
     request.spec.total_count += input->element_count() * parts_of(input->element_type()) * result_rows;
     signature.add(static_cast<uint64_t>(input->element_type()));
     signature.add(input->dimensions().size());
     for (int64_t dimension : input->dimensions()) signature.add(static_cast<uint64_t>(dimension));
     operands.push_back({input->untyped_data(), input->size_bytes()});
+    result_bytes.push_back(input->size_bytes() / operand_rows * result_rows);
+  }
+  // On a GPU one array has all results.
+  if (rets.size() == 1) result_bytes = {std::accumulate(result_bytes.begin(), result_bytes.end(), size_t{0})};
+  if (rets.size() != result_bytes.size()) return Status(Code::kInternal, "a bucket without a result for each operand");
+  std::vector<iovec> results;
+  for (size_t i = 0; i < rets.size(); ++i) {
+    auto output = rets.get<ffi::AnyBuffer>(i);
+    if (!output.has_value()) return Status(Code::kInternal, "XLA passed a result that is no buffer");
+    if (dtype_of((*output)->element_type()) != request.spec.dtype || (*output)->size_bytes() != result_bytes[i]) {
+      return Status(Code::kInternal, "a result of another dtype or size than follows from its operand");
+    }
     results.push_back({(*output)->untyped_data(), (*output)->size_bytes()});
   }
   request.inputs = in_rows(operands, operand_rows);
