@@ -29,6 +29,11 @@ FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expens
 # Whether arrays go the way of a GPU's: see docs/gpu.md.
 THROUGH_LANES = "JAXHETERO_CUDA_STAND_IN" in os.environ
 
+# TESTS_PLATFORMS=cuda,cpu: the programs of tests have their arrays on a GPU, for which XLA warns of this and that.
+_PLATFORMS = os.environ.get("TESTS_PLATFORMS", "cpu")
+ON_GPU = "cuda" in _PLATFORMS
+_WARNINGS = "default" if ON_GPU else WARNINGS_ARE_ERRORS
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -106,8 +111,8 @@ class Cluster:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "PYTHONWARNINGS": WARNINGS_ARE_ERRORS,
-            "JAX_PLATFORMS": "cpu",
+            "PYTHONWARNINGS": _WARNINGS,
+            "JAX_PLATFORMS": _PLATFORMS,
             "JAXHETERO_WORKER_COUNT": str(self.workers),
             "JAXHETERO_REDUCER_COUNT": str(self.reducers),
             "JAXHETERO_COORDINATOR": self.coordinator,

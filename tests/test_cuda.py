@@ -93,10 +93,30 @@ def test_benchmark_says_that_there_is_no_gpu(
 
 
 def test_benchmark_runs_with_the_stand_in_and_calls_nothing_a_measurement(tmp_path: Path) -> None:
-    options = ["--stand-in", "--repeats", "1", "--sizes", "4KiB", "--models", "", "--json", str(tmp_path / "gpu.json")]
+    options = [
+        "--stand-in",
+        "--repeats",
+        "1",
+        "--sizes",
+        "4KiB",
+        "--parts",
+        "sums,kernels,all-reduces,beside",
+        "--json",
+        str(tmp_path / "gpu.json"),
+    ]
     assert gpu.main(options) == 0
     content = json.loads((tmp_path / "gpu.json").read_text())
     assert not content["is_measurement"]
-    assert content["wrong_count"] == 0
-    assert [row["bytes"] for row in content["all_reduce"]] == [4096]
-    assert content["copy_bytes_per_s"].keys() == {"to host", "to GPU", "both ways"}
+    assert content["errors"] == {}
+    assert content["parts"]["sums"] == {"wrong_count": 0}
+    assert content["parts"]["beside"]["bytes"] == 4096
+    all_reduces = content["parts"]["all-reduces"]
+    assert [row["bytes"] for row in all_reduces["rows"]] == [4096]
+    assert all_reduces["copy_bytes_per_s"].keys() == {"to host", "to GPU", "both ways"}
+
+
+def test_benchmark_goes_on_after_a_part_that_fails(tmp_path: Path) -> None:
+    options = ["--stand-in", "--parts", "beside,sums", "--part-seconds", "1", "--json", str(tmp_path / "gpu.json")]
+    assert gpu.main(options) == 1
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert content["errors"] == dict.fromkeys(("beside", "sums"), "not over after 1 s")

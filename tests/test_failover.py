@@ -12,9 +12,10 @@ import pytest
 from launcher import TIMEOUT_S, Start
 
 from tests.chaos import run_job
-from tests.cluster import Cluster
+from tests.cluster import ON_GPU, Cluster
 
 
+@pytest.mark.skipif(ON_GPU, reason="XLA chooses other matrix products for the same training in one process")
 @pytest.mark.parametrize("seed", [1, 4])
 def test_deaths_change_no_bit(seed: int) -> None:
     toll = run_job(seed, strikes=4)

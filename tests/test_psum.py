@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cluster import THROUGH_LANES, run
+from cluster import ON_GPU, THROUGH_LANES, run
 
 SMALL = "0,1,7,1023"
 
@@ -19,6 +19,7 @@ def test_psum_equals_numpy(workers: int, reducers: int, counts: str) -> None:
     assert run("psum_table.py", counts, workers=workers, reducers=reducers, **settings) == [[]] * workers
 
 
+@pytest.mark.skipif(ON_GPU, reason="XLA chooses other matrix products for the same training in one process")
 @pytest.mark.parametrize(("workers", "reducer_counts"), [(1, (0, 1)), (2, (0, 3)), (3, (2,)), (4, (0, 1, 2, 3, 4))])
 def test_training_has_the_same_bits_for_any_number_of_reducers(workers: int, reducer_counts: tuple[int, ...]) -> None:
     """Parameters after 20 steps: equal on all workers, for 0 to 4 reducers, for a mix, and to a sum in one process."""

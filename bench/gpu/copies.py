@@ -52,7 +52,7 @@ class Copies:
         self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
-def measure(copies: Copies, begin: Callable[[], None], repeats: int) -> float:
+def mean_time(copies: Copies, begin: Callable[[], None], repeats: int) -> float:
     """The mean seconds of the copies that one call of ``begin`` begins."""
     copies.wait()
     start = time.perf_counter()

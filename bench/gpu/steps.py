@@ -54,7 +54,7 @@ def make_programs(model: str, small: bool) -> tuple[Programs, tuple[Any, ...]]:
         del state, others, batch
         return jaxhetero.pmean(params, name=f"{model} all-reduce")
 
-    programs: Programs = {"alone": alone, "overlap": overlap, "after": after, "all-reduce": all_reduce}
+    programs: Programs = {"alone": alone, "all-reduce": all_reduce, "overlap": overlap, "after": after}
     return programs, (params, state, others, batch)
 
 
@@ -78,7 +78,7 @@ def _resnet(small: bool) -> tuple[Loss, Any, Any, Any]:
 
 def _bert(small: bool) -> tuple[Loss, Any, Any, Any]:
     config = replace(TINY_BERT if small else BASE, dtype="bfloat16", dropout=0.0, attention_dropout=0.0)
-    sequences, length, predictions = (2, 32, 4) if small else (32, 128, 20)
+    sequences, length, predictions = (2, 32, 4) if small else (512, 128, 20)
     network = bert.PreTrainingModel(config, rngs=nnx.Rngs(0))
     graph, params, others = nnx.split(network, nnx.Param, ...)  # type: ignore[misc]
     generator = np.random.default_rng(0)

@@ -15,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from bench.gpu.copies import Copies, measure
+from bench.gpu import nccl
+from bench.gpu.copies import Copies, mean_time
+from bench.gpu.kernels import profile
 from bench.gpu.steps import make_programs
+from bench.gpu.sums import count_wrong
 
 _WARMUP = 3
+_PROFILED = 5
+_BUCKET_BYTES = 25 << 20
 
 
 def times_of(function: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> list[float]:
@@ -40,19 +45,6 @@ def median_of(function: Callable[..., Any], arguments: tuple[Any, ...], repeats:
     return median(times_of(function, arguments, repeats))
 
 
-def count_wrong() -> int:
-    """The number of wrong elements in sums of several dtypes and sizes, and in a broadcast."""
-    rank, size, wrong = jaxhetero.rank(), jaxhetero.size(), 0
-    for dtype in ("float32", "bfloat16", "float16", "int32", "int8"):
-        for count in (0, 1, 1023, 1_000_003):
-            pattern = np.arange(count) % 7
-            total = np.asarray(jax.jit(jaxhetero.psum)(jnp.asarray(pattern + rank, dtype)))
-            expected = (pattern * size + size * (size - 1) // 2).astype(total.dtype)
-            wrong += int(np.sum(total != expected))
-    root = np.asarray(jaxhetero.broadcast(jnp.full(1000, rank), root=size - 1))
-    return wrong + int(np.sum(root != size - 1))
-
-
 def measure_copies(size: int, repeats: int) -> dict[str, float]:
     """The slowest worker's bytes per second in each direction, while all workers copy."""
     config = jaxhetero.world.current().config
@@ -66,17 +58,17 @@ def measure_copies(size: int, repeats: int) -> dict[str, float]:
     rates = {}
     for name, begin in {"to host": copies.to_host, "to GPU": copies.to_device, "both ways": both}.items():
         jaxhetero.barrier(name="copies")
-        taken = measure(copies, begin, repeats)
+        taken = mean_time(copies, begin, repeats)
         rates[name] = size / float(jaxhetero.pmax(np.float32(taken), name="slowest copy"))
     copies.close()
     return rates
 
 
-def measure_all_reduce(size: int, limit: float, repeats: int) -> dict[str, Any]:
-    reduce = jax.jit(lambda x: jaxhetero.psum(x, bucket_bytes=25 << 20), donate_argnums=0)
-    # Several leaves, as gradients have: XLA gets a bucket for each 25 MiB.
-    count = max(1, round(size / (25 << 20)))
-    bucket = [jnp.zeros(size // 4 // count, jnp.float32) for _ in range(count)]
+def measure_all_reduce(size: int, device: jax.Device, repeats: int) -> dict[str, Any]:
+    """The all-reduce of a tree on a device, in place. Several leaves, as gradients have: a bucket for each 25 MiB."""
+    reduce = jax.jit(lambda x: jaxhetero.psum(x, bucket_bytes=_BUCKET_BYTES), donate_argnums=0)
+    count = max(1, round(size / _BUCKET_BYTES))
+    bucket = [jax.device_put(np.zeros(size // 4 // count, np.float32), device) for _ in range(count)]
     bytes_ = sum(leaf.nbytes for leaf in bucket)
     times = []
     for _ in range(_WARMUP + repeats):
@@ -85,70 +77,121 @@ def measure_all_reduce(size: int, limit: float, repeats: int) -> dict[str, Any]:
         start = time.perf_counter()
         bucket = jax.block_until_ready(reduce(bucket))
         times.append(float(jaxhetero.pmax(np.float32(time.perf_counter() - start), name="slowest all-reduce")))
+    jaxhetero.check()
     middle = median(times[_WARMUP:])
-    rate = bytes_ / middle
-    row = {"bytes": bytes_, "median_s": middle, "bytes_per_s": rate, "of_copy_limit": rate / limit}
-    return row | {"times_s": times[_WARMUP:]}
+    return {"bytes": bytes_, "median_s": middle, "bytes_per_s": bytes_ / middle, "times_s": times[_WARMUP:]}
 
 
-def measure_beside(size: int, width: int, all_reduce_s: float, repeats: int) -> dict[str, float]:
+def measure_all_reduces(sizes: list[int], repeats: int) -> dict[str, Any]:
+    """Of each size on the GPU, and on the CPU beside it: with neither copies nor a GPU's streams."""
+    cpu = jax.local_devices(backend="cpu")[0]
+    limit = measure_copies(max(sizes), repeats)
+    rows = []
+    for size in dict.fromkeys(sizes):
+        row = measure_all_reduce(size, jax.local_devices()[0], repeats)
+        row["cpu"] = measure_all_reduce(size, cpu, repeats)
+        row["of_limit"] = row["bytes_per_s"] / min(limit["both ways"], row["cpu"]["bytes_per_s"])
+        rows.append(row)
+    return {"copy_bytes_per_s": limit, "rows": rows}
+
+
+def profile_all_reduce(size: int) -> dict[str, Any]:
+    """What the GPU runs for sums of one array, and of a tree that is used up by an update of weights."""
+
+    def sum_array(array: jax.Array) -> jax.Array:
+        return jaxhetero.psum(array, name="array")
+
+    def update(tree: list[jax.Array]) -> list[jax.Array]:
+        totals = jaxhetero.psum(tree, name="tree")
+        return [leaf - 0.1 * total for leaf, total in zip(tree, totals, strict=True)]
+
+    return {
+        "one array": _profile(sum_array, jnp.ones(size // 4, jnp.float32)),
+        "a tree and its update": _profile(update, [jnp.ones(size // 12, jnp.float32) for _ in range(3)]),
+    }
+
+
+def _profile(function: Callable[..., Any], argument: Any) -> dict[str, Any]:
+    """Rank 0 profiles; the other workers run the same."""
+    compiled = jax.jit(function)
+
+    def run() -> Any:
+        return jax.block_until_ready([compiled(argument) for _ in range(_PROFILED)])
+
+    run()
+    jaxhetero.barrier(name="begin profile")
+    found = profile(run) if jaxhetero.rank() == 0 else run() and {}
+    jaxhetero.check()
+    return found
+
+
+def measure_beside(size: int, width: int, repeats: int) -> dict[str, float]:
     """The times of a chain of matrix products alone and during an all-reduce, which takes about half as long."""
+    all_reduce_s = measure_all_reduce(size, jax.local_devices()[0], repeats)["median_s"]
 
     def chain(x: jax.Array, weight: jax.Array, length: int) -> jax.Array:
         product: jax.Array = jax.lax.fori_loop(0, length, lambda _, y: jnp.tanh(y @ weight), x)
         return product
 
+    def program(reduce: Callable[[jax.Array], jax.Array], length: int) -> Any:
+        """Compute a gradient and then the chain, which needs the gradient, so that XLA computes it first."""
+
+        def run(x: jax.Array, weight: jax.Array, gradient: jax.Array) -> Any:
+            gradient = gradient + 1
+            return chain(x + gradient[0].astype(x.dtype), weight, length), reduce(gradient)
+
+        return jax.jit(run)
+
     weight = jnp.eye(width, dtype=jnp.bfloat16)
-    x = jnp.ones((width, width), jnp.bfloat16)
-    gradient = jnp.zeros(size // 4, jnp.float32)
-    one = median_of(jax.jit(lambda x, w: chain(x, w, 64)), (x, weight), repeats) / 64
+    arguments = (jnp.ones((width, width), jnp.bfloat16), weight, jnp.zeros(size // 4, jnp.float32))
+    one = median_of(program(lambda x: x, 64), arguments, repeats) / 64
     length = max(64, round(2 * all_reduce_s / one))
-    alone = median_of(jax.jit(lambda x, w: chain(x, w, length)), (x, weight), repeats)
-
-    def both(x: jax.Array, weight: jax.Array, gradient: jax.Array) -> Any:
-        return chain(x, weight, length), jaxhetero.psum(gradient, name="beside")
-
-    beside = median_of(jax.jit(both), (x, weight, gradient), repeats)
+    alone = median_of(program(lambda x: x, length), arguments, repeats)
+    beside = median_of(program(lambda x: jaxhetero.psum(x, name="beside"), length), arguments, repeats)
     return {"bytes": size, "products": length, "alone_s": alone, "beside_s": beside, "ratio": beside / alone}
 
 
-def measure_steps(model: str, small: bool, repeats: int) -> dict[str, Any]:
+def measure_steps(model: str, small: bool, repeats: int, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The times of the model's programs. What is there is saved after each, since compiling one takes long."""
     programs, arguments = make_programs(model, small)
-    times = {name: times_of(jax.jit(program), arguments, repeats) for name, program in programs.items()}
-    middle = {name: median(values) for name, values in times.items()}
-    exposed = middle["overlap"] - middle["alone"]
-    hidden = 1 - exposed / middle["all-reduce"]
     count = sum(leaf.size for leaf in jax.tree.leaves(arguments[0]))
-    row = {"model": model, "small": small, "parameter_count": count, "median_s": middle}
-    return row | {"hidden": hidden, "times_s": times}
+    row: dict[str, Any] = {"model": model, "small": small, "parameter_count": count, "median_s": {}, "times_s": {}}
+    for name, program in programs.items():
+        row["times_s"][name] = times_of(jax.jit(program), arguments, repeats)
+        row["median_s"][name] = median(row["times_s"][name])
+        save(row)
+    exposed = row["median_s"]["overlap"] - row["median_s"]["alone"]
+    return row | {"hidden": 1 - exposed / row["median_s"]["all-reduce"]}
 
 
-def say(text: str) -> None:
-    if jaxhetero.rank() == 0:
-        print(f"# {text}", flush=True)
+def measure(request: dict[str, Any], save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The figures of a part, on all ranks."""
+    part, small, repeats = request["part"], request["stand_in"], request["repeats"]
+    sizes = [min(size, 1 << 20) for size in request["sizes"]] if small else request["sizes"]
+    if part == "sums":
+        return {"wrong_count": int(jaxhetero.psum(np.int32(count_wrong())))}
+    if part == "kernels":
+        return profile_all_reduce(min(sizes[-1], 48 << 20))
+    if part == "all-reduces":
+        return measure_all_reduces(sizes, repeats)
+    if part == "beside":
+        return measure_beside(sizes[-1], 64 if small else 4096, repeats)
+    if part == "nccl":
+        return nccl.measure_nccl(sizes[-1], _WARMUP, repeats)
+    return measure_steps(part, small, repeats, save)
 
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    small, repeats = request["stand_in"], request["repeats"]
+    if request["part"] == "nccl":
+        nccl.join(request["jax_coordinator"])
     jaxhetero.initialize()
-    sizes = [min(size, 1 << 20) for size in request["sizes"]] if small else request["sizes"]
-    say("sums")
-    wrong = int(jaxhetero.psum(np.int32(count_wrong())))
-    say("copies")
-    result: dict[str, Any] = {"wrong_count": wrong, "copy_bytes_per_s": measure_copies(max(sizes), repeats)}
-    limit = result["copy_bytes_per_s"]["both ways"]
-    say("all-reduces")
-    result["all_reduce"] = [measure_all_reduce(size, limit, repeats) for size in dict.fromkeys(sizes)]
-    last = result["all_reduce"][-1]
-    say("an all-reduce beside matrix products")
-    result["beside"] = measure_beside(last["bytes"], 64 if small else 4096, last["median_s"], repeats)
-    result["steps"] = []
-    for model in request["models"]:
-        say(model)
-        result["steps"].append(measure_steps(model, small, repeats))
-    if jaxhetero.rank() == 0:
-        Path(request["result"]).write_text(json.dumps(result))
+
+    def save(found: dict[str, Any]) -> None:
+        if jaxhetero.rank() == 0:
+            Path(request["result"]).write_text(json.dumps(found))
+
+    save(measure(request, save))
     jaxhetero.barrier()
     jaxhetero.shutdown()
 
