@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from cluster import Cluster, free_port, run
 
 from bench.gpu import __main__ as gpu
+from bench.gpu import pack
 from bench.gpu.fake_cuda import build
 
 BUCKETS = 6
@@ -120,3 +122,10 @@ def test_benchmark_goes_on_after_a_part_that_fails(tmp_path: Path) -> None:
     assert gpu.main(options) == 1
     content = json.loads((tmp_path / "gpu.json").read_text())
     assert content["errors"] == dict.fromkeys(("beside", "sums"), "not over after 1 s")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python makes the wheel")
+def test_packing_says_which_python_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pack.main([str(tmp_path)]) == 2
+    assert "run this with Python 3.12 or later" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
