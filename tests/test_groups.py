@@ -33,6 +33,14 @@ def test_deaths_of_reducers_change_no_bit(seed: int) -> None:
     assert toll.same_bits
 
 
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_members_may_begin_rounds_in_opposite_orders(shared_memory: str) -> None:
+    """The programs of members may differ. No window may stay full of rounds that another member holds back."""
+    settings = {"JAXHETERO_SHARED_MEMORY": shared_memory, "JAXHETERO_START_TIMEOUT_MS": str(round(20_000 * PATIENCE))}
+    for result in run("group_orders.py", workers=3, reducers=2, **settings):
+        assert result["wrong"] == 0
+
+
 def run_mistake(mistake: str, start_timeout_ms: int = 60_000) -> list[Outcome]:
     settings = {"JAXHETERO_TIMEOUT_MS": str(PATIENCE_MS), "JAXHETERO_START_TIMEOUT_MS": str(start_timeout_ms)}
     with Cluster(4, 2, settings) as cluster:

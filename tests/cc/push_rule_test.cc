@@ -159,5 +159,47 @@ TEST_F(PushRuleTest, FeedsARoundThatGetsNoTurn) {
   EXPECT_EQ(link.sent.back().round, 1u);
 }
 
+// As after a moment in which the network carried nothing: no round may outgrow the window that it shares.
+TEST_F(PushRuleTest, ARoundThatWasFedGoesOnInItsTurn) {
+  Round& first = round_of(0, {8});
+  Round& second = round_of(1, {8});
+  QuietLink link(job_);
+  first.times.started_at = second.times.started_at = Round::Time(std::chrono::seconds(1));
+  link.start(first, 0);
+  link.start(second, 0);
+  link.feed_starved(first.times.started_at + milliseconds(100));
+  ASSERT_EQ(link.sent.back().round, 1u);
+  link.answer(first, 0);
+  const size_t sent = link.sent.size();
+  link.answer(second, 0);
+  EXPECT_EQ(link.sent.size(), sent);
+}
+
+// The other worker is at the third round, and begins no other before that is over.
+TEST_F(PushRuleTest, ARoundThatWasFedGoesOnToItsEnd) {
+  QuietLink link(job_);
+  std::vector<Round*> rounds;
+  for (uint64_t number = 0; number < 4; ++number) {
+    rounds.push_back(&round_of(number, {8}));
+    rounds.back()->times.started_at = Round::Time(std::chrono::seconds(1));
+    link.start(*rounds.back(), 0);
+  }
+  Round& wanted = *rounds[2];
+  for (auto now = wanted.times.started_at; wanted.segments[0].in_flight.empty(); now += milliseconds(30)) {
+    ASSERT_LT(now, wanted.times.started_at + milliseconds(200));
+    link.feed_starved(now);
+  }
+  while (!wanted.segments[0].done) {
+    ASSERT_FALSE(wanted.segments[0].in_flight.empty());
+    const double earlier_part = wanted.segments[0].done_part();
+    link.answer(wanted, 0);
+    wanted.note_slowest(earlier_part);
+    link.push_chunks();
+    EXPECT_LE(wanted.segments[0].in_flight.size(), 2u) << "a window";
+  }
+  EXPECT_EQ(rounds[0]->segments[0].in_flight.size(), 2u);
+  EXPECT_EQ(rounds[1]->segments[0].in_flight.size(), 1u);
+}
+
 }  // namespace
 }  // namespace jaxhetero

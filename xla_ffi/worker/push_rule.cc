@@ -71,7 +71,8 @@ void PushRule::push_chunks(ChunkSender& sender) {
 }
 
 // Fills the window, round by round. A round counts the bytes under way of itself and of earlier turns only: later
-// rounds, which other workers may not have reached, cannot hold it up.
+// rounds, which other workers may not have reached, cannot hold it up. While the others hold the first round back, one
+// that was fed, and of which a total has come, is what they are at: it counts its own bytes only.
 void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
   UnderWay under_way;
   for (const auto& [turn, entry] : queue.unfinished) {
@@ -79,14 +80,16 @@ void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
     under_way.add(*round, segment->in_flight_bytes);
     const size_t room_bytes = window_bytes(*round, *segment);
     const size_t ahead_bytes = lead_bytes(*round, *segment);
+    const bool is_wanted = queue.is_held_back && segment->was_fed && segment->next_result > segment->shard.offset;
     const auto has_room = [&, round = round, segment = segment] {
-      const size_t bytes = std::max(under_way.bytes(*round), segment->in_flight_bytes);
+      const size_t before_bytes = is_wanted ? 0 : under_way.bytes(*round);
+      const size_t bytes = std::max(before_bytes, segment->in_flight_bytes);
       return bytes < room_bytes && bytes + ahead_bytes < 2 * room_bytes;
     };
-    while (can_push(*round, *segment) && (has_room() || (segment->was_starved && segment->in_flight.empty()))) {
+    while (can_push(*round, *segment) && has_room()) {
       under_way.add(*round, push_chunk(*round, *segment, sender));
     }
-    if (under_way.fills(room_bytes)) return;
+    if (under_way.fills(room_bytes) && !(queue.is_held_back && queue.fed_count > 0)) return;
   }
 }
 
@@ -98,13 +101,15 @@ void PushRule::feed_starved(Round::Time now, ChunkSender& sender) {
 }
 
 void PushRule::feed_starved(Queue& queue, Round::Time now, ChunkSender& sender) {
-  if (queue.unfinished.size() < 2 || now - queue.last_result_at < kStall) return;
-  size_t left = std::exchange(queue.feed_count, std::min(2 * queue.feed_count, queue.unfinished.size()));
+  if (queue.unfinished.size() < 2) return;
+  queue.is_held_back = now - queue.unfinished.begin()->second.first->times.progress_at >= kStall;
+  if (now - queue.last_result_at < kStall) return;
+  size_t left = std::exchange(queue.feed_limit, std::min(2 * queue.feed_limit, queue.unfinished.size()));
   for (const auto& [turn, entry] : queue.unfinished) {
     const auto [round, segment] = entry;
-    if (segment->was_starved || !segment->in_flight.empty() || !can_push(*round, *segment)) continue;
+    if (!segment->in_flight.empty() || !can_push(*round, *segment)) continue;
     if (left-- == 0) return;
-    segment->was_starved = true;
+    if (!std::exchange(segment->was_fed, true)) ++queue.fed_count;
     push_chunk(*round, *segment, sender);
   }
 }
@@ -147,8 +152,12 @@ void PushRule::finish_result(const Round& round, Segment& segment, const FrameHe
   const auto found = queues_.find(round.request.spec.group);
   Queue& queue = found->second;
   queue.last_result_at = now;
-  queue.feed_count = 1;
-  if (segment.done) queue.unfinished.erase(round.turn());
+  queue.feed_limit = 1;
+  if (queue.unfinished.begin()->second.first == &round) queue.is_held_back = false;
+  if (segment.done) {
+    queue.unfinished.erase(round.turn());
+    if (segment.was_fed) --queue.fed_count;
+  }
   if (queue.unfinished.empty()) {
     queues_.erase(found);
   } else {

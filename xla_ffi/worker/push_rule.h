@@ -55,7 +55,9 @@ class PushRule {
   struct Queue {
     std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished;
     Round::Time last_result_at;  // or the start of the first segment after the queue was empty
-    size_t feed_count = 1;       // rounds to feed at the next stall
+    size_t feed_limit = 1;       // how many rounds to feed at the next stall
+    size_t fed_count = 0;        // of the unfinished rounds
+    bool is_held_back = false;   // no total of the first round has come for a while
   };
 
   void push_chunks(const Queue& queue, ChunkSender& sender);

@@ -140,7 +140,7 @@ struct Segment {
   uint64_t next_result = 0;      // and of the next total
   std::deque<InFlightChunk> in_flight;
   size_t in_flight_bytes = 0;
-  bool was_starved = false;
+  bool was_fed = false;  // a chunk was pushed out of turn, in a stall
   bool all_pushed = false;
   bool done = false;
   EventLoop::Clock::time_point done_at;
