@@ -11,7 +11,9 @@ import jaxhetero
 from jaxhetero.pipeline.runner import StageRunner
 from jaxhetero.pipeline.schedules import NAMES
 
-LAYERS, WIDTH, ROWS, MICROBATCHES = 48, 48, 32, 6
+# A microbatch keeps arrays of all of a stage's layers. There are so many that the messages of all microbatches, each of
+# one array, are little beside that, even if all of them come early.
+LAYERS, WIDTH, ROWS, MICROBATCHES = 72, 48, 32, 6
 
 
 class Meter:
