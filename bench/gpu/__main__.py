@@ -6,7 +6,7 @@
 
 It needs an NVIDIA GPU and JAX with CUDA, and builds the native module if there is none. The parts:
 
-    sums           whether sums of several dtypes and sizes, and a broadcast, are right
+    sums           whether sums of several dtypes and sizes, and all collectives of a tree, are right
     kernels        the kernels that the GPU runs for a sum of one array, which should be none, and for a tree's
     all-reduces    GB/s of plain copies between the GPU and pinned memory, by all workers at once. For each size, the
                    time of an all-reduce of arrays on the GPU, and its rate as a share of the smaller of two limits:
@@ -64,7 +64,7 @@ class Options:
     """Reducer processes on the CPUs."""
     sizes: str = "1MB,16MB,64MB,256MB"
     """The sizes of the all-reduces."""
-    parts: str = "sums,kernels,all-reduces,nccl,beside,resnet50,bert-base"
+    parts: str = ",".join(PARTS)
     """What to measure, in this order."""
     part_seconds: float = 300
     """The time that a part may take before it is ended."""
@@ -98,6 +98,8 @@ def run(options: Options) -> dict[str, Any]:
     """Each part is a job of its own, so that none takes others along."""
     device = "stand-in" if options.stand_in else find_gpu()
     print(f"# {device}, {options.workers} workers, {options.reducers} reducers", flush=True)
+    if options.stand_in:
+        print("# a stand-in for the driver: none of what follows is a measurement", flush=True)
     _build()
     path = _path(options, device)
     content = _begin(options, device, path)

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/wire/op_spec.h"
@@ -65,6 +66,16 @@ class PushRuleTest : public testing::Test {
     round.request.spec.total_count = offset;
     round.request.stake = stake_of(round.request.spec, 2, 0);
     return round;
+  }
+
+  // Two rounds that begin at once. The first takes the whole window.
+  std::pair<Round&, Round&> start_two(QuietLink& link) {
+    std::pair<Round&, Round&> rounds(round_of(0, {8}), round_of(1, {8}));
+    for (Round* round : {&rounds.first, &rounds.second}) {
+      round->times.started_at = Round::Time(std::chrono::seconds(1));
+      link.start(*round, 0);
+    }
+    return rounds;
   }
 
   JobShape job_;
@@ -145,12 +156,8 @@ TEST_F(PushRuleTest, NoLinkGetsMoreThanAWindowAhead) {
 }
 
 TEST_F(PushRuleTest, FeedsARoundThatGetsNoTurn) {
-  Round& first = round_of(0, {8});
-  Round& second = round_of(1, {8});
   QuietLink link(job_);
-  first.times.started_at = second.times.started_at = Round::Time(std::chrono::seconds(1));
-  link.start(first, 0);
-  link.start(second, 0);
+  const Round& first = start_two(link).first;
   ASSERT_EQ(link.sent.size(), 2u);
   link.feed_starved(first.times.started_at + milliseconds(1));
   EXPECT_EQ(link.sent.size(), 2u) << "it does not stall yet";
@@ -161,12 +168,8 @@ TEST_F(PushRuleTest, FeedsARoundThatGetsNoTurn) {
 
 // As after a moment in which the network carried nothing: no round may outgrow the window that it shares.
 TEST_F(PushRuleTest, ARoundThatWasFedGoesOnInItsTurn) {
-  Round& first = round_of(0, {8});
-  Round& second = round_of(1, {8});
   QuietLink link(job_);
-  first.times.started_at = second.times.started_at = Round::Time(std::chrono::seconds(1));
-  link.start(first, 0);
-  link.start(second, 0);
+  const auto [first, second] = start_two(link);
   link.feed_starved(first.times.started_at + milliseconds(100));
   ASSERT_EQ(link.sent.back().round, 1u);
   link.answer(first, 0);

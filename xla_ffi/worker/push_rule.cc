@@ -89,7 +89,7 @@ void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
     while (can_push(*round, *segment) && has_room()) {
       under_way.add(*round, push_chunk(*round, *segment, sender));
     }
-    if (under_way.fills(room_bytes) && !(queue.is_held_back && queue.fed_count > 0)) return;
+    if (under_way.fills(room_bytes) && !queue.is_held_back) return;
   }
 }
 
@@ -109,7 +109,7 @@ void PushRule::feed_starved(Queue& queue, Round::Time now, ChunkSender& sender) 
     const auto [round, segment] = entry;
     if (!segment->in_flight.empty() || !can_push(*round, *segment)) continue;
     if (left-- == 0) return;
-    if (!std::exchange(segment->was_fed, true)) ++queue.fed_count;
+    segment->was_fed = true;
     push_chunk(*round, *segment, sender);
   }
 }
@@ -154,10 +154,7 @@ void PushRule::finish_result(const Round& round, Segment& segment, const FrameHe
   queue.last_result_at = now;
   queue.feed_limit = 1;
   if (queue.unfinished.begin()->second.first == &round) queue.is_held_back = false;
-  if (segment.done) {
-    queue.unfinished.erase(round.turn());
-    if (segment.was_fed) --queue.fed_count;
-  }
+  if (segment.done) queue.unfinished.erase(round.turn());
   if (queue.unfinished.empty()) {
     queues_.erase(found);
   } else {

@@ -56,7 +56,6 @@ class PushRule {
     std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished;
     Round::Time last_result_at;  // or the start of the first segment after the queue was empty
     size_t feed_limit = 1;       // how many rounds to feed at the next stall
-    size_t fed_count = 0;        // of the unfinished rounds
     bool is_held_back = false;   // no total of the first round has come for a while
   };
 
