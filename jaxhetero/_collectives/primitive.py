@@ -148,8 +148,8 @@ def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
     """
     if params["in_groups"]:
         return mlir.lower_fun(_run_in_groups, multiple_results=True)(ctx, *bucket, **params)
-    if params["wire_dtype"] and world.has_stand_in():
-        return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *bucket, **params)
+    if world.has_stand_in() and (len(bucket) > 1 or params["wire_dtype"]):  # as on a GPU, but for the stream
+        return lower_on_stream(ctx, *bucket, **params)
     same_size = params["kind"] not in (Kind.SCATTER, Kind.GATHER)
     aliases = {index: index for index, operand in enumerate(bucket) if same_size and is_computed(operand)}
     return lower_call(ctx, bucket, attributes_of(ctx, **params), PRIMITIVES[params["kind"]].name, aliases)
@@ -219,6 +219,10 @@ def _packed_type(*bucket: Any, kind: Kind, **params: Any) -> Any:
 
 
 def _lower_packed(ctx: Any, *bucket: Any, **params: Any) -> Any:
+    return lower_call(ctx, bucket, attributes_of(ctx, **params), PRIMITIVES[params["kind"]].name, {})
+
+
+def _lower_packed_on_stream(ctx: Any, *bucket: Any, **params: Any) -> Any:
     attributes = attributes_of(ctx, by_number_on_host=True, **params)
 
     def call(*bucket: Any) -> Any:
@@ -299,7 +303,8 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
 
 
 _packed.def_abstract_eval(_packed_type)
-register_lowering(_packed, _lower_packed, platform="cuda")
+register_lowering(_packed, _lower_packed)
+register_lowering(_packed, _lower_packed_on_stream, platform="cuda")
 lower_on_stream = mlir.lower_fun(run_on_stream, multiple_results=True)
 
 for _kind in (Kind.SUM, Kind.BROADCAST, Kind.MAX, Kind.MIN):
