@@ -50,15 +50,31 @@ def test_number_of_stages_and_schedule_may_be_chosen(costs: str) -> None:
     assert len({worker["stages"] for worker in found}) == 1
 
 
-def test_training_is_that_of_the_whole_model() -> None:
-    """Each worker draws its own parameters; the norm that clips is that of all; a checkpoint has everything."""
-    found = run("pipeline_training.py", workers=2, reducers=1)
+def train(workers: int, model: dict[str, Any], **cut: Any) -> list[Any]:
+    """What each worker has found; each drew its own parameters, and a checkpoint has everything."""
+    found = run("pipeline_training.py", json.dumps(model), json.dumps(cut), workers=workers, reducers=1)
     for worker in found:
         assert worker["same_start"]
+        assert worker["same_part"]
+        # Adam divides a gradient by its own size; where that is nearly nothing, so may be what is right of it.
         assert max(worker["error"], worker["state_error"]) < 1e-5
-    leaves = [worker["own_leaves"] for worker in found]
+    return found
+
+
+def test_training_is_that_of_the_whole_model() -> None:
+    """The norm that clips is that of all stages."""
+    leaves = [worker["own_leaves"] for worker in train(2, {"tied": True, "layers": 2})]
     assert min(leaves) > 0
     assert sum(leaves) == 1 + 2 * 8 + 1 + 1, "each leaf on one worker, but for the tied embedding, which both have"
+
+
+@pytest.mark.parametrize("cut", [{"schedule": "interleaved"}, {"schedule": "virtual", "stages_per_worker": 2}], ids=str)
+def test_of_layers_that_are_stacked_each_worker_holds_its_own(cut: dict[str, Any]) -> None:
+    """And nothing else: not in its parameters, and not in the state of the optimizer."""
+    found = train(2, {"scan": True, "layers": 8}, **cut)
+    assert sum(worker["own_elements"] for worker in found) == found[0]["elements"]
+    assert max(worker["own_elements"] for worker in found) < 0.7 * found[0]["elements"]
+    assert sum(found[0]["reported_elements"]) == found[0]["elements"]
 
 
 def test_different_models_on_two_workers() -> None:

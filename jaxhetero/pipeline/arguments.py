@@ -12,11 +12,7 @@ import numpy as np
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.graph import Graph, trace
 from jaxhetero.pipeline.operations import Roles
-
-
-def is_none(leaf: Any) -> bool:
-    """Whether there is nothing in the place of a leaf: it belongs to a stage of another worker."""
-    return leaf is None
+from jaxhetero.pipeline.stacked import Span, split_leaves
 
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -54,7 +50,8 @@ class TracedLoss:
       roles: what its inputs and outputs are.
       trees: the structure of each argument.
       aux_tree: the structure of what comes with the loss, without the state.
-      names: of the parameters' leaves, for people.
+      names: of the leaves of the parameters, for people.
+      spans: which parameters are rows of a leaf, by their numbers.
     """
 
     graph: Graph
@@ -62,6 +59,7 @@ class TracedLoss:
     trees: tuple[Any, ...]
     aux_tree: Any
     names: tuple[str, ...]
+    spans: dict[int, Span]
 
 
 def trace_loss(
@@ -82,15 +80,17 @@ def trace_loss(
         aux, state = _unpack(loss(*traced), signature, trees)
         return [trees.pop("loss"), *aux, *state]
 
-    graph = trace(flat, *shapes, scan_parts=scan_parts)
+    whole = trace(flat, *shapes, scan_parts=scan_parts)
     structures: tuple[Any, ...] = tuple(jax.tree.structure(shape) for shape in shapes)
     counts = [structure.num_leaves for structure in structures]
     starts = [sum(counts[:argnum]) for argnum in range(len(counts))]
     numbers = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
     aux_count = trees["aux"].num_leaves
     state = () if signature.state_argnum is None else numbers[signature.state_argnum]
+    graph, spans = split_leaves(whole, numbers[0])
+    split = {span.leaf for span in spans.values()}
     roles = Roles(
-        params=numbers[0],
+        params=(*(leaf for leaf in numbers[0] if leaf not in split), *spans),
         whole=tuple(number for argnum in signature.whole_argnums for number in numbers[argnum]),
         batch=tuple(number for argnum, group in enumerate(numbers) if signature.is_batch(argnum) for number in group),
         state=state,
@@ -99,7 +99,7 @@ def trace_loss(
     )
     paths = jax.tree_util.tree_leaves_with_path(shapes[0])
     names = tuple(jax.tree_util.keystr(path) for path, _ in paths)
-    traced = TracedLoss(graph, roles, structures, trees["aux"], names)
+    traced = TracedLoss(graph, roles, structures, trees["aux"], names, spans)
     _check(traced, signature)
     return traced
 
@@ -125,10 +125,10 @@ def _unpack(results: Any, signature: Signature, trees: dict[str, Any]) -> tuple[
 
 def _check(traced: TracedLoss, signature: Signature) -> None:
     graph, roles = traced.graph, traced.roles
-    for number, name in zip(roles.params, traced.names, strict=True):
-        if not graph.inputs[number].is_float:
+    for name, value in zip(traced.names, graph.inputs, strict=False):
+        if not value.is_float:
             raise ConfigError(
-                f"pipeline: the parameter {name} is {graph.inputs[number].aval.str_short()}, which has no gradient; "
+                f"pipeline: the parameter {name} is {value.aval.str_short()}, which has no gradient; "
                 "give it in another argument"
             )
     if not graph.outputs[0].is_float:

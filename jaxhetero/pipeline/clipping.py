@@ -9,18 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero.collectives import psum
-from jaxhetero.pipeline.arguments import is_none
 from jaxhetero.pipeline.places import Places
+from jaxhetero.pipeline.rows import Holding, is_leaf
 
 if TYPE_CHECKING:
     import optax
 
 
-def clip_by_global_norm(max_norm: float, sharers: Mapping[int, int], places: Places) -> optax.GradientTransformation:
+def clip_by_global_norm(
+    max_norm: float, holding: Holding, sharers: Mapping[int, int], places: Places
+) -> optax.GradientTransformation:
     """Scale gradients down if their norm over all stages is larger than ``max_norm``.
 
     Args:
-      sharers: by the numbers of the leaves of this worker, how many workers of the pipeline have the leaf.
+      holding: what this worker holds.
+      sharers: by the number of a parameter, how many workers of the pipeline have it.
     """
     import optax  # only who clips needs it
 
@@ -28,11 +31,12 @@ def clip_by_global_norm(max_norm: float, sharers: Mapping[int, int], places: Pla
 
     def update(grads: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
         del params
-        leaves = jax.tree.leaves(grads, is_leaf=is_none)
+        leaves = jax.tree.leaves(grads, is_leaf=is_leaf)
         squares = [
-            jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) / sharers[number]
-            for number, leaf in enumerate(leaves)
-            if leaf is not None
+            jnp.sum(jnp.square(part.astype(jnp.promote_types(part.dtype, jnp.float32)))) / sharers[number]
+            for leaf, held in enumerate(leaves)
+            if held is not None
+            for number, part in holding.parts(leaf, holding.array(leaf, held))
         ]
         square = sum(squares, start=jnp.float32(0))
         if len(workers) > 1:

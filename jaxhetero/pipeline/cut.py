@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from jaxhetero.pipeline.arguments import Signature, TracedLoss
@@ -10,6 +12,7 @@ from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.programs import Programs, make_programs
 from jaxhetero.pipeline.report import Report, StageReport, balance
+from jaxhetero.pipeline.rows import Holding
 from jaxhetero.pipeline.stages import Stage
 
 
@@ -37,26 +40,31 @@ class Cut:
         """Those of this worker, ascending."""
         return [self.stages[number] for number in self.places.own_stages(self.decision.schedule)]
 
-    @property
-    def own_params(self) -> list[int]:
-        """The numbers of this worker's parameters. Those that no stage uses are on the first worker."""
-        used = {number for stage in self.stages for number in stage.params}
-        own = {number for stage in self.own_stages for number in stage.params}
-        if self.places.place == 0:
-            own |= set(self.traced.roles.params) - used
-        return sorted(own)
+    @cached_property
+    def holding(self) -> Holding:
+        """What this worker holds of the parameters."""
+        return self._holding_at(self.places.place)
+
+    def _holding_at(self, place: int) -> Holding:
+        """What the worker at a place holds of the parameters. The first one has those that no stage uses."""
+        place_of = self.decision.schedule.place_of
+        held = {number for stage in self.stages if place_of(stage.number) == place for number in stage.params}
+        if place == 0:
+            held.update(set(self.traced.roles.params).difference(*(stage.params for stage in self.stages)))
+        return Holding(self.traced.graph.inputs, self.traced.spans, held)
 
     def sharers(self) -> dict[int, int]:
-        """For each parameter of this worker, how many places of the pipeline have it."""
+        """For each parameter, how many places of the pipeline have it."""
         place_of = self.decision.schedule.place_of
         return {
             number: len({place_of(stage.number) for stage in self.stages if number in stage.params} or {0})
-            for number in self.own_params
+            for number in self.traced.roles.params
         }
 
     def programs(self, stage: Stage) -> Programs:
         """Trace the programs of a stage."""
-        return make_programs(stage, self.traced.graph, parted=self.decision.schedule.is_parted)
+        holding = self._holding_at(self.decision.schedule.place_of(stage.number))
+        return make_programs(stage, self.traced.graph, holding, parted=self.decision.schedule.is_parted)
 
     def report(self) -> Report:
         """What each stage computes, receives and holds. Traces the programs of all stages."""
@@ -74,7 +82,7 @@ class Cut:
         fixed = programs.params_bytes + programs.sums_bytes + programs.prepared_bytes
         return StageReport(
             cost=float(costs[begin:end].sum() / costs.sum()),
-            parameter_count=sum(value.aval.size for value in programs.inputs.params),
+            parameter_count=sum(value.aval.size for value in programs.params),
             parameter_bytes=programs.params_bytes,
             sum_bytes=programs.sums_bytes,
             prepared_bytes=programs.prepared_bytes,

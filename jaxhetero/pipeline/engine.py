@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jaxhetero import collectives
 from jaxhetero._channels import Channels
 from jaxhetero.errors import ConfigError
-from jaxhetero.pipeline.arguments import Splitter, is_none, shape_of
+from jaxhetero.pipeline.arguments import Splitter, shape_of
 from jaxhetero.pipeline.cut import Cut
 from jaxhetero.pipeline.executor import Executor, Made
 from jaxhetero.pipeline.reduction import Reduction
 from jaxhetero.pipeline.results import Results
+from jaxhetero.pipeline.rows import is_leaf
 from jaxhetero.pipeline.runner import Step
 
 
@@ -33,14 +34,14 @@ class Engine:
         self._executor = Executor(schedule, programs, stages, places, channels, reduction)
         self._results = Results(graph, stages, schedule, places, channels)
         self._splitter = Splitter(schedule.microbatches)
-        self._own_params = frozenset(cut.own_params)
+        self._own_leaves = frozenset(cut.holding.leaves)
         if cut.places.worker_count > 1:
             # Compiling takes the workers different times. From here on, who is late is stuck.
             collectives.barrier(name="pipeline: compiled")
 
     def run(self, params: Any, arguments: Sequence[Any]) -> Any:
         """A step. After one that has failed, every further one fails in the same way."""
-        leaves, structure = jax.tree.flatten(params, is_leaf=is_none)
+        leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
         if self._failure is not None:
             raise self._failure
         step = self._step(self._arrays([params, *arguments]))
@@ -51,11 +52,14 @@ class Engine:
             self._failure = error  # other workers wait for messages of this step, and this one for theirs
             raise
         gradients = [
-            None if leaf is None else made.gradients[number] if number in made.gradients else jnp.zeros_like(leaf)
-            for number, leaf in enumerate(leaves)
+            None if leaf is None else self._gradient(number, leaf, made.gradients) for number, leaf in enumerate(leaves)
         ]
         value = self._value(outputs, made.state, arguments)
         return value, jax.tree.unflatten(structure, gradients)
+
+    def _gradient(self, number: int, leaf: Any, gradients: dict[int, Any]) -> Any:
+        joined = self._cut.holding.join(number, gradients)
+        return jax.tree.map(jnp.zeros_like, leaf) if joined is None else joined
 
     def _run(self, step: Step) -> tuple[Made, dict[int, Any]]:
         self._results.begin_step()
@@ -69,13 +73,13 @@ class Engine:
         aux = jax.tree.unflatten(traced.aux_tree, [outputs[number] for number in traced.roles.aux_outputs])
         if signature.state_argnum is None:
             return (loss, aux) if signature.has_aux else loss
-        structure = jax.tree.structure(arguments[signature.state_argnum - 1], is_leaf=is_none)
+        structure = jax.tree.structure(arguments[signature.state_argnum - 1], is_leaf=is_leaf)
         new_state = jax.tree.unflatten(structure, [state.get(number) for number in traced.roles.state])
         return (loss, (aux, new_state)) if signature.has_aux else (loss, new_state)
 
     def _refuse_others(self, params: Sequence[Any]) -> None:
         for number, leaf in enumerate(params):
-            if leaf is not None and number not in self._own_params:
+            if leaf is not None and number not in self._own_leaves:
                 name = self._cut.traced.names[number]
                 raise ConfigError(
                     f"pipeline: the parameter {name} belongs to a stage of another worker; give what Pipeline.init or "
@@ -91,7 +95,7 @@ class Engine:
             )
         arrays: list[Any] = []
         for argnum, (argument, tree) in enumerate(zip(arguments, traced.trees, strict=True)):
-            leaves = jax.tree.leaves(argument, is_leaf=is_none)
+            leaves = jax.tree.leaves(argument, is_leaf=is_leaf)
             if len(leaves) != tree.num_leaves:
                 raise ConfigError(
                     f"pipeline: argument {argnum} has {len(leaves)} leaves; the loss was cut for {tree.num_leaves}"
@@ -100,26 +104,34 @@ class Engine:
         return dict(enumerate(arrays))
 
     def _step(self, arrays: dict[int, Any]) -> Step:
-        own = self._cut.own_stages
-        params = {number: arrays[number] for stage in own for number in stage.params}
+        own, holding = self._cut.own_stages, self._cut.holding
+        microbatches = self._cut.decision.schedule.microbatches
+        leaves = holding.leaves_of(number for stage in own for number in stage.params)
+        params = {leaf: holding.array(leaf, arrays[leaf]) for leaf in leaves}
         whole = {number: arrays[number] for stage in own for number in stage.whole}
         batch = {number: arrays[number] for stage in own for number in stage.batch}
         state = {number: arrays[number] for stage in own for number in stage.state}
-        self._check_arrays({**params, **whole, **state}, 1)
-        self._check_arrays(batch, self._cut.decision.schedule.microbatches)
+        for leaf, array in params.items():
+            self._check_array(leaf, array, holding.shape(leaf).shape)
+        for number, array in (whole | state).items():
+            self._check_array(number, array, self._shape(number))
+        for number, array in batch.items():
+            count, *rest = self._shape(number)
+            self._check_array(number, array, (count * microbatches, *rest))
         return Step(params, whole, state, self._splitter.split(batch))
 
-    def _check_arrays(self, arrays: dict[int, Any], parts: int) -> None:
-        traced = self._cut.traced
-        for number, array in arrays.items():
-            aval = traced.graph.inputs[number].aval
-            if array is None:
-                what = traced.names[number] if number in traced.roles.params else f"leaf {number} of the arguments"
-                raise ConfigError(f"pipeline: {what} is None, but a stage of this worker uses it; see Pipeline.own")
-            shape = shape_of(array)
-            wanted = (aval.shape[0] * parts, *aval.shape[1:]) if number in traced.roles.batch else aval.shape
-            if (shape.shape, shape.dtype) != (wanted, aval.dtype):
-                raise ConfigError(
-                    f"pipeline: leaf {number} of the arguments is {shape.dtype}{list(shape.shape)}; the loss was cut "
-                    f"for {aval.dtype}{list(wanted)}. Call cut() again for other shapes"
-                )
+    def _shape(self, number: int) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._cut.traced.graph.inputs[number].aval.shape
+        return shape
+
+    def _check_array(self, number: int, array: Any, wanted: tuple[int, ...]) -> None:
+        names, dtype = self._cut.traced.names, self._cut.traced.graph.inputs[number].aval.dtype
+        if array is None:
+            what = names[number] if number < len(names) else f"leaf {number} of the arguments"
+            raise ConfigError(f"pipeline: {what} is None, but a stage of this worker uses it; see Pipeline.own")
+        shape = shape_of(array)
+        if (shape.shape, shape.dtype) != (wanted, dtype):
+            raise ConfigError(
+                f"pipeline: leaf {number} of the arguments is {shape.dtype}{list(shape.shape)}; the loss was cut for "
+                f"{dtype}{list(wanted)}. Call cut() again for other shapes"
+            )

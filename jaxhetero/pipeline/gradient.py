@@ -10,7 +10,7 @@ import jax
 from jaxhetero import _compat, world
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.agreement import check_digest, cut_digest, digest, measure_on_rank_0
-from jaxhetero.pipeline.arguments import Signature, is_none, trace_loss
+from jaxhetero.pipeline.arguments import Signature, trace_loss
 from jaxhetero.pipeline.clipping import clip_by_global_norm
 from jaxhetero.pipeline.costs import estimate
 from jaxhetero.pipeline.cut import Cut
@@ -20,6 +20,7 @@ from jaxhetero.pipeline.graph import evaluate, trace
 from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.report import Report
+from jaxhetero.pipeline.rows import is_leaf
 from jaxhetero.pipeline.schedules import ScheduleName
 from jaxhetero.pipeline.simulation import Network, Simulation
 from jaxhetero.pipeline.stages import make_stages
@@ -111,7 +112,7 @@ def value_and_grad(
 
 
 class Pipeline:
-    """What ``value_and_grad`` returns. Each worker holds the parameters of its stages; others are None in its trees."""
+    """What ``value_and_grad`` returns. Each worker holds the parameters of its stages alone: see ``init``."""
 
     def __init__(self, loss_fn: Callable[..., Any], signature: Signature, wishes: Wishes, *, is_measured: bool) -> None:
         self._loss_fn = loss_fn
@@ -179,26 +180,28 @@ class Pipeline:
           arguments: of ``init_fn``.
 
         Returns:
-          The tree of parameters, with None in the place of those of other workers.
+          The tree of parameters, with None in the place of leaves that only other workers use, and ``Rows`` in the
+          place of those that are stacked over a scan of which this worker computes a part.
         """
         structure = jax.tree.structure(jax.eval_shape(init_fn, *arguments))
         self._check_structure(structure)
         graph = trace(lambda *traced: jax.tree.leaves(init_fn(*traced)), *arguments)
-        own = self._known_cut.own_params
-        part = graph.keep_live([graph.outputs[number] for number in own])
+        holding = self._known_cut.holding
+        part = graph.keep_live([graph.outputs[leaf] for leaf in holding.leaves])
 
-        def make(operands: list[Any]) -> list[Any]:
+        def make(operands: list[Any]) -> dict[int, Any]:
             known = {**part.constants, **dict(zip(part.inputs, operands, strict=True))}
-            return evaluate(part.equations, known, part.outputs)
+            made = evaluate(part.equations, known, part.outputs)
+            return {leaf: holding.take(leaf, array) for leaf, array in zip(holding.leaves, made, strict=True)}
 
-        made = jax.jit(make)(jax.tree.leaves(arguments))
-        return self._tree(structure, dict(zip(own, made, strict=True)))
+        return self._tree(structure, jax.jit(make)(jax.tree.leaves(arguments)))
 
     def own(self, params: Any) -> Any:
-        """The tree of parameters with None in the place of those that this worker does not hold. Does not block."""
-        leaves, structure = jax.tree.flatten(params, is_leaf=is_none)
+        """This worker's part of the tree of parameters, as ``init`` makes it. Does not block."""
+        leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
         self._check_structure(structure)
-        return self._tree(structure, {number: leaves[number] for number in self._known_cut.own_params})
+        holding = self._known_cut.holding
+        return self._tree(structure, {leaf: holding.take(leaf, leaves[leaf]) for leaf in holding.leaves})
 
     def clip_by_global_norm(self, max_norm: float) -> optax.GradientTransformation:
         """As ``optax.clip_by_global_norm``, over the gradients of all stages of the pipeline.
@@ -216,7 +219,8 @@ class Pipeline:
           >>> print(f"{jnp.linalg.norm(updates):.3f}")
           0.100
         """
-        return clip_by_global_norm(max_norm, self._known_cut.sharers(), self._known_cut.places)
+        cut = self._known_cut
+        return clip_by_global_norm(max_norm, cut.holding, cut.sharers(), cut.places)
 
     def __call__(self, params: Any, *arguments: Any) -> Any:
         """The loss and the gradients of this worker's parameters.
@@ -251,10 +255,10 @@ class Pipeline:
         return self._cut
 
     def _make_cut(self, params: Any, arguments: Sequence[Any]) -> Cut:
-        if any(map(is_none, jax.tree.leaves(params, is_leaf=is_none))):
+        if any(map(is_leaf, jax.tree.leaves(params, is_leaf=is_leaf))):
             raise ConfigError(
-                "pipeline: some parameters are None; give cut() the shapes of all parameters, for example those of "
-                "jax.eval_shape(init_fn), before the function is called with those of one worker"
+                "pipeline: some parameters are None, or Rows; give cut() the shapes of all parameters, for example "
+                "those of jax.eval_shape(init_fn), before the function is called with those of one worker"
             )
         current = world.current()
         workers = self._wishes.stages or current.size

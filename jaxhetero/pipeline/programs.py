@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero.pipeline.graph import Equation, Graph, Value, evaluate, live, trace
+from jaxhetero.pipeline.rows import Holding
 from jaxhetero.pipeline.stages import Stage
 
 
@@ -70,6 +71,7 @@ class Inputs:
     """The values that a stage's programs are given, by what they are."""
 
     params: tuple[Value, ...]
+    """What the worker holds of each leaf that the stage uses."""
     whole: tuple[Value, ...]
     state: tuple[Value, ...]
     received: tuple[Value, ...]
@@ -100,6 +102,10 @@ class Programs:
     """The programs of one stage. ``weights`` is empty if the backward pass is not parted."""
 
     stage: Stage
+    leaves: tuple[int, ...]
+    """The numbers of the leaves that the stage uses, in the order of ``inputs.params``."""
+    params: tuple[Value, ...]
+    """The parameters of the stage: leaves, or rows of leaves."""
     inputs: Inputs
     outputs: Outputs
     prepare: Program
@@ -139,7 +145,7 @@ class Programs:
     @property
     def params_bytes(self) -> int:
         """The stage's parameters."""
-        return sum(value.bytes for value in self.inputs.params)
+        return sum(value.bytes for value in self.params)
 
     @property
     def sums_bytes(self) -> int:
@@ -147,14 +153,15 @@ class Programs:
         return sum(value.bytes for value in self.inputs.sums)
 
 
-def make_programs(stage: Stage, graph: Graph, *, parted: bool) -> Programs:
+def make_programs(stage: Stage, graph: Graph, holding: Holding, *, parted: bool) -> Programs:
     """Trace a stage, and deal its equations out.
 
     Args:
       graph: of the whole loss.
+      holding: what the worker of the stage holds.
       parted: whether gradients of received values and gradients of parameters are programs of their own.
     """
-    return _Dealer(stage, graph).programs(parted)
+    return _Dealer(stage, graph, holding).programs(parted)
 
 
 def sum_dtype(dtype: Any) -> Any:
@@ -171,8 +178,10 @@ def _is_float(shape: Any) -> bool:
 
 
 class _Dealer:
-    def __init__(self, stage: Stage, graph: Graph) -> None:
+    def __init__(self, stage: Stage, graph: Graph, holding: Holding) -> None:
         self.stage = stage
+        self.holding = holding
+        self.leaves = tuple(holding.leaves_of(stage.params))
         self.constants = {value: graph.constants[value] for value in stage.constants}
         self.params = tuple(graph.inputs[number] for number in stage.params)
         self.whole = tuple(graph.inputs[number] for number in stage.whole)
@@ -202,6 +211,8 @@ class _Dealer:
         first_outputs = (*outputs.gradients, *_made_for(first, {*_needs(second)})) if parted else backward_outputs
         return Programs(
             self.stage,
+            self.leaves,
+            self.params,
             inputs,
             outputs,
             make.program(prepared, _made_for(prepared, {*_needs(forward), *later, *forward_outputs})),
@@ -216,7 +227,8 @@ class _Dealer:
         target_counts = [len(targets) for _, targets in sent]
         sums = [_sum_shape(value) for value in self.params if value.is_float]
         shapes = (
-            *(_shapes(values) for values in (self.params, self.whole, self.state, self.stage.received, self.batch)),
+            [self.holding.shape(leaf) for leaf in self.leaves],
+            *(_shapes(values) for values in (self.whole, self.state, self.stage.received, self.batch)),
             [value.shape for value, targets in sent for _ in targets],
             [] if self.loss_place is None else [self.results[self.loss_place].shape],
             sums,
@@ -235,7 +247,7 @@ class _Dealer:
     def _joint(
         self,
         target_counts: list[int],
-        params: list[Any],
+        leaves: list[Any],
         whole: list[Any],
         state: list[Any],
         received: list[Any],
@@ -260,10 +272,20 @@ class _Dealer:
                 differentiated.append(made[len(sent) + self.loss_place])
             return differentiated, made
 
+        params = self._params_of(leaves)
         differentiated, pull_back, made = jax.vjp(run, _floats(params), _floats(received), has_aux=True)
         gradients, received_gradients = pull_back(_add_up(cotangents, target_counts, differentiated) + seed)
         new_sums = [total + gradient.astype(total.dtype) for total, gradient in zip(sums, gradients, strict=True)]
         return [*made, *new_sums, *received_gradients]
+
+    def _params_of(self, leaves: Sequence[Any]) -> list[Any]:
+        """The stage's parameters, of what the worker holds."""
+        parts = {
+            number: part
+            for leaf, array in zip(self.leaves, leaves, strict=True)
+            for number, part in self.holding.parts(leaf, array)
+        }
+        return [parts[number] for number in self.stage.params]
 
 
 def _add_up(cotangents: list[Any], counts: list[int], like: Sequence[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ class Step:
     """What a step starts from, on this worker. Arrays by their number among the inputs of the loss."""
 
     params: Mapping[int, Any]
+    """What the worker holds of each leaf."""
     whole: Mapping[int, Any]
     state: Mapping[int, Any]
     batches: Sequence[Mapping[int, Any]]
@@ -67,7 +68,7 @@ class StageRunner:
         """Prepare what depends on parameters alone."""
         inputs, stage = self.programs.inputs, self.stage
         self._common = {
-            **_numbered(inputs.params, step.params, stage.params),
+            **_numbered(inputs.params, step.params, self.programs.leaves),
             **_numbered(inputs.whole, step.whole, stage.whole),
             **dict(zip(inputs.seed, self._seed, strict=True)),
         }

@@ -63,7 +63,7 @@ def joined(batches: Iterator[tuple[Any, ...]], count: int) -> Iterator[tuple[Any
 class StagedStep:
     """A train step over the stages of a pipeline, with the methods of a jitted one.
 
-    A state is whole, or has None in the place of what other workers hold. The step takes both, and returns the latter.
+    A state is whole, or has what this worker holds alone. The step takes both, and returns the latter.
     """
 
     loss: Callable[..., Any]
@@ -90,7 +90,7 @@ class StagedStep:
         """Cut the model for these shapes."""
         self.report = str(self._grad_fn.cut(state.params, *self._statistics_of(state), *batch))
         optimizer = self.make_optimizer(self._grad_fn)
-        self._template = jax.eval_shape(optimizer.init, self._grad_fn.own(state.params))
+        self._template = jax.eval_shape(lambda params: optimizer.init(self._grad_fn.own(params)), state.params)
 
         def update(grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
             updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -105,7 +105,7 @@ class StagedStep:
 
     def __call__(self, state: Any, *batch: Any) -> tuple[Any, jax.Array]:
         params = self._grad_fn.own(state.params)
-        opt_state = _part(state.opt_state, self._template)
+        opt_state = jaxhetero.pipeline.part(state.opt_state, self._template)
         value, grads = self._grad_fn(params, *self._statistics_of(state), *batch)
         params, opt_state = self._update(grads, opt_state, params)
         state = state._replace(params=params, opt_state=opt_state)
@@ -123,10 +123,3 @@ class StagedStep:
 
     def _statistics_of(self, state: Any) -> tuple[Any, ...]:
         return () if self.statistics is None else (getattr(state, self.statistics),)
-
-
-def _part(whole: Any, template: Any) -> Any:
-    """The leaves of ``whole`` that ``template`` has; None for the others."""
-    return jax.tree.map(
-        lambda own, leaf: None if own is None else leaf, template, whole, is_leaf=lambda leaf: leaf is None
-    )

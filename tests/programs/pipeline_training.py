@@ -1,6 +1,10 @@
-"""A few steps of training with a model that is cut, and with the whole one: initialisation, clipping, checkpoint."""
+"""A few steps of training with a model that is cut, and with the whole one: initialisation, clipping, checkpoint.
+
+python pipeline_training.py SETTINGS OF THE MODEL, SETTINGS OF THE CUT
+"""
 
 import json
+import sys
 
 import jax
 import numpy as np
@@ -10,7 +14,7 @@ from pipeline_zoo import MICROBATCHES, errors, language_model, reference
 import jaxhetero
 
 jaxhetero.initialize()
-model = language_model(tied=True, layers=2)
+model = language_model(**json.loads(sys.argv[1]))
 
 
 def init(key: jax.Array) -> object:
@@ -26,8 +30,10 @@ def update(optimizer, grads, opt_state, params):
     return optax.apply_updates(params, updates), opt_state
 
 
-grad_fn = jaxhetero.pipeline.value_and_grad(model.loss, stages=2, microbatches=MICROBATCHES)
-grad_fn.cut(jax.eval_shape(init, jax.random.key(0)), *model.arguments)
+grad_fn = jaxhetero.pipeline.value_and_grad(
+    model.loss, stages=jaxhetero.size(), microbatches=MICROBATCHES, **json.loads(sys.argv[2])
+)
+report = grad_fn.cut(jax.eval_shape(init, jax.random.key(0)), *model.arguments)
 params = grad_fn.init(init, jax.random.key(0))
 whole = jax.jit(init)(jax.random.key(0))
 drawn = jaxhetero.pipeline.gather(params)
@@ -45,11 +51,18 @@ for _ in range(4):
     whole, plain_state = plain_step(grads, plain_state, whole)
 
 found = jaxhetero.pipeline.gather((params, opt_state))
+parted = jaxhetero.pipeline.part(found[1], opt_state)
+is_same_part = jax.tree.structure(parted) == jax.tree.structure(opt_state)
+is_same_part &= all(map(np.array_equal, jax.tree.leaves(parted), jax.tree.leaves(opt_state)))
 print(
     json.dumps(
         {
             "same_start": is_same,
+            "same_part": is_same_part,
             "own_leaves": len(jax.tree.leaves(params)),
+            "own_elements": sum(leaf.size for leaf in jax.tree.leaves(params)),
+            "elements": sum(leaf.size for leaf in jax.tree.leaves(whole)),
+            "reported_elements": [stage.parameter_count for stage in report.stages],
             "error": max(errors(found[0], whole)),
             "state_error": max(errors(found[1], plain_state)),
         }
