@@ -12,6 +12,7 @@ import pytest
 
 import jaxhetero
 from jaxhetero.errors import ConfigError
+from jaxhetero.pipeline import costs
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 
@@ -183,6 +184,26 @@ def test_costs_may_be_measured() -> None:
     assert 1 <= report.balance < 3
     _, wanted = reference(model, model.params, model.arguments)
     assert max(errors(grad_fn(model.params, *model.arguments)[1], wanted)) < 1e-6
+
+
+def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions with a derivative of their own as well."""
+    measured = []
+    monkeypatch.setattr(costs, "_time", lambda program, operands: measured.append(program) or 1.0)
+
+    @jax.custom_vjp
+    def layer(x: Any) -> Any:
+        return jnp.tanh(x)
+
+    layer.defvjp(lambda x: (layer(x), x), lambda x, gradient: (gradient,))
+
+    def loss(w: Any, x: Any) -> Any:
+        for _ in range(10):
+            x = layer(x * w)
+        return jnp.mean(x)
+
+    cut(Model(loss, W, (X,)), 2, costs="measured").cut(W, X)
+    assert len(measured) < 8, "an idle program, a product, a layer, and what the mean consists of"
 
 
 def test_a_slower_network_makes_a_longer_step() -> None:
