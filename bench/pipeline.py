@@ -3,16 +3,19 @@
     python -m bench.pipeline --stages 4 --microbatches 16 --schedules interleaved,virtual:2,zero_bubble
     python -m bench.pipeline --stages 4 --replicas 2 --microbatches 32 --schedules breadth_first:4 --reduce 3
 
-The model is a chain of timed waits (bench/accelerator/stages.py). Activations, gradients and the network between the
-hosts (bench/netlab; needs root) are real. ``--reduce R`` gives the model so many parameters that an all-reduce of their
-gradients takes R times the computation of a step, C, and measures data parallelism with the same workers as well:
-every worker has the whole model, and reduces a bucket of gradients as soon as its backward pass has them.
+The model is a chain of timed waits (bench/accelerator/stages.py), one for each stage; with ``--profile bert-large`` one
+for each layer of BERT-large, in proportion to its arithmetic and its parameters, and with its tied embeddings.
+Activations, gradients and the network between the hosts (bench/netlab; needs root) are real.
+
+``--reduce R`` gives the model so many parameters that an all-reduce of their gradients takes R times the computation of
+a step, C, and measures data parallelism with the same workers as well: every worker has the whole model, and reduces a
+bucket of gradients as soon as its backward pass has them.
 
 The columns:
 
     step_ms     a step: from the first worker's begin to the last worker's end
     over_C      step / (the time of all tasks / the workers that share them)
-    simulated   the same, simulated: with the waits as tasks, the network, and the reductions
+    simulated   the same, simulated: with the waits as measured on rank 0, the network, and the reductions
     ratio       step / simulated step
     bubble      1 - C / step
 """
@@ -26,12 +29,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import tyro
 
 from bench.accelerator.emulation import WAIT_SOURCE
+from bench.accelerator.profiles import PROFILES
+from bench.accelerator.schedule import make_schedule
 from bench.engines import build_native as native
 from bench.engines.specs import EngineSpec, parse_size
 from bench.errors import BenchError
@@ -59,6 +64,8 @@ class Options:
     """Microbatches of a step."""
     schedules: str = "simple,interleaved,virtual:2,breadth_first:2,zero_bubble"
     """Schedules to measure in turn; behind a colon the stages of each worker."""
+    profile: Literal["even", *PROFILES] = "even"  # type: ignore[valid-type]
+    """The proportions of the model's layers: all alike, or those of a real model."""
     task_ms: float = 50
     """What the forward pass of one worker's part of a microbatch takes. The backward pass takes twice as long."""
     reduce: float = 0
@@ -135,18 +142,42 @@ def _parameter_bytes(options: Options, conditions: Conditions) -> int:
     return int(options.reduce * options.compute_s * conditions.goodput_bytes_per_s)
 
 
+@dataclass(frozen=True)
+class _Model:
+    """What its layers take in a step on one accelerator, and their parameters."""
+
+    seconds: list[float]
+    counts: list[int]
+    tied: tuple[int, ...] = ()
+
+
+def _model(options: Options, stage_count: int, parameter_count: int) -> _Model:
+    # The stages of a pipeline share a step of the whole model.
+    step_s = options.compute_s * options.stages
+    if options.profile == "even":
+        return _Model([step_s / stage_count] * stage_count, [parameter_count // stage_count] * stage_count)
+    profile = PROFILES[options.profile]
+    work = sum(layer.multiply_adds for layer in profile.layers)
+    scale = parameter_count / profile.parameter_count
+    return _Model(
+        [step_s * layer.multiply_adds / work for layer in profile.layers],
+        [max(1, round(scale * sum(layer.parameter_counts))) for layer in profile.layers],
+        profile.tied,
+    )
+
+
 def _measure(options: Options, job: Job, lab: Lab, conditions: Conditions, name: str, count: int) -> Row:
-    blocks = options.stages * count
+    stage_count = options.stages * count
+    model = _model(options, stage_count, max(_parameter_bytes(options, conditions) // 4, 16 * stage_count))
     settings = {"stages": options.stages, "microbatches": options.microbatches, "schedule": name}
     settings["stages_per_worker"] = count
     with ExitStack() as stack:
         team = _start(lab, job, stack)
         facts = team.request(
             "prepare_stages",
-            blocks=blocks,
-            # The stages of a pipeline share a step of the whole model.
-            step_s=options.compute_s * options.stages,
-            parameter_bytes=max(_parameter_bytes(options, conditions), 64 * blocks),
+            seconds=model.seconds,
+            counts=model.counts,
+            tied=model.tied,
             activation_bytes=parse_size(options.activation_bytes),
             is_parted=name == "zero_bubble",
             bytes_per_s=conditions.goodput_bytes_per_s,
@@ -159,25 +190,35 @@ def _measure(options: Options, job: Job, lab: Lab, conditions: Conditions, name:
             times_s += from_first_begin_to_last_end(team.request("measure_stages", count=options.batch))
         team.stop()
     label = name if count == 1 else f"{name}:{count}"
+    print(f"# {label}: millions of parameters of each stage:", *(f"{n / 1e6:.1f}" for n in facts["parameter_counts"]))
     return Row(label, median(times_s), options.compute_s, facts["simulated_s"], times_s)
 
 
 def _measure_data_parallel(options: Options, job: Job, lab: Lab, conditions: Conditions) -> Row:
     """Each worker computes its share of the batch with the whole model, so a step of one worker takes C as well."""
-    count = _parameter_bytes(options, conditions) // 4 // _BUCKETS
-    compute_s = options.compute_s
-    ready_s = [compute_s / 3 + 2 / 3 * compute_s * (index + 1) / _BUCKETS for index in range(_BUCKETS)]
+    counts, ready_s = _buckets(options, _parameter_bytes(options, conditions) // 4)
     with ExitStack() as stack:
         team = _start(lab, job, stack)
         library = _build_wait(stack)
-        counts = [count] * _BUCKETS
         team.request("prepare_emulation", counts=counts, ready_s=ready_s, combined=False, library=library)
         times_s: list[float] = []
         for _ in range(options.rounds):
             answers = team.request("measure_emulation", program="step", count=options.batch)
             times_s += from_first_begin_to_last_end(answers)
         team.stop()
-    return Row("data parallel", median(times_s), compute_s, None, times_s)
+    return Row("data parallel", median(times_s), options.compute_s, None, times_s)
+
+
+def _buckets(options: Options, parameter_count: int) -> tuple[list[int], list[float]]:
+    """The parameters of each bucket, and when its gradients are ready."""
+    compute_s = options.compute_s
+    if options.profile == "even":
+        ready_s = [compute_s / 3 + 2 / 3 * compute_s * (index + 1) / _BUCKETS for index in range(_BUCKETS)]
+        return [parameter_count // _BUCKETS] * _BUCKETS, ready_s
+    profile = PROFILES[options.profile]
+    size_scale = parameter_count / profile.parameter_count
+    buckets = make_schedule(profile, size_scale, compute_s / profile.step_s / size_scale)
+    return [bucket.count for bucket in buckets], [bucket.ready_s for bucket in buckets]
 
 
 def _build_wait(stack: ExitStack) -> str:

@@ -306,11 +306,23 @@ def test_train_step_of_every_engine(tmp_path: Path) -> None:
         assert row["efficiency"] == pytest.approx(1 - row["exposed_s"] / row["step_s"])
 
 
-def test_steps_of_a_pipeline_last_as_long_as_its_tasks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", ["even", "bert-large"])
+def test_steps_of_a_pipeline_last_as_long_as_its_tasks(profile: str, tmp_path: Path) -> None:
     """Two replicas of one stage each, and data parallelism beside them."""
     file = tmp_path / "pipeline.json"
     arguments = ["--loopback", "--rate", "none", "--stages", "1", "--replicas", "2", "--microbatches", "2"]
-    arguments += ["--schedules", "breadth_first:2", "--task-ms", "5", "--reduce", "0.001", "--rounds", "1"]
+    arguments += [
+        "--profile",
+        profile,
+        "--schedules",
+        "breadth_first:2",
+        "--task-ms",
+        "5",
+        "--reduce",
+        "0.001",
+        "--rounds",
+        "1",
+    ]
     assert pipeline.main([*arguments, "--batch", "1", "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["breadth_first:2", "data parallel"]

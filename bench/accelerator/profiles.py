@@ -38,6 +38,8 @@ class Profile:
     batch_count: int
     """Samples of one worker in a step."""
     samples_per_s: float
+    tied: tuple[int, ...] = ()
+    """Two layers, of which the second uses the parameters of the first as well."""
 
     @property
     def step_s(self) -> float:
@@ -81,7 +83,8 @@ def _bert_large() -> Profile:
     layers.append(Layer("masked words", (h * h, h, h, h), predictions * h * h))
     # The decoder shares the matrix of the embeddings. Its gradient is complete only at the end of the backward pass.
     layers.append(Layer("decoder", (vocabulary,), predictions * vocabulary * h))
-    return Profile("bert-large", tuple(layers), batch_count=64, samples_per_s=224)
+    tied = (0, len(layers) - 1)
+    return Profile("bert-large", tuple(layers), batch_count=64, samples_per_s=224, tied=tied)
 
 
 def _encoder(name: str) -> list[Layer]:

@@ -1,13 +1,14 @@
 """A model of timed waits, to be cut into stages: its tasks last as long as those of an accelerator.
 
-Every stage has one block, which waits in its forward pass and in its backward pass. Activations, gradients and what is
-sent are real arrays. The gradients are zeros that cost nothing to add up, because the hosts of a lab share few cores.
+Each of its blocks waits in its forward pass and in its backward pass. Activations, gradients and what is sent are real
+arrays. The gradients are zeros that cost nothing to add up, because the hosts of a lab share few cores.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -15,8 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from jaxhetero.pipeline.schedules import Kind, Task
-from jaxhetero.pipeline.simulation import simulate
 
 _WORK = "bench_work"
 
@@ -25,9 +24,9 @@ class StagedEmulation:
     """Steps of a model that is cut over the workers.
 
     Args:
-      blocks: of the model, as many as stages; all alike.
-      step_s: the seconds of a step on one accelerator: a third of it is the forward pass.
-      parameter_bytes: of the whole model, float32.
+      seconds: what a step of each block takes on one accelerator: a third of it is the forward pass.
+      counts: the parameters of each block, float32.
+      tied: two blocks, of which the second uses the parameters of the first as well.
       activation_bytes: of one microbatch, between two blocks.
       is_parted: whether gradients of activations and of parameters are waited for one after the other.
       network: between the hosts.
@@ -38,9 +37,9 @@ class StagedEmulation:
     def __init__(
         self,
         *,
-        blocks: int,
-        step_s: float,
-        parameter_bytes: int,
+        seconds: Sequence[float],
+        counts: Sequence[int],
+        tied: Sequence[int],
         activation_bytes: int,
         is_parted: bool,
         network: jaxhetero.pipeline.Network,
@@ -48,25 +47,25 @@ class StagedEmulation:
         settings: dict[str, Any],
     ) -> None:
         jax.ffi.register_ffi_target(_WORK, jax.ffi.pycapsule(ctypes.CDLL(library).BenchWork), platform="cpu")
-        self._third_s: float = step_s / 3 / blocks / settings["microbatches"]
-        count, width = parameter_bytes // 4 // blocks, activation_bytes // 4
-        self._parameter_bytes = 4 * count
-        self._activation_bytes = activation_bytes
         self._network = network
-        block = _block(self._third_s, is_parted=is_parted)
+        microbatches = settings["microbatches"]
+        blocks = [_block(step_s / 3 / microbatches, is_parted=is_parted) for step_s in seconds]
+        # Of each block, the other blocks whose parameters it uses.
+        others = {tied[1]: [tied[0]]} if tied else {}
 
         def init() -> tuple[jax.Array, list[jax.Array]]:
-            return jnp.zeros(()), [jnp.zeros(count) for _ in range(blocks)]
+            return jnp.zeros(()), [jnp.zeros(count) for count in counts]
 
         def loss_fn(params: tuple[jax.Array, list[jax.Array]], x: jax.Array) -> jax.Array:
             offset, kernels = params
             x = x + offset  # so that the first block has a gradient to pass on, as the others have
-            for kernel in kernels:
-                x = block(kernel, x)
+            for number, block in enumerate(blocks):
+                x = block([kernels[used] for used in (number, *others.get(number, ()))], x)
             return jnp.mean(x)
 
-        self._batch = np.zeros((settings["microbatches"], width), np.float32)
-        self._grad_fn = jaxhetero.pipeline.value_and_grad(loss_fn, **settings)
+        self._batch = np.zeros((microbatches, activation_bytes // 4), np.float32)
+        # On paper the waits are nothing.
+        self._grad_fn = jaxhetero.pipeline.value_and_grad(loss_fn, costs="measured", **settings)
         self._grad_fn.cut(jax.eval_shape(init), self._batch)
         self._params = self._grad_fn.init(init)
 
@@ -75,22 +74,9 @@ class StagedEmulation:
         jax.block_until_ready(self._grad_fn(self._params, self._batch))
 
     def facts(self) -> dict[str, Any]:
-        """The step that a simulation finds, with the waits as the costs: on paper they are nothing."""
-        report = self._grad_fn.report()
-        schedule, network = report.schedule, self._network
-        sizes = [stage.parameter_bytes for stage in report.stages]
-        assert all(int(size // self._parameter_bytes) == 1 for size in sizes), f"not one block a stage: {sizes}"
-
-        def task_s(task: Task) -> float:
-            return 2 * self._third_s if task.kind is Kind.BACKWARD and not schedule.is_parted else self._third_s
-
-        def reduce_s(stage: int) -> float:
-            return self._parameter_bytes / network.bytes_per_s + network.latency_s
-
-        transfers = {(stage, stage + 1): float(self._activation_bytes) for stage in range(schedule.stage_count - 1)}
-        is_reduced = self._grad_fn.replica_count > 1
-        simulation = simulate(schedule, task_s, transfers, network, reduce_s if is_reduced else None)
-        return {"simulated_s": simulation.step_s}
+        """The step that a simulation finds, and the parameters of each stage."""
+        counts = [stage.parameter_count for stage in self._grad_fn.report().stages]
+        return {"simulated_s": self._grad_fn.simulate(self._network).step_s, "parameter_counts": counts}
 
 
 def _work(seconds: float, after: jax.Array, part: int = 0) -> jax.Array:
@@ -100,23 +86,26 @@ def _work(seconds: float, after: jax.Array, part: int = 0) -> jax.Array:
     return zero
 
 
-Block = Callable[[jax.Array, jax.Array], jax.Array]
+Block = Callable[[list[jax.Array], jax.Array], jax.Array]
 
 
+@cache  # what is alike is measured once
 def _block(third_s: float, *, is_parted: bool) -> Block:
     """``x``, after a third of the block's time; its backward pass waits for the rest."""
 
     @jax.custom_vjp
-    def block(kernel: jax.Array, x: jax.Array) -> jax.Array:
-        return x + _work(third_s, x) + 0 * kernel[0]
+    def block(kernels: list[jax.Array], x: jax.Array) -> jax.Array:
+        return x + _work(third_s, x) + 0 * sum(kernel[0] for kernel in kernels)
 
-    def forward(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return block(kernel, x), kernel
+    def forward(kernels: list[jax.Array], x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        return block(kernels, x), kernels
 
-    def backward(kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def backward(kernels: list[jax.Array], gradient: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        zeros = jax.tree.map(jnp.zeros_like, kernels)
         if is_parted:
-            return jnp.zeros_like(kernel) + _work(third_s, gradient, 1), gradient + _work(third_s, gradient)
-        return jnp.zeros_like(kernel), gradient + _work(2 * third_s, gradient)
+            waited = _work(third_s, gradient, 1)
+            return [zero + waited for zero in zeros], gradient + _work(third_s, gradient)
+        return zeros, gradient + _work(2 * third_s, gradient)
 
     block.defvjp(forward, backward)
     return block
