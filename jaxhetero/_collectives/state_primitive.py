@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
@@ -61,6 +62,11 @@ class StateCall:
     worker_count: int = 1
     axis_name: str | None = None
 
+    @property
+    def leaf_count(self) -> int:
+        """Of a measure or an update: the leaves of the bucket, which are first of its operands and of its results."""
+        return {Kind.MEASURE: len(self.results) - 1, Kind.UPDATE: len(self.results)}.get(self.kind, 0)
+
     def __call__(self, *operands: jax.Array) -> list[jax.Array]:
         """The results, and the version of the state after it."""
         with jax.named_scope(self.label):
@@ -88,8 +94,24 @@ def _abstract_eval(*operands: Any, call: StateCall) -> list[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, call: StateCall) -> Any:
-    if world.has_stand_in():
-        return _refuse_gpu(ctx, *operands, call=call)
+    if world.has_stand_in():  # as on a GPU
+        return _lower_on_gpu(ctx, *operands, call=call)
+    return _lower_call(ctx, *operands, call=call)
+
+
+def _lower_on_gpu(ctx: Any, *operands: Any, call: StateCall) -> Any:
+    """XLA converts to the dtype of the wire on the device, so that a lane copies half the bytes to the host."""
+    if call.wire_dtype and call.leaf_count and not call.resumes and ctx.avals_in[0].dtype != call.wire_dtype:
+        return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *operands, call=call)
+    return _lower_call(ctx, *operands, call=call)
+
+
+def _run_converted(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
+    count = call.leaf_count
+    return call(*(leaf.astype(call.wire_dtype) for leaf in operands[:count]), *operands[count:])
+
+
+def _lower_call(ctx: Any, *operands: Any, call: StateCall) -> Any:
     attributes = attributes_of(
         ctx,
         label=call.label,
@@ -118,19 +140,11 @@ def _aliases(ctx: Any, operands: Sequence[Any], call: StateCall) -> dict[int, in
 
     In other memory, an update would wait for whatever had that last: often for the gradients of another bucket.
     """
-    if call.kind not in (Kind.MEASURE, Kind.UPDATE):
-        return {}
-    count = len(call.results) - (1 if call.kind is Kind.MEASURE else 0)
-    same = (ctx.avals_in[i].dtype == np.dtype(call.results[i][1]) for i in range(count))
+    same = (ctx.avals_in[i].dtype == np.dtype(call.results[i][1]) for i in range(call.leaf_count))
     return {i: i for i, is_same in enumerate(same) if is_same and is_computed(operands[i])}
-
-
-def _refuse_gpu(ctx: Any, *operands: Any, call: StateCall) -> Any:
-    del ctx, operands
-    raise ConfigError(f"{call.label}: optimizers on reducers need workers that compute on CPUs; on GPUs use psum")
 
 
 PRIMITIVE.def_impl(_run_eagerly)
 PRIMITIVE.def_abstract_eval(_abstract_eval)
 register_lowering(PRIMITIVE, _lower)
-register_lowering(PRIMITIVE, _refuse_gpu, platform="cuda")
+register_lowering(PRIMITIVE, _lower_on_gpu, platform="cuda")

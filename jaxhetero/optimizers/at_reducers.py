@@ -144,7 +144,7 @@ def on_reducers(
 
     Raises:
       ConfigError: a parameter is not float32, bfloat16 or float16; ``tx`` does what cannot be sent: then the message
-        names the primitive of JAX; a mesh has several devices of a worker; or the worker computes on a GPU.
+        names the primitive of JAX; or a mesh has several devices of a worker.
       jax.errors.JaxRuntimeError: when the program runs: a peer fails, a state is used twice, or workers disagree about
         the numbers of the step, such as the learning rate; see ``jaxhetero.errors``.
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,13 +122,13 @@ struct Gpu {
     return streams[index];
   }
 
-  Status reduce(const TestRound& round, const DeviceBucket& bucket, size_t index = 0) {
+  Status reduce(const TestRound& round, const DeviceBucket& bucket, size_t index = 0, CudaAside aside = {}) {
     RoundRequest request;
     request.op = round.op;
     request.description = "test op " + std::to_string(round.op);
     request.spec = round.spec();
-    return lane->reduce(static_cast<CudaStream>(stream(index)), std::move(request), bucket.operands(),
-                        bucket.results());
+    return lane->reduce(static_cast<CudaStream>(stream(index)), std::move(request), bucket.operands(), bucket.results(),
+                        std::move(aside));
   }
   // Whether all streams ran dry.
   [[nodiscard]] bool wait() const {
@@ -235,6 +236,74 @@ TEST_F(CudaLaneTest, ABucketThatThePoolCannotHoldIsRefused) {
   EXPECT_TRUE(failed_with(gpus[0].reduce(round, bucket), Code::kInvalidArgument,
                           {"test op 1 needs 40960 bytes", "has 8192", "JAXHETERO_PINNED_BYTES"}));
   run({{.leaf_counts = {500}}});
+}
+
+// A round that also brings small values along, which come back with a mark.
+class WithAside {
+ public:
+  WithAside(const TestRound& round, const TestRound& values, Gpu& gpu, const Status& end = {})
+      : bucket_(round, gpu.rank), values_(values, gpu.rank), sent_(values.input(gpu.rank)) {
+    void* stream = gpu.stream(0);
+    bucket_.write_operands(stream);
+    values_.write_operands(stream);
+    CudaAside aside{values_.operands(), values_.results(),
+                    [this](std::span<const std::byte> from, RoundRequest& request) {
+                      begun_.assign(from.begin(), from.end());
+                      request.description += " with values";
+                    },
+                    [this, end](std::span<std::byte> to) -> Status {
+                      std::ranges::copy(begun_, to.begin());
+                      to.front() ^= std::byte{1};
+                      return end;
+                    }};
+    EXPECT_TRUE(gpu.reduce(round, bucket_, 0, std::move(aside)).ok());
+    bucket_.read_results(stream);
+    values_.read_results(stream);
+  }
+
+  [[nodiscard]] const Bytes& sum() const { return bucket_.contents(); }
+  [[nodiscard]] const Bytes& values() const { return values_.contents(); }
+  [[nodiscard]] Bytes marked() const {
+    Bytes marked = sent_;
+    marked.front() ^= std::byte{1};
+    return marked;
+  }
+
+ private:
+  DeviceBucket bucket_;
+  DeviceBucket values_;
+  Bytes sent_;
+  Bytes begun_;
+};
+
+TEST_F(CudaLaneTest, TheHostKnowsSmallValuesBeforeTheRoundAndGivesOthersAfterIt) {
+  Job job({.workers = 2, .reducers = 1});
+  start(job);
+  const TestRound values{.dtype = DType::kI32, .leaf_counts = {3, 0, 1}};
+  for (const TestRound& round : mixed_rounds()) {
+    WithAside first(round, values, gpus[0]);
+    WithAside second(round, values, gpus[1]);
+    for (const Gpu& gpu : gpus) ASSERT_TRUE(gpu.wait());
+    for (const WithAside* call : {&first, &second}) {
+      EXPECT_EQ(call->sum(), round.output(2, 0));
+      EXPECT_EQ(call->values(), call->marked());
+    }
+  }
+  for (const Gpu& gpu : gpus) {
+    EXPECT_TRUE(gpu.lane->drain(kPatience));
+    EXPECT_EQ(gpu.lane->pool().used_bytes(), 0U);
+  }
+}
+
+TEST_F(CudaLaneTest, WhereTheHostHasNoValuesToGiveAllResultsAreMarked) {
+  Job job({.workers = 1, .reducers = 1});
+  start(job);
+  const TestRound round{.leaf_counts = {5000}};
+  WithAside call(round, {.dtype = DType::kI32, .leaf_counts = {2}}, gpus[0], {Code::kInternal, "no values"});
+  ASSERT_TRUE(gpus[0].wait());
+  EXPECT_TRUE(std::ranges::all_of(call.sum(), [](std::byte byte) { return byte == std::byte{0xff}; }));
+  EXPECT_TRUE(std::ranges::all_of(call.values(), [](std::byte byte) { return byte == std::byte{0xff}; }));
+  EXPECT_TRUE(failed_with(gpus[0].lane->failure(), Code::kInternal, {"no values"}));
 }
 
 TEST_F(CudaLaneTest, Broadcasts) {

@@ -1,6 +1,7 @@
 #include "xla_ffi/cuda/lane.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "xla_ffi/wire/op_spec.h"
@@ -33,6 +34,7 @@ struct CudaLane::Flight {
   RoundRequest request;  // until the round starts
   Leaves operands;
   Leaves results;
+  CudaAside aside;
   CudaEvent operands_written = nullptr;
   Flag flag;             // set to `round_count` when the round is over
   bool sends = true;     // false for a broadcast from another rank
@@ -40,7 +42,8 @@ struct CudaLane::Flight {
 
   std::shared_ptr<std::byte> inputs;
   std::shared_ptr<std::byte> outputs;
-  std::atomic<size_t> ready_bytes = 0;  // of the inputs
+  std::shared_ptr<std::byte> aside_memory;  // its operands, and behind them its results
+  std::atomic<size_t> ready_bytes = 0;      // of the inputs
 
   std::vector<std::atomic<size_t>> missing_bytes;  // of the outputs, by slice; the threads of the strands
 
@@ -132,15 +135,18 @@ CudaLane::~CudaLane() {
   }
 }
 
-Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results) {
+Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results,
+                        CudaAside aside) {
   auto flight = std::make_shared<Flight>();
   flight->operands = operands;
   flight->results = results;
+  flight->aside = std::move(aside);
   const OpSpec& spec = request.spec;
-  flight->sends = spec.kind != Kind::kBroadcast || spec.root == config_.rank;
-  flight->receives = spec.kind != Kind::kBroadcast || spec.root != config_.rank;
-  const size_t needed_bytes = (flight->sends ? PinnedPool::rounded(operands.bytes()) : 0) +
-                              (flight->receives ? PinnedPool::rounded(results.bytes()) : 0);
+  flight->sends = operands.bytes() > 0 && (spec.kind != Kind::kBroadcast || spec.root == config_.rank);
+  flight->receives = results.bytes() > 0 && (spec.kind != Kind::kBroadcast || spec.root != config_.rank);
+  const auto room_of = [](size_t bytes) { return bytes > 0 ? PinnedPool::rounded(bytes) : 0; };
+  const size_t needed_bytes = (flight->sends ? room_of(operands.bytes()) : 0) +
+                              (flight->receives ? room_of(results.bytes()) : 0) + room_of(flight->aside.bytes());
   if (needed_bytes > pool_->capacity_bytes()) {
     return {Code::kInvalidArgument, request.description + " needs " + std::to_string(needed_bytes) +
                                         " bytes of pinned memory at once, and this GPU has " +
@@ -267,14 +273,19 @@ bool CudaLane::issue_copies_out() {
   return moved;
 }
 
-// Takes both blocks or none: one that is taken alone could fill the room that the other one needs.
+// Takes all blocks or none: one that is taken alone could fill the room that another one needs.
 bool CudaLane::take_memory(Flight& flight) {
   const size_t bytes = flight.operands.bytes();
+  const bool has_aside = flight.aside.bytes() > 0;
   std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
   std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(flight.results.bytes()) : nullptr;
-  if ((flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr)) return false;
+  std::shared_ptr<std::byte> aside_memory = has_aside ? pool_->allocate(flight.aside.bytes()) : nullptr;
+  const bool lacks_some = (flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr) ||
+                          (has_aside && aside_memory == nullptr);
+  if (lacks_some) return false;
   flight.inputs = std::move(inputs);
   flight.outputs = std::move(outputs);
+  flight.aside_memory = std::move(aside_memory);
   if (flight.sends) flight.out_slice_count = (bytes + config_.slice_bytes - 1) / config_.slice_bytes;
   return true;
 }
@@ -285,6 +296,15 @@ Status CudaLane::issue_copies_out(Flight& flight) {
     // The stream waits for what the event stands for now, so the event may be recorded anew.
     const std::lock_guard lock(mutex_);
     idle_events_.push_back(flight.operands_written);
+  }
+  // What is aside comes first: the round cannot begin without it.
+  if (std::byte* to = flight.aside_memory.get(); to != nullptr) {
+    for (const iovec& piece : pieces_of(flight.aside.operands, 0, flight.aside.operands.bytes())) {
+      if (!status.ok()) return status;
+      const CudaResult result = driver_->copy_to_host(to, device_pointer(piece), piece.iov_len, out_);
+      status = driver_->check(result, "copying to the host");
+      to += piece.iov_len;
+    }
   }
   const auto count = [this, &status] {
     if (!status.ok()) return;
@@ -341,6 +361,10 @@ void CudaLane::start_round(const FlightPtr& flight) {
     return;
   }
   RoundRequest request = std::move(flight->request);
+  if (flight->aside.begin != nullptr) {
+    flight->aside.begin({flight->aside_memory.get(), flight->aside.operands.bytes()}, request);
+  }
+  if (!flight->sends) flight->ready_bytes.store(std::numeric_limits<size_t>::max(), std::memory_order_release);
   if (flight->sends) request.inputs.append(flight->inputs.get(), flight->operands.bytes());
   if (flight->receives) {
     const size_t bytes = flight->results.bytes();
@@ -366,11 +390,21 @@ void CudaLane::start_round(const FlightPtr& flight) {
 }
 
 void CudaLane::copy_back(Flight& flight, size_t offset, size_t bytes) {
-  if (driver_failed_) return;
   const std::byte* from = (flight.receives ? flight.outputs : flight.inputs).get() + offset;
-  for (const iovec& piece : pieces_of(flight.results, offset, bytes)) {
+  copy_to_device(flight.results, from, offset, bytes);
+}
+
+void CudaLane::copy_to_device(const Leaves& to, const std::byte* from, size_t offset, size_t bytes) {
+  if (driver_failed_) return;
+  for (const iovec& piece : pieces_of(to, offset, bytes)) {
     check_driver(driver_->copy_to_device(device_pointer(piece), from, piece.iov_len, back_), "copying to the GPU");
     from += piece.iov_len;
+  }
+}
+
+void CudaLane::poison(const Leaves& results) {
+  for (const iovec& piece : pieces_of(results, 0, results.bytes())) {
+    check_driver(driver_->fill(device_pointer(piece), kPoison, piece.iov_len, back_), "marking failed results");
   }
 }
 
@@ -394,14 +428,17 @@ bool CudaLane::finish_flights() {
 }
 
 void CudaLane::finish(Flight& flight) {
-  const size_t bytes = flight.results.bytes();
-  if (!flight.outcome->ok()) {
-    fail(*flight.outcome);
-    for (const iovec& piece : pieces_of(flight.results, 0, bytes)) {
-      check_driver(driver_->fill(device_pointer(piece), kPoison, piece.iov_len, back_), "marking failed results");
-    }
-  } else if (!flight.receives) {
-    copy_back(flight, 0, bytes);
+  const CudaAside& aside = flight.aside;
+  std::byte* const aside_results = flight.aside_memory.get() + aside.operands.bytes();
+  Status end = *flight.outcome;
+  if (end.ok() && aside.finish != nullptr) end = aside.finish({aside_results, aside.results.bytes()});
+  if (end.ok()) {
+    if (!flight.receives) copy_back(flight, 0, flight.results.bytes());
+    copy_to_device(aside.results, aside_results, 0, aside.results.bytes());
+  } else {
+    fail(end);
+    poison(flight.results);
+    poison(aside.results);
   }
   check_driver(flags_->write(back_, flight.flag.slot, flight.flag.round_count), "setting a flag");
 }
@@ -414,6 +451,7 @@ bool CudaLane::watch_flags() {
     back_flights_.pop_front();
     flight->inputs.reset();
     flight->outputs.reset();
+    flight->aside_memory.reset();
     const std::lock_guard lock(mutex_);
     std::erase(all_, flight);
     changed_.notify_all();

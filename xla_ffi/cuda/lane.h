@@ -17,9 +17,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -41,6 +43,17 @@ struct CudaLaneConfig {
   std::chrono::milliseconds timeout{30000};
 };
 
+// Small values of a call beside its bucket, such as the numbers of an optimizer's step, which the host has to know
+// before the round, and gives after it. Both functions are called on the lane's thread.
+struct CudaAside {
+  Leaves operands;  // addresses on the device, as the next one
+  Leaves results;
+  std::function<void(std::span<const std::byte> operands, RoundRequest& request)> begin;
+  std::function<Status(std::span<std::byte> results)> finish;
+
+  [[nodiscard]] size_t bytes() const { return operands.bytes() + results.bytes(); }
+};
+
 class CudaLane {
  public:
   // On the device of `context`. Takes its pinned memory, which waits for the GPU: not while a stream waits for a flag.
@@ -55,7 +68,8 @@ class CudaLane {
   // Any thread; enqueues and returns. The work that `stream` has been given so far writes `operands`, and later work
   // sees `results`; both are addresses on the device. The request's memory and callbacks are filled in here. After a
   // failure the results are NaN, or -1 in an integer.
-  Status reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results);
+  Status reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results,
+                CudaAside aside = {});
 
   // Why no round can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const;
@@ -82,6 +96,8 @@ class CudaLane {
   bool watch_copies_out();
   void start_round(const FlightPtr& flight);
   void copy_back(Flight& flight, size_t offset, size_t bytes);
+  void copy_to_device(const Leaves& to, const std::byte* from, size_t offset, size_t bytes);
+  void poison(const Leaves& results);
   bool finish_flights();
   void finish(Flight& flight);
   bool watch_flags();

@@ -228,7 +228,6 @@ Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t r
 
 Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::RemainingArgs& args,
                                   const ffi::RemainingRets& rets) {
-  if (uses_state(site.kind)) return Status(Code::kInternal, "optimizers on reducers need workers on CPUs");
   RoundRequest request;
   request.op = op_of_device(site, device);
   request.sequence = site.sequence;

@@ -14,6 +14,7 @@
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/lane.h"
 #include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/ffi/state_call.h"
 #include "xla_ffi/sum/reduce.h"
 
 namespace jaxhetero {
@@ -92,18 +93,39 @@ Result<Lane> lane_of(int32_t device, const std::shared_ptr<Communicator>& commun
   return lanes().by_device.at(device);
 }
 
+struct Call {
+  RoundRequest request;
+  CudaAside aside;
+};
+
+Result<Call> make_call(CudaCallSite& site, int32_t device, const ffi::RemainingArgs& args,
+                       const ffi::RemainingRets& rets) {
+  if (!uses_state(site.kind)) {
+    Result<RoundRequest> request = make_request(site, device, args, rets);
+    if (!request.ok()) return request.status();
+    return Call{std::move(*request), {}};
+  }
+  Result<StateCall> call = make_state_call(site, args, rets);
+  if (!call.ok()) return call.status();
+  return Call{
+      std::move(call->request),
+      {std::move(call->step_operands), std::move(call->step_results), std::move(call->begin), std::move(call->finish)}};
+}
+
 Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
                     const ffi::RemainingRets& rets) {
   const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site, run);
   if (!communicator.ok()) return communicator.status();
-  Result<RoundRequest> request = make_request(site, device, args, rets);
-  if (!request.ok()) return request.status();
-  if (request->narrows) return Status(Code::kInternal, "what a GPU sends is converted there");
-  const Leaves operands = std::exchange(request->inputs, Leaves());
-  const Leaves results = std::exchange(request->outputs, Leaves());
+  Result<Call> call = make_call(site, device, args, rets);
+  if (!call.ok()) return call.status();
+  RoundRequest& request = call->request;
+  if (request.narrows) return Status(Code::kInternal, "what a GPU sends is converted there");
+  const Leaves operands = std::exchange(request.inputs, Leaves());
+  const Leaves results = std::exchange(request.outputs, Leaves());
   Result<Lane> lane = lane_of(device, communicator.value());
   if (!lane.ok()) return lane.status();
-  if (Status status = (*lane)->reduce(stream, std::move(*request), operands, results); !status.ok()) return status;
+  Status status = (*lane)->reduce(stream, std::move(request), operands, results, std::move(call->aside));
+  if (!status.ok()) return status;
   return lane;
 }
 

@@ -5,12 +5,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/state_call.h"
+#include "xla_ffi/wire/codec.h"
 
 namespace jaxhetero {
 namespace {
@@ -39,15 +43,40 @@ void prefer_huge_pages(const ffi::RemainingRets& results) {
   }
 }
 
+Bytes read_all(const Leaves& from) {
+  std::vector<iovec> pieces;
+  from.slice(0, from.bytes(), pieces);
+  Bytes all;
+  for (const iovec& piece : pieces) {
+    const auto* const data = static_cast<const std::byte*>(piece.iov_base);
+    all.insert(all.end(), data, data + piece.iov_len);
+  }
+  return all;
+}
+
+void write_all(const Bytes& all, const Leaves& to) {
+  std::vector<iovec> pieces;
+  to.slice(0, to.bytes(), pieces);
+  const std::byte* from = all.data();
+  for (const iovec& piece : pieces) {
+    std::memcpy(piece.iov_base, from, piece.iov_len);
+    from += piece.iov_len;
+  }
+}
+
 ffi::Future run_state_call(HostCallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
                            Communicator& communicator) {
   Result<StateCall> call = make_state_call(site, args, rets);
   if (!call.ok()) return failed(call.status());
+  call->begin(read_all(call->step_operands), call->request);
   ffi::Promise promise;
   ffi::Future future(promise);
-  call->request.done = [promise = std::move(promise), finish = std::move(call->finish)](const Status& status) mutable {
-    const Status end = status.ok() ? finish() : status;
+  call->request.done = [promise = std::move(promise), finish = std::move(call->finish),
+                        to = std::move(call->step_results)](const Status& status) mutable {
+    Bytes results(to.bytes());
+    const Status end = status.ok() ? finish(results) : status;
     if (end.ok()) {
+      write_all(results, to);
       promise.SetAvailable();
     } else {
       promise.SetError(to_error(end));

@@ -40,16 +40,17 @@ class Totals {
       parts_[part.total].push_back({part.first, part.level, std::bit_cast<double>(part.sum)});
     }
   }
-  // Those of other buckets are left as they are.
-  Status write(std::span<float> to) {
+  // All of them; 0 for those of other buckets.
+  Result<std::vector<float>> values() {
     const std::lock_guard lock(mutex_);
+    std::vector<float> values(parts_.size(), 0.0F);
     for (size_t i = 0; i < parts_.size(); ++i) {
       if (counts_[i] == 0) continue;
       Result<float> sum = sum_of_tensor(std::move(parts_[i]), counts_[i]);
       if (!sum.ok()) return sum.status();
-      to[i] = *sum;
+      values[i] = *sum;
     }
-    return {};
+    return values;
   }
 
  private:
@@ -168,19 +169,13 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   if (computes) {
     for (const ffi::AnyBuffer& some : std::span(operands).subspan(leaf_count, operands.size() - leaf_count - 1)) {
       if (some.element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
-      std::vector<uint32_t>& scalars = step->inputs.scalars;
-      const size_t before = scalars.size();
-      scalars.resize(before + some.element_count());
-      if (some.element_count() > 0) std::memcpy(&scalars[before], some.untyped_data(), some.size_bytes());
+      call.step_operands.append(some.untyped_data(), some.size_bytes());
     }
     step->update = site.update;
   }
-  uint32_t version = 0;
-  std::memcpy(&version, operands.back().untyped_data(), sizeof version);
-  step->inputs.version = version;
+  call.step_operands.append(operands.back().untyped_data(), operands.back().size_bytes());
 
   std::shared_ptr<Totals> totals;
-  std::span<float> totals_to;
   if (site.kind == Kind::kMeasure) {
     Result<UpdateDescription> update = decode_update(*site.update);
     if (!update.ok()) return update.status();
@@ -193,28 +188,42 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
       spec.leaf_count = static_cast<uint32_t>(update->leaves.size());
     }
     totals = std::make_shared<Totals>(*update);
-    totals_to = {static_cast<float*>(wanted.back().untyped_data()), wanted.back().element_count()};
-    std::ranges::fill(totals_to, 0.0f);
+    call.step_results.append(wanted.back().untyped_data(), wanted.back().size_bytes());
     step->totals = [totals](const StepTotals& part) { totals->add(part); };
   }
-  request.step = step;
+  call.step_results.append(results.back().untyped_data(), results.back().size_bytes());
 
   std::call_once(site.described, [&] {
     site.description = site.label + " (" + std::to_string(spec.total_count) + " weights in " +
                        std::to_string(spec.leaf_count) + " leaves)";
   });
   request.description = site.description;
-  if (site.wire_dtype.has_value() && !given.empty()) {
-    if (spec.dtype != DType::kF32) return unlike("gradients that are not float32");
-    spec.dtype = *site.wire_dtype;
-    request.narrows = true;
-  } else if (site.wire_dtype.has_value()) {
+  if (site.wire_dtype.has_value()) {
+    if (!given.empty() && spec.dtype != *site.wire_dtype) {  // else they were converted on a GPU
+      if (spec.dtype != DType::kF32) return unlike("gradients that are not float32");
+      request.narrows = true;
+    }
     spec.dtype = *site.wire_dtype;
   }
-  const uint32_t next = site.kind == Kind::kUpdate ? version + 1 : version;
-  call.finish = [totals, totals_to, next, to = results.back().untyped_data()]() -> Status {
-    std::memcpy(to, &next, sizeof next);
-    return totals == nullptr ? Status() : totals->write(totals_to);
+  call.begin = [step](std::span<const std::byte> from, RoundRequest& request) {
+    StepInputs& inputs = step->inputs;
+    inputs.scalars.resize(from.size() / sizeof(uint32_t) - 1);
+    const std::span<const std::byte> scalars = from.first(inputs.scalars.size() * sizeof(uint32_t));
+    if (!scalars.empty()) std::memcpy(inputs.scalars.data(), scalars.data(), scalars.size());
+    uint32_t version = 0;
+    std::memcpy(&version, from.last(sizeof version).data(), sizeof version);
+    inputs.version = version;
+    request.step = step;
+  };
+  call.finish = [step, totals, updates = site.kind == Kind::kUpdate](std::span<std::byte> to) -> Status {
+    const auto version = static_cast<uint32_t>(step->inputs.version + (updates ? 1 : 0));
+    std::memcpy(to.last(sizeof version).data(), &version, sizeof version);
+    if (totals == nullptr) return {};
+    Result<std::vector<float>> values = totals->values();
+    if (!values.ok()) return values.status();
+    const auto bytes = std::as_bytes(std::span(*values));
+    if (!bytes.empty()) std::memcpy(to.data(), bytes.data(), bytes.size());
+    return {};
   };
   return call;
 }

@@ -1,10 +1,12 @@
-// A run of a call that is about the state that reducers keep for an optimizer: what its operands and results are, and
-// what of the results is written here when the round is over.
+// A run of a call that is about the state that reducers keep for an optimizer: what its operands and results are.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <span>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/worker/round.h"
@@ -12,8 +14,12 @@
 namespace jaxhetero {
 
 struct StateCall {
-  RoundRequest request;
-  std::function<Status()> finish;  // after the round: writes the rest of the results
+  RoundRequest request;  // without its step, which `begin` sets
+  // What is not of the bucket: small values that the round needs, and that come of it.
+  Leaves step_operands;
+  Leaves step_results;
+  std::function<void(std::span<const std::byte> step_operands, RoundRequest& request)> begin;
+  std::function<Status(std::span<std::byte> step_results)> finish;  // after the round
 };
 
 // Operands and results, in this order:
@@ -23,7 +29,7 @@ struct StateCall {
 //   an update  leaves, scalars..., version             leaves, version
 // Leaves are those of the bucket. A call that resumes does not read them, and a measure does not write them: they pass
 // on the memory of the gradients to the new weights. Scalars are one or more float32[...], one behind the other;
-// totals are float32[...]; a version is uint32[].
+// totals are float32[...]; a version is uint32[]. Only the types of the buffers are read, not their contents.
 Result<StateCall> make_state_call(CallSite& site, const xla::ffi::RemainingArgs& args,
                                   const xla::ffi::RemainingRets& rets);
 

@@ -52,6 +52,7 @@ RoundRequest part_of(const RoundRequest& whole, uint32_t number, const Columns& 
   part.inputs = take_columns(whole.inputs, columns, whole.narrows ? sizeof(float) : item);
   part.outputs = take_columns(whole.outputs, columns, whole.widens ? sizeof(float) : result_item);
   part.sliced.place = columns.place(item);
+  part.sliced.result_place = columns.place(result_item);
   return part;
 }
 

@@ -53,7 +53,8 @@ struct PartPlace {
 struct SlicedTransfer {
   std::shared_ptr<const std::atomic<size_t>> ready_bytes;     // of the inputs, from the front; feed() says that it grew
   std::function<void(size_t offset, size_t bytes)> received;  // of the outputs; called on the threads of the strands
-  PartPlace place;
+  PartPlace place;                                            // of a part's inputs
+  PartPlace result_place;                                     // and of its outputs, which may have another dtype
   Ranges reported;  // the bytes of the part given to `received`, each once for all views
 
   // Whether the inputs are ready up to the end of this part.
@@ -65,8 +66,8 @@ struct SlicedTransfer {
     if (received == nullptr || bytes == 0) return;
     reported.add(offset, offset + bytes, [this](size_t fresh, size_t count) {
       while (count > 0) {
-        const size_t run = place.run_bytes(fresh, count);
-        received(place.whole_offset(fresh), run);
+        const size_t run = result_place.run_bytes(fresh, count);
+        received(result_place.whole_offset(fresh), run);
         fresh += run;
         count -= run;
       }
