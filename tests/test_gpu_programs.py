@@ -7,6 +7,7 @@ import pytest
 from cluster import run
 
 BUCKETS = 3
+WAYS = ["by_psum", "by_psum_in_bfloat16", "by_replicated", "by_reducers"]
 
 
 @pytest.fixture(scope="module")
@@ -14,14 +15,14 @@ def lowered() -> Any:
     return run("gpu_programs.py", workers=2, reducers=1)[0]
 
 
-@pytest.mark.parametrize("way", ["by_psum", "by_psum_in_bfloat16", "by_replicated"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_bucket_is_a_call_of_one_result_on_a_stream_of_its_own(lowered: Any, way: str) -> None:
     """XLA takes several results of a call apart right behind it, and so waits for it at once."""
     assert lowered[way]["result_counts"] == [1] * BUCKETS
     assert len(set(lowered[way]["streams"])) == BUCKETS
 
 
-@pytest.mark.parametrize("way", ["by_psum", "by_psum_in_bfloat16", "by_replicated"])
+@pytest.mark.parametrize("way", WAYS)
 def test_no_weight_is_updated_before_all_buckets_are_there(lowered: Any, way: str) -> None:
     """Else XLA, which schedules for the least memory, waits for a bucket before it computes other gradients."""
     assert lowered[way]["barriers"] == [BUCKETS]

@@ -181,7 +181,12 @@ def lower_call(
 
 # How many rounds a GPU may have under way at once. Each occupies a stream, and the hardware has few queues.
 _CUDA_STREAMS = 4
-_next_cuda_stream = itertools.cycle(range(1, _CUDA_STREAMS + 1))
+_streams = itertools.cycle(range(1, _CUDA_STREAMS + 1))
+
+
+def next_stream() -> int:
+    """The number of a stream for the next round of a GPU."""
+    return next(_streams)
 
 
 # The call of a bucket on a GPU. It has one result: that of its one leaf, or those of all leaves side by side, in rows
@@ -228,7 +233,7 @@ def _lower_packed_on_stream(ctx: Any, *bucket: Any, **params: Any) -> Any:
     def call(*bucket: Any) -> Any:
         return lower_call(ctx, bucket, attributes, PRIMITIVES[params["kind"]].name, {})[0]
 
-    return [lower_on_gpu_stream(ctx, next(_next_cuda_stream), call, *bucket)]
+    return [lower_on_gpu_stream(ctx, next_stream(), call, *bucket)]
 
 
 def attributes_of(

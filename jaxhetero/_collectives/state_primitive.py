@@ -6,6 +6,7 @@ A call stores, loads, measures or updates. ``xla_ffi/ffi/state_call.h`` lists th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,8 @@ from jax.interpreters import mlir
 
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
-from jaxhetero._collectives.primitive import attributes_of, lower_call
-from jaxhetero._compat import is_computed, register_lowering, without_varying_axis
+from jaxhetero._collectives.primitive import CallAttributes, attributes_of, lower_call, next_stream
+from jaxhetero._compat import is_computed, lower_on_gpu_stream, register_lowering, without_varying_axis
 from jaxhetero.errors import ConfigError
 
 _NAMES = {
@@ -100,18 +101,68 @@ def _lower(ctx: Any, *operands: Any, call: StateCall) -> Any:
 
 
 def _lower_on_gpu(ctx: Any, *operands: Any, call: StateCall) -> Any:
-    """XLA converts to the dtype of the wire on the device, so that a lane copies half the bytes to the host."""
-    if call.wire_dtype and call.leaf_count and not call.resumes and ctx.avals_in[0].dtype != call.wire_dtype:
-        return mlir.lower_fun(_run_converted, multiple_results=True)(ctx, *operands, call=call)
-    return _lower_call(ctx, *operands, call=call)
+    if call.leaf_count == 0:  # a store or a load, which have nothing to run beside
+        return _lower_call(ctx, *operands, call=call)
+    return mlir.lower_fun(_run_on_stream, multiple_results=True)(ctx, *operands, call=call)
 
 
-def _run_converted(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
-    count = call.leaf_count
-    return call(*(leaf.astype(call.wire_dtype) for leaf in operands[:count]), *operands[count:])
+# The call of a bucket's measure or update on a GPU. Its one result is the new weights side by side, or the totals as
+# uint32, and the bits of the version behind them. Why one: see ``primitive.run_on_stream``.
+_packed = Primitive("jaxhetero_packed_state")
+
+
+def _run_on_stream(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
+    """Make the call on a stream of its own.
+
+    XLA converts to the dtype of the wire on the device, so that a lane copies half the bytes to the host.
+    """
+    leaves, others = operands[: call.leaf_count], operands[call.leaf_count :]
+    given = [leaf.astype(call.wire_dtype) for leaf in leaves] if call.wire_dtype and not call.resumes else leaves
+    packed = _packed.bind(*given, *others, call=call)
+    if call.kind is Kind.MEASURE:
+        return [*leaves, jax.lax.bitcast_convert_type(packed[:-1], np.float32), packed[-1]]
+    results, end = [], 0
+    for shape, _ in call.results:
+        start, end = end, end + math.prod(shape)
+        results.append(jax.lax.slice_in_dim(packed, start, end).reshape(shape))
+    version = packed[end:] if packed.dtype.itemsize == 2 else packed[end]
+    return [*results, jax.lax.bitcast_convert_type(version, np.uint32)]
+
+
+def _packed_type(*operands: Any, call: StateCall) -> Any:
+    version = operands[-1]
+    if call.kind is Kind.MEASURE:
+        (count,), _ = call.results[-1]
+        return version.update(shape=(count + 1,), weak_type=False)
+    dtype = np.dtype(call.results[0][1])
+    count = sum(math.prod(shape) for shape, _ in call.results)
+    return version.update(shape=(count + version.dtype.itemsize // dtype.itemsize,), dtype=dtype, weak_type=False)
+
+
+def _lower_packed(ctx: Any, *operands: Any, call: StateCall) -> Any:
+    return _call(ctx, operands, call, _attributes_of(ctx, call), {})
+
+
+def _lower_packed_on_stream(ctx: Any, *operands: Any, call: StateCall) -> Any:
+    attributes = _attributes_of(ctx, call, by_number_on_host=True)
+
+    def run(*operands: Any) -> Any:
+        return _call(ctx, operands, call, attributes, {})[0]
+
+    return [lower_on_gpu_stream(ctx, next_stream(), run, *operands)]
 
 
 def _lower_call(ctx: Any, *operands: Any, call: StateCall) -> Any:
+    return _call(ctx, operands, call, _attributes_of(ctx, call), _aliases(ctx, operands, call))
+
+
+def _call(
+    ctx: Any, operands: Sequence[Any], call: StateCall, attributes: CallAttributes, aliases: dict[int, int]
+) -> Any:
+    return lower_call(ctx, operands, attributes, _NAMES[call.kind], aliases)
+
+
+def _attributes_of(ctx: Any, call: StateCall, *, by_number_on_host: bool = False) -> CallAttributes:
     attributes = attributes_of(
         ctx,
         label=call.label,
@@ -124,6 +175,7 @@ def _lower_call(ctx: Any, *operands: Any, call: StateCall) -> Any:
         wire_dtype=call.wire_dtype,
         call_bytes=call.call_bytes,
         group=(),
+        by_number_on_host=by_number_on_host,
     )
     if attributes.device_lanes.any():
         raise ConfigError(
@@ -131,8 +183,7 @@ def _lower_call(ctx: Any, *operands: Any, call: StateCall) -> Any:
             "of one device of each worker"
         )
     state = np.array([call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up], np.int64)
-    attributes = replace(attributes, state=state, update=np.frombuffer(call.update, np.uint8))
-    return lower_call(ctx, operands, attributes, _NAMES[call.kind], _aliases(ctx, operands, call))
+    return replace(attributes, state=state, update=np.frombuffer(call.update, np.uint8))
 
 
 def _aliases(ctx: Any, operands: Sequence[Any], call: StateCall) -> dict[int, int]:
@@ -148,3 +199,6 @@ PRIMITIVE.def_impl(_run_eagerly)
 PRIMITIVE.def_abstract_eval(_abstract_eval)
 register_lowering(PRIMITIVE, _lower)
 register_lowering(PRIMITIVE, _lower_on_gpu, platform="cuda")
+_packed.def_abstract_eval(_packed_type)
+register_lowering(_packed, _lower_packed)
+register_lowering(_packed, _lower_packed_on_stream, platform="cuda")

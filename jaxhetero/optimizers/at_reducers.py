@@ -17,6 +17,7 @@ from jaxhetero import collectives, world
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, classify
 from jaxhetero._collectives.state_primitive import StateCall
+from jaxhetero._collectives.together import together
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
@@ -430,7 +431,8 @@ class _Step:
                     self._totals |= zip(bucket.stages[number].totals, totals, strict=True)
         for index, bucket in enumerate(self._plan.buckets):
             self._run_stage(index, len(bucket.stages) - 1)
-        return self._leaves, self._versions, [self._totals[number] for number in self._plan.update.returned_totals]
+        totals = [self._totals[number] for number in self._plan.update.returned_totals]
+        return together(self._leaves), self._versions, totals
 
     def _run_stage(self, bucket: int, stage: int) -> list[Any]:
         """Puts new weights, or what has their memory until then, in the place of gradients. Returns totals, if any."""

@@ -18,6 +18,7 @@ if COMPILES:
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 
 import jaxhetero  # noqa: E402
@@ -70,6 +71,14 @@ def by_replicated(weights: Weights, x: jax.Array) -> Weights:
     return jax.grad(reduced)(weights)
 
 
+def by_reducers(weights: Weights, x: jax.Array) -> Weights:
+    """New weights in the place of gradients."""
+    tx = jaxhetero.optimizers.on_reducers(optax.sgd(0.1), bucket_bytes=BUCKET_BYTES)
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(tx.init, weights))
+    updates, _ = tx.update(jax.grad(loss)(weights, x), state)
+    return [update.weights for update in updates]
+
+
 def describe(gradients_of: Callable[[Weights, jax.Array], Weights], device: jax.Device | None) -> dict[str, Any]:
     def step(weights: Weights, x: jax.Array) -> Weights:
         return [weight - 0.1 * total for weight, total in zip(weights, gradients_of(weights, x), strict=True)]
@@ -103,7 +112,7 @@ def main() -> None:
     jaxhetero.initialize()
     if COMPILES:
         _ffi.register_for_gpus()
-    ways = (by_psum, by_psum_in_bfloat16, by_replicated)
+    ways = (by_psum, by_psum_in_bfloat16, by_replicated, by_reducers)
     print(json.dumps({way.__name__: describe(way, device) for way in ways}))
     jaxhetero.barrier()
     jaxhetero.shutdown()

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -78,6 +79,7 @@ struct Buffers {
       buffers.results.push_back(**result);
     }
     if (buffers.operands.empty() || buffers.results.empty()) return unlike("no version");
+    if (!is_version(buffers.operands.back())) return unlike("no version");
     return buffers;
   }
 
@@ -115,6 +117,35 @@ uint64_t count_of(std::span<const ffi::AnyBuffer> leaves) {
   return count;
 }
 
+uint64_t count_of(const UpdateDescription& update) {
+  uint64_t count = 0;
+  for (const LeafUpdate& leaf : update.leaves) count += leaf.count;
+  return count;
+}
+
+// One array that has all results: of an update the leaves, of a measure the totals; and the version behind them.
+Status take_packed(ffi::AnyBuffer& all, const UpdateDescription& update, StateCall& call) {
+  OpSpec& spec = call.request.spec;
+  auto* const data = static_cast<std::byte*>(all.untyped_data());
+  if (spec.kind == Kind::kMeasure) {
+    if (all.element_type() != ffi::DataType::U32 || all.element_count() != update.total_count + 1) {
+      return unlike("another number of totals");
+    }
+    call.step_results.append(data, all.size_bytes());
+    return {};
+  }
+  Result<DType> dtype = float_dtype(all.element_type());
+  if (!dtype.ok()) return dtype.status();
+  const size_t leaf_bytes = count_of(update) * item_bytes(*dtype);
+  if (all.size_bytes() != leaf_bytes + sizeof(uint32_t)) return unlike("another number of weights");
+  spec.state.weights = *dtype;
+  spec.total_count = count_of(update);
+  spec.leaf_count = static_cast<uint32_t>(update.leaves.size());
+  call.request.outputs.append(data, leaf_bytes);
+  call.step_results.append(data + leaf_bytes, sizeof(uint32_t));
+  return {};
+}
+
 }  // namespace
 
 Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
@@ -122,12 +153,21 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   if (!taken.ok()) return taken.status();
   std::vector<ffi::AnyBuffer>& operands = taken->operands;
   std::vector<ffi::AnyBuffer>& results = taken->results;
-  if (!Buffers::is_version(operands.back()) || !Buffers::is_version(results.back())) return unlike("no version");
   const bool computes = site.kind == Kind::kMeasure || site.kind == Kind::kUpdate;
+  const bool is_packed = computes && results.size() == 1;
+  if (!is_packed && !Buffers::is_version(results.back())) return unlike("no version");
   const size_t beside_results = site.kind == Kind::kMeasure ? 2 : 1;
-  if (results.size() < beside_results) return unlike("no totals");
+  if (!is_packed && results.size() < beside_results) return unlike("no totals");
+  std::optional<UpdateDescription> update;
+  if (is_packed || site.kind == Kind::kMeasure) {
+    Result<UpdateDescription> decoded = decode_update(*site.update);
+    if (!decoded.ok()) return decoded.status();
+    update = std::move(*decoded);
+  }
   // The gradients of a bucket are as many as its weights.
-  const size_t leaf_count = computes ? results.size() - beside_results : operands.size() - 1;
+  const size_t leaf_count = is_packed  ? update->leaves.size()
+                            : computes ? results.size() - beside_results
+                                       : operands.size() - 1;
   if (operands.size() < leaf_count + (computes ? 2 : 1)) return unlike("no scalars");
 
   StateCall call;
@@ -142,7 +182,7 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
 
   // What resumes does not read the leaves: they only bring the memory for new weights.
   const auto given = std::span(operands).first(site.state.resumes ? 0 : leaf_count);
-  const auto wanted = std::span(results).first(results.size() - 1);
+  const auto wanted = std::span(results).first(is_packed ? 0 : results.size() - 1);
   const bool returns_leaves = site.kind == Kind::kLoad || site.kind == Kind::kUpdate;
   const auto step = std::make_shared<StepRequest>();
   if (!given.empty()) {
@@ -166,6 +206,11 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
     if (site.kind == Kind::kUpdate) spec.state.weights = *dtype;
     request.outputs = *leaves;
   }
+  if (is_packed) {
+    const Status status = take_packed(results[0], *update, call);
+    if (!status.ok()) return status;
+    if (!given.empty() && count_of(given) != spec.total_count) return unlike("another number of weights");
+  }
   if (computes) {
     for (const ffi::AnyBuffer& some : std::span(operands).subspan(leaf_count, operands.size() - leaf_count - 1)) {
       if (some.element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
@@ -177,21 +222,21 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
 
   std::shared_ptr<Totals> totals;
   if (site.kind == Kind::kMeasure) {
-    Result<UpdateDescription> update = decode_update(*site.update);
-    if (!update.ok()) return update.status();
-    if (wanted.empty() || wanted.back().element_type() != ffi::DataType::F32 ||
-        wanted.back().element_count() != update->total_count) {
-      return unlike("another number of totals");
+    if (!is_packed) {
+      if (wanted.empty() || wanted.back().element_type() != ffi::DataType::F32 ||
+          wanted.back().element_count() != update->total_count) {
+        return unlike("another number of totals");
+      }
+      call.step_results.append(wanted.back().untyped_data(), wanted.back().size_bytes());
     }
     if (given.empty()) {
-      for (const LeafUpdate& leaf : update->leaves) spec.total_count += leaf.count;
+      spec.total_count = count_of(*update);
       spec.leaf_count = static_cast<uint32_t>(update->leaves.size());
     }
     totals = std::make_shared<Totals>(*update);
-    call.step_results.append(wanted.back().untyped_data(), wanted.back().size_bytes());
     step->totals = [totals](const StepTotals& part) { totals->add(part); };
   }
-  call.step_results.append(results.back().untyped_data(), results.back().size_bytes());
+  if (!is_packed) call.step_results.append(results.back().untyped_data(), results.back().size_bytes());
 
   std::call_once(site.described, [&] {
     site.description = site.label + " (" + std::to_string(spec.total_count) + " weights in " +

@@ -27,6 +27,9 @@ struct StateCall {
 //   a load     version                                 leaves, version
 //   a measure  leaves, scalars..., version             leaves, totals, version
 //   an update  leaves, scalars..., version             leaves, version
+// Of a measure or an update, one array may have the results that are written: float32[...] or other weights, or the
+// totals as uint32[...], with the bits of the version behind them.
+//
 // Leaves are those of the bucket. A call that resumes does not read them, and a measure does not write them: they pass
 // on the memory of the gradients to the new weights. Scalars are one or more float32[...], one behind the other;
 // totals are float32[...]; a version is uint32[]. Only the types of the buffers are read, not their contents.
