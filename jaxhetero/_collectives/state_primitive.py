@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -106,8 +107,9 @@ def _lower_on_gpu(ctx: Any, *operands: Any, call: StateCall) -> Any:
     return mlir.lower_fun(_run_on_stream, multiple_results=True)(ctx, *operands, call=call)
 
 
-# The call of a bucket's measure or update on a GPU. Its one result is the new weights side by side, or the totals as
-# uint32, and the bits of the version behind them. Why one: see ``primitive.run_on_stream``.
+# The call of a bucket's measure or update on a GPU. Behind the leaves, it has one operand: the scalars as uint32, and the
+# version behind them. Its one result is the new weights side by side, or the totals as uint32, and the bits of the
+# version behind them. Why one: see ``primitive.run_on_stream``.
 _packed = Primitive("jaxhetero_packed_state")
 
 
@@ -116,9 +118,13 @@ def _run_on_stream(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
 
     XLA converts to the dtype of the wire on the device, so that a lane copies half the bytes to the host.
     """
-    leaves, others = operands[: call.leaf_count], operands[call.leaf_count :]
+    leaves, (*scalars, version) = operands[: call.leaf_count], operands[call.leaf_count :]
     given = [leaf.astype(call.wire_dtype) for leaf in leaves] if call.wire_dtype and not call.resumes else leaves
-    packed = _packed.bind(*given, *others, call=call)
+    bits = [jax.lax.bitcast_convert_type(array, np.uint32).ravel() for array in scalars]
+    # XLA ends with a segmentation fault where a call on another stream has a constant as its operand, or an array
+    # without elements (jaxlib 0.12.0.1, compiling for an H100).
+    step = jax.lax.optimization_barrier(jnp.concatenate([*bits, version.reshape(1)]))
+    packed = _packed.bind(*given, step, call=call)
     if call.kind is Kind.MEASURE:
         return [*leaves, jax.lax.bitcast_convert_type(packed[:-1], np.float32), packed[-1]]
     results, end = [], 0
@@ -130,13 +136,13 @@ def _run_on_stream(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
 
 
 def _packed_type(*operands: Any, call: StateCall) -> Any:
-    version = operands[-1]
+    step = operands[-1]
     if call.kind is Kind.MEASURE:
         (count,), _ = call.results[-1]
-        return version.update(shape=(count + 1,), weak_type=False)
+        return step.update(shape=(count + 1,))
     dtype = np.dtype(call.results[0][1])
     count = sum(math.prod(shape) for shape, _ in call.results)
-    return version.update(shape=(count + version.dtype.itemsize // dtype.itemsize,), dtype=dtype, weak_type=False)
+    return step.update(shape=(count + step.dtype.itemsize // dtype.itemsize,), dtype=dtype)
 
 
 def _lower_packed(ctx: Any, *operands: Any, call: StateCall) -> Any:

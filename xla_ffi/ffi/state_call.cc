@@ -79,12 +79,12 @@ struct Buffers {
       buffers.results.push_back(**result);
     }
     if (buffers.operands.empty() || buffers.results.empty()) return unlike("no version");
-    if (!is_version(buffers.operands.back())) return unlike("no version");
     return buffers;
   }
 
-  static bool is_version(const ffi::AnyBuffer& buffer) {
-    return buffer.element_type() == ffi::DataType::U32 && buffer.element_count() == 1;
+  // Whether it is so many uint32.
+  static bool has_words(const ffi::AnyBuffer& buffer, size_t count) {
+    return buffer.element_type() == ffi::DataType::U32 && buffer.element_count() == count;
   }
 };
 
@@ -128,9 +128,7 @@ Status take_packed(ffi::AnyBuffer& all, const UpdateDescription& update, StateCa
   OpSpec& spec = call.request.spec;
   auto* const data = static_cast<std::byte*>(all.untyped_data());
   if (spec.kind == Kind::kMeasure) {
-    if (all.element_type() != ffi::DataType::U32 || all.element_count() != update.total_count + 1) {
-      return unlike("another number of totals");
-    }
+    if (!Buffers::has_words(all, update.total_count + size_t{1})) return unlike("another number of totals");
     call.step_results.append(data, all.size_bytes());
     return {};
   }
@@ -155,7 +153,10 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   std::vector<ffi::AnyBuffer>& results = taken->results;
   const bool computes = site.kind == Kind::kMeasure || site.kind == Kind::kUpdate;
   const bool is_packed = computes && results.size() == 1;
-  if (!is_packed && !Buffers::is_version(results.back())) return unlike("no version");
+  const bool has_version =
+      is_packed ? operands.back().element_type() == ffi::DataType::U32 && operands.back().element_count() > 0
+                : Buffers::has_words(operands.back(), 1) && Buffers::has_words(results.back(), 1);
+  if (!has_version) return unlike("no version");
   const size_t beside_results = site.kind == Kind::kMeasure ? 2 : 1;
   if (!is_packed && results.size() < beside_results) return unlike("no totals");
   std::optional<UpdateDescription> update;
@@ -168,7 +169,7 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   const size_t leaf_count = is_packed  ? update->leaves.size()
                             : computes ? results.size() - beside_results
                                        : operands.size() - 1;
-  if (operands.size() < leaf_count + (computes ? 2 : 1)) return unlike("no scalars");
+  if (operands.size() < leaf_count + (computes && !is_packed ? 2 : 1)) return unlike("no scalars");
 
   StateCall call;
   RoundRequest& request = call.request;

@@ -27,8 +27,8 @@ struct StateCall {
 //   a load     version                                 leaves, version
 //   a measure  leaves, scalars..., version             leaves, totals, version
 //   an update  leaves, scalars..., version             leaves, version
-// Of a measure or an update, one array may have the results that are written: float32[...] or other weights, or the
-// totals as uint32[...], with the bits of the version behind them.
+// A measure or an update may also be packed: behind the leaves it has one operand, uint32[...], and it has one result,
+// the weights side by side or the totals as uint32[...]. The bits of the version are at the end of both.
 //
 // Leaves are those of the bucket. A call that resumes does not read them, and a measure does not write them: they pass
 // on the memory of the gradients to the new weights. Scalars are one or more float32[...], one behind the other;
