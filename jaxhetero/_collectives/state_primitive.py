@@ -107,9 +107,9 @@ def _lower_on_gpu(ctx: Any, *operands: Any, call: StateCall) -> Any:
     return mlir.lower_fun(_run_on_stream, multiple_results=True)(ctx, *operands, call=call)
 
 
-# The call of a bucket's measure or update on a GPU. Behind the leaves it has one operand, the scalars as uint32, and one
-# result, the new weights side by side or the totals as uint32. The bits of the version are at the end of both. Why one
-# result: see ``primitive.run_on_stream``.
+# The call of a bucket's measure or update on a GPU. Behind the leaves it has one operand: the scalars as uint32. It has
+# one result: the new weights side by side, or the totals as uint32. The bits of the version are at the end of both. Why
+# one result: see ``primitive.run_on_stream``.
 _packed = Primitive("jaxhetero_packed_state")
 
 
