@@ -13,6 +13,9 @@ import pytest
 import jaxhetero
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline import costs
+from jaxhetero.pipeline.places import Places
+from jaxhetero.pipeline.reduction import make_units
+from jaxhetero.pipeline.schedules import make_schedule
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 
@@ -116,6 +119,19 @@ def test_a_parameter_that_nobody_uses_has_no_gradient() -> None:
     model = Model(lambda params, x: jnp.mean(x @ params["w"]), params, (jnp.ones((4, 3)),))
     _, grads = cut(model, 1)(model.params, *model.arguments)
     np.testing.assert_array_equal(grads["v"], jnp.zeros(2))
+
+
+def test_what_several_places_have_is_reduced_last() -> None:
+    """The place that has it early would else hold its other gradients back, until the last place has it as well."""
+    model = MODELS["tied"]()
+    grad_fn = cut(model, 4)
+    grad_fn.cut(model.params, *model.arguments)
+    known = grad_fn._known_cut
+    schedule = make_schedule("breadth_first", 2, 2, MICROBATCHES)
+    for rank in range(4):
+        units = make_units(known.traced.graph, known.stages, schedule, Places(2, rank, 4))
+        assert [unit.workers for unit in units] == [(rank % 2, rank % 2 + 2)] * 2 + [(0, 1, 2, 3)]
+        assert [unit.stages for unit in units] == [{rank % 2}, {rank % 2 + 2}, {rank % 2, rank % 2 + 2}]
 
 
 def test_nothing_is_computed_before_the_first_step() -> None:

@@ -24,7 +24,7 @@ class Unit:
 
     Attributes:
       params: their numbers, ascending.
-      stages: those of this worker that use them.
+      stages: those of this worker that must be final before.
       workers: the ranks that have them.
       text: what they are, for people.
     """
@@ -39,26 +39,27 @@ def make_units(graph: Graph, stages: Sequence[Stage], schedule: Schedule, places
     """The units of this worker, in an order that the workers of each unit have in common.
 
     A parameter that only this place has is reduced with others of its stage, as soon as these are final. Those that
-    several places have, such as tied weights, are reduced together once all are.
+    several places have, such as tied weights, come last: the places have them at different times, and units are reduced
+    one after the other.
     """
     users: dict[int, list[int]] = defaultdict(list)
     for stage in stages:
         for number in stage.params:
             if graph.inputs[number].is_float:
                 users[number].append(stage.number)
-    units: dict[tuple[tuple[int, ...], frozenset[int]], list[int]] = defaultdict(list)
+    all_own = frozenset(stage.number for stage in stages if schedule.place_of(stage.number) == places.place)
+    units: dict[tuple[bool, tuple[int, ...], frozenset[int]], list[int]] = defaultdict(list)
     for number, using in sorted(users.items()):
         own = frozenset(stage for stage in using if schedule.place_of(stage) == places.place)
         if not own:
             continue
         sharing = sorted({schedule.place_of(stage) for stage in using})
-        key = (places.ranks_at(sharing), own if len(sharing) == 1 else frozenset())
-        units[key].append(number)
+        is_shared = len(sharing) > 1
+        units[is_shared, places.ranks_at(sharing), all_own if is_shared else own].append(number)
     made = []
-    for (workers, _), params in sorted(units.items(), key=lambda item: (item[0][0], sorted(item[0][1]))):
+    for (_, workers, own), params in sorted(units.items(), key=lambda item: (*item[0][:2], sorted(item[0][2]))):
         using = sorted({stage for number in params for stage in users[number]})
         text = f"gradients of stage {' and '.join(map(str, using))}"
-        own = frozenset(stage for stage in using if schedule.place_of(stage) == places.place)
         made.append(Unit(tuple(params), own, workers, text))
     return made
 
