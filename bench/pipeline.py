@@ -3,8 +3,9 @@
     python -m bench.pipeline --stages 4 --microbatches 16 --schedules interleaved,virtual:2,zero_bubble
     python -m bench.pipeline --stages 4 --replicas 2 --microbatches 32 --schedules breadth_first:4 --reduce 3
 
-The model is a chain of timed waits (bench/accelerator/stages.py), one for each stage; with ``--profile bert-large`` one
-for each layer of BERT-large, in proportion to its arithmetic and its parameters, and with its tied embeddings.
+The model is a chain of timed waits (bench/accelerator/stages.py), one for each stage, all alike. With ``--profile
+bert-large`` each stage has the layers of BERT-large that come to its share of the arithmetic, and takes its time and
+its parameters in proportion to theirs; the last one uses the embeddings as well, as BERT does.
 Activations, gradients and the network between the hosts (bench/netlab; needs root) are real.
 
 ``--reduce R`` gives the model so many parameters that an all-reduce of their gradients takes R times the computation of
@@ -15,7 +16,7 @@ The columns:
 
     step_ms     a step: from the first worker's begin to the last worker's end
     over_C      step / (the time of all tasks / the workers that share them)
-    simulated   the same, simulated: with the waits as measured on rank 0, the network, and the reductions
+    simulated   the same, simulated: with the waits as tasks, the network, and the reductions
     ratio       step / simulated step
     bubble      1 - C / step
 """
@@ -26,7 +27,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -144,7 +145,7 @@ def _parameter_bytes(options: Options, conditions: Conditions) -> int:
 
 @dataclass(frozen=True)
 class _Model:
-    """What its layers take in a step on one accelerator, and their parameters."""
+    """What its stages take in a step on one accelerator, and their parameters."""
 
     seconds: list[float]
     counts: list[int]
@@ -158,12 +159,15 @@ def _model(options: Options, stage_count: int, parameter_count: int) -> _Model:
         return _Model([step_s / stage_count] * stage_count, [parameter_count // stage_count] * stage_count)
     profile = PROFILES[options.profile]
     work = sum(layer.multiply_adds for layer in profile.layers)
-    scale = parameter_count / profile.parameter_count
-    return _Model(
-        [step_s * layer.multiply_adds / work for layer in profile.layers],
-        [max(1, round(scale * sum(layer.parameter_counts))) for layer in profile.layers],
-        profile.tied,
-    )
+    model = _Model([0.0] * stage_count, [1] * stage_count)
+    stage_of, done = [], 0.0
+    for layer in profile.layers:
+        stage_of.append(min(int((done + layer.multiply_adds / 2) / work * stage_count), stage_count - 1))
+        done += layer.multiply_adds
+        model.seconds[stage_of[-1]] += step_s * layer.multiply_adds / work
+        count = sum(layer.parameter_counts)
+        model.counts[stage_of[-1]] += round(parameter_count * count / profile.parameter_count)
+    return replace(model, tied=tuple(stage_of[layer] for layer in profile.tied))
 
 
 def _measure(options: Options, job: Job, lab: Lab, conditions: Conditions, name: str, count: int) -> Row:

@@ -1,14 +1,14 @@
 """A model of timed waits, to be cut into stages: its tasks last as long as those of an accelerator.
 
-Each of its blocks waits in its forward pass and in its backward pass. Activations, gradients and what is sent are real
-arrays. The gradients are zeros that cost nothing to add up, because the hosts of a lab share few cores.
+Every stage has one block, which waits in its forward pass and in its backward pass. Activations, gradients and what is
+sent are real arrays. The gradients are zeros that cost nothing to add up, because the hosts of a lab share few cores.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
+from jaxhetero.pipeline.schedules import Kind, Task
+from jaxhetero.pipeline.simulation import simulate
 
 _WORK = "bench_work"
 
@@ -24,7 +26,8 @@ class StagedEmulation:
     """Steps of a model that is cut over the workers.
 
     Args:
-      seconds: what a step of each block takes on one accelerator: a third of it is the forward pass.
+      seconds: what a step of each block takes on one accelerator, a third of it is the forward pass; as many blocks as
+        stages.
       counts: the parameters of each block, float32.
       tied: two blocks, of which the second uses the parameters of the first as well.
       activation_bytes: of one microbatch, between two blocks.
@@ -47,9 +50,12 @@ class StagedEmulation:
         settings: dict[str, Any],
     ) -> None:
         jax.ffi.register_ffi_target(_WORK, jax.ffi.pycapsule(ctypes.CDLL(library).BenchWork), platform="cpu")
-        self._network = network
         microbatches = settings["microbatches"]
-        blocks = [_block(step_s / 3 / microbatches, is_parted=is_parted) for step_s in seconds]
+        self._third_s = [step_s / 3 / microbatches for step_s in seconds]
+        self._counts = counts
+        self._activation_bytes = activation_bytes
+        self._network = network
+        blocks = [_block(third_s, is_parted=is_parted) for third_s in self._third_s]
         # Of each block, the other blocks whose parameters it uses.
         others = {tied[1]: [tied[0]]} if tied else {}
 
@@ -64,8 +70,7 @@ class StagedEmulation:
             return jnp.mean(x)
 
         self._batch = np.zeros((microbatches, activation_bytes // 4), np.float32)
-        # On paper the waits are nothing.
-        self._grad_fn = jaxhetero.pipeline.value_and_grad(loss_fn, costs="measured", **settings)
+        self._grad_fn = jaxhetero.pipeline.value_and_grad(loss_fn, **settings)
         self._grad_fn.cut(jax.eval_shape(init), self._batch)
         self._params = self._grad_fn.init(init)
 
@@ -74,9 +79,24 @@ class StagedEmulation:
         jax.block_until_ready(self._grad_fn(self._params, self._batch))
 
     def facts(self) -> dict[str, Any]:
-        """The step that a simulation finds, and the parameters of each stage."""
-        counts = [stage.parameter_count for stage in self._grad_fn.report().stages]
-        return {"simulated_s": self._grad_fn.simulate(self._network).step_s, "parameter_counts": counts}
+        """The step that a simulation finds, with the waits as the costs: on paper they are nothing."""
+        report = self._grad_fn.report()
+        schedule, network = report.schedule, self._network
+        counts = [stage.parameter_count for stage in report.stages]
+        # A stage has its block's, those that it is tied to, and the first one the offset.
+        assert all(map(operator.ge, counts, self._counts)), f"not one block a stage: {counts}, {self._counts}"
+
+        def task_s(task: Task) -> float:
+            third_s: float = self._third_s[task.stage]
+            return 2 * third_s if task.kind is Kind.BACKWARD and not schedule.is_parted else third_s
+
+        def reduce_s(stage: int) -> float:
+            return 4 * counts[stage] / network.bytes_per_s + network.latency_s
+
+        transfers = {(stage, stage + 1): float(self._activation_bytes) for stage in range(schedule.stage_count - 1)}
+        is_reduced = self._grad_fn.replica_count > 1
+        simulation = simulate(schedule, task_s, transfers, network, reduce_s if is_reduced else None)
+        return {"simulated_s": simulation.step_s, "parameter_counts": counts}
 
 
 def _work(seconds: float, after: jax.Array, part: int = 0) -> jax.Array:
@@ -89,7 +109,6 @@ def _work(seconds: float, after: jax.Array, part: int = 0) -> jax.Array:
 Block = Callable[[list[jax.Array], jax.Array], jax.Array]
 
 
-@cache  # what is alike is measured once
 def _block(third_s: float, *, is_parted: bool) -> Block:
     """``x``, after a third of the block's time; its backward pass waits for the rest."""
 
