@@ -209,11 +209,29 @@ TEST(PartPlan, CutsRowsIntoColumns) {
   EXPECT_EQ(first, kWidth);
 }
 
+// New weights may take half as many bytes as their gradients.
+TEST(PartPlan, ResultsOfAnotherDtypeHaveTheirOwnPlace) {
+  constexpr uint64_t kCount = 2'000'000;
+  std::vector<float> gradients(kCount);
+  std::vector<uint16_t> weights(kCount);
+  RoundRequest request;
+  request.spec = spec_of(kCount, Kind::kUpdate, DType::kF32);
+  request.spec.state.weights = DType::kBF16;
+  request.inputs.append(gradients.data(), kCount * 4);
+  request.outputs.append(weights.data(), kCount * 2);
+  const std::vector<RoundPart> parts = PartPlan(kJob, {1, 1}).cut(request);
+  ASSERT_EQ(parts.size(), 2u);
+  const SlicedTransfer& second = parts[1].request.sliced;
+  const uint64_t first = parts[0].request.spec.total_count;
+  EXPECT_EQ(second.place.whole_offset(8), first * 4 + 8);
+  EXPECT_EQ(second.result_place.whole_offset(8), first * 2 + 8);
+}
+
 TEST(SlicedTransfer, ReportsWhereTheBytesLieInTheWhole) {
   std::vector<std::pair<size_t, size_t>> reported;
   SlicedTransfer sliced;
   sliced.received = [&](size_t offset, size_t bytes) { reported.emplace_back(offset, bytes); };
-  sliced.place = {.piece_bytes = 100, .first = 40, .distance = 1000};
+  sliced.result_place = {.piece_bytes = 100, .first = 40, .distance = 1000};
   sliced.report(90, 130);
   sliced.report(50, 60);  // the last ten of them again
   const std::vector<std::pair<size_t, size_t>> expected = {{130, 10}, {1040, 100}, {2040, 20}, {90, 40}};
