@@ -162,9 +162,9 @@ def test_rows_of_another_worker_are_refused() -> None:
     rows = holding(2, 3).take(0, LEAF)
     with pytest.raises(ConfigError, match="rows 0 to 3 were given to a worker that holds rows 4 to 7; give what"):
         holding(4, 5).take(0, rows)
-    with pytest.raises(ConfigError, match="rows all were given to a worker that holds rows 4 to 7; give what"):
+    with pytest.raises(ConfigError, match="all rows were given to a worker that holds rows 4 to 7; give what"):
         holding(4, 5).array(0, LEAF)
-    with pytest.raises(ConfigError, match="rows 0 to 3 were given to a worker that holds rows all; give what"):
+    with pytest.raises(ConfigError, match="rows 0 to 3 were given to a worker that holds all rows; give what"):
         holding(2, 3, 4, 5).take(0, rows)
 
 

@@ -121,8 +121,8 @@ class Holding:
         found = held.ranges if isinstance(held, Rows) else ()
         if held is not None and found != ranges:
             raise ConfigError(
-                f"pipeline: of leaf {leaf} of the parameters, rows {_text(found)} were given to a worker that holds "
-                f"rows {_text(ranges)}; give what Pipeline.init or Pipeline.own made on this worker"
+                f"pipeline: of leaf {leaf} of the parameters, {_text(found)} were given to a worker that holds "
+                f"{_text(ranges)}; give what Pipeline.init or Pipeline.own made on this worker"
             )
         return held.array if isinstance(held, Rows) else held
 
@@ -160,4 +160,4 @@ class Holding:
 
 
 def _text(ranges: Ranges) -> str:
-    return ", ".join(f"{begin} to {end - 1}" for begin, end in ranges) or "all"
+    return "rows " + ", ".join(f"{begin} to {end - 1}" for begin, end in ranges) if ranges else "all rows"
