@@ -61,6 +61,17 @@ TEST(CallbackThreads, FinishesWhatItWasGivenBeforeItEnds) {
   EXPECT_EQ(count, 100);
 }
 
+// Each of the two waits for the other, as two devices of a program do.
+TEST(CallbackThreads, LetsNoTaskWaitForAnotherWhileItEnds) {
+  std::latch both(2);
+  CallbackThreads callback_threads;
+  callback_threads.run([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until it is being destroyed
+    callback_threads.run([&] { both.arrive_and_wait(); });
+    both.arrive_and_wait();
+  });
+}
+
 // A completion may let go of the last reference to whatever owns the callback_threads: the thread cannot join itself.
 TEST(CallbackThreads, MayBeDestroyedByOneOfItsTasks) {
   std::latch left_alone(1);

@@ -9,6 +9,19 @@ constexpr size_t kMaxThreads = 64;
 }  // namespace
 
 CallbackThreads::~CallbackThreads() {
+  // A task may give others, which get threads of their own.
+  for (std::vector<std::thread> threads = stop(); !threads.empty(); threads = stop()) {
+    for (std::thread& thread : threads) {
+      if (thread.get_id() == std::this_thread::get_id()) {
+        thread.detach();
+      } else {
+        thread.join();
+      }
+    }
+  }
+}
+
+std::vector<std::thread> CallbackThreads::stop() {
   std::vector<std::thread> threads;
   {
     const std::lock_guard lock(state_->mutex);
@@ -16,20 +29,14 @@ CallbackThreads::~CallbackThreads() {
     threads.swap(state_->threads);
   }
   state_->changed.notify_all();
-  for (std::thread& thread : threads) {
-    if (thread.get_id() == std::this_thread::get_id()) {
-      thread.detach();
-    } else {
-      thread.join();
-    }
-  }
+  return threads;
 }
 
 void CallbackThreads::run(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
-    if (state_->tasks.size() > state_->idle_count && state_->threads.size() < kMaxThreads && !state_->stopping) {
+    if (state_->tasks.size() > state_->idle_count && state_->threads.size() < kMaxThreads) {
       state_->threads.emplace_back([state = state_] { work(state); });
     }
   }

@@ -27,6 +27,9 @@ class CallbackThreads {
   void run(std::function<void()> task);
 
  private:
+  // The threads end once they have no task.
+  std::vector<std::thread> stop();
+
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
