@@ -311,11 +311,13 @@ def broadcast(
 ) -> Tree:
     """Worker ``root``'s ``x`` on all workers, bit by bit: for initial parameters.
 
+    If workers have several devices along ``axis_name``, all get what the first device of worker ``root`` has.
+
     Args:
       x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool. The other workers pass a tree of the same
         structure, shapes and dtypes; its values are not used.
       root: the rank of the worker whose values all workers get.
-      axis_name, workers, bucket_bytes, name: as in ``psum``; ``axis_name`` may name the workers' axis alone.
+      axis_name, workers, bucket_bytes, name: as in ``psum``.
 
     Returns:
       A pytree like ``x``, of the same shapes and dtypes.
@@ -323,7 +325,7 @@ def broadcast(
     Blocking and errors are those of ``psum``.
 
     Raises:
-      ConfigError: there is no such ``root``, ``workers`` has it not, or an axis lies inside a worker.
+      ConfigError: there is no such ``root``, ``workers`` has it not, or ``axis_name`` lies inside a worker.
 
     Example:
       Each worker draws parameters from its own seed, and all start from those of rank 0:
@@ -339,11 +341,8 @@ def broadcast(
     axes = classify(axis_name, label, workers)
     if workers is not None and root not in workers:
         raise ConfigError(f"{label}: root {root} is not one of workers {tuple(workers)}")
-    if axes.devices_per_worker > 1:
-        raise ConfigError(
-            f"{label}: along {axis_name!r} lie {axes.devices_per_worker} devices of each worker; broadcast goes over "
-            "an axis of one device of each"
-        )
+    if world.size() > 1 and axes.are_named and not axes.spans_workers:
+        raise ConfigError(f"{label}: {axis_name!r} lies inside each worker; name the axis of the workers")
     return _with_bools_as_bytes(
         lambda tree: reduce_tree(tree, axes, Kind.BROADCAST, label=label, bucket_bytes=bucket_bytes, root=root), x
     )

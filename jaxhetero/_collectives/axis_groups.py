@@ -43,7 +43,7 @@ class AxisGroups:
 
         Args:
           bucket: as for the primitive of ``kind``; where that has a row for each worker, there is one for each device.
-          kind: of the collective; no broadcast.
+          kind: of the collective. A broadcast takes what the first device of a group has.
           between_workers: the same collective between the devices at the same place of each group.
         """
         if kind is Kind.GATHER:
@@ -60,10 +60,12 @@ class AxisGroups:
 
     def _own_part(self, array: jax.Array, kind: Kind) -> jax.Array:
         """This device's equal part of its worker's reduced array, as a vector; padding at the end is zeros."""
-        if kind is not Kind.SUM:
+        if kind is Kind.BROADCAST and array.size > 0:  # XLA refuses empty arrays
+            array = jax.lax.all_gather(array, self.axis_name, axis_index_groups=self._lists)[0]
+        elif kind is not Kind.SUM:
             array = extreme(array, self.axis_name, kind, self._lists)
         flat = jnp.pad(array.reshape(-1), (0, -array.size % self.size))
-        if kind is Kind.SUM and array.size > 0:  # XLA refuses empty arrays
+        if kind is Kind.SUM and array.size > 0:
             part: jax.Array = jax.lax.psum_scatter(flat, self.axis_name, tiled=True, axis_index_groups=self._lists)
             return part
         own = jax.lax.axis_index(self.axis_name) % self.size

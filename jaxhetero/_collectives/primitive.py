@@ -302,7 +302,7 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
         as_sum = {**params, "kind": Kind.SUM, "root": 0}
         results = rules.map_nonzero(all_reduce, cotangents, rules.zero_cotangents(bucket), as_sum, "cotangents")
     if kind is Kind.BROADCAST:
-        is_root = rules.own_index(axis_name) == root
+        is_root = rules.own_index(axis_name) == root * params["devices_along"]  # its first device
         results = [ct if isinstance(ct, ad.Zero) else jnp.where(is_root, ct, jnp.zeros_like(ct)) for ct in results]
     return results
 

@@ -169,10 +169,13 @@ def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) ->
     is_alone = all(jax.lax.axis_size(name) == 1 for name in local_axes)
     if is_alone and varying_axes(jax.typeof(leaf)).isdisjoint(local_axes):
         return leaf  # XLA would keep the all-reduce of one device
-    if kind in (Kind.SUM, Kind.BROADCAST):  # a broadcast's local axes have one device
+    if kind is Kind.SUM:
         # jax.lax refuses a value that varies along only some of the axes. We take it, as we do between workers.
         total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes)
         return total
+    if kind is Kind.BROADCAST:
+        copies = jax.lax.all_gather(_varying(leaf, local_axes), local_axes, to="invarying") if leaf.size else leaf[None]
+        return copies[0]
     return extreme(leaf, local_axes, kind)
 
 

@@ -62,6 +62,10 @@ def global_mesh(rank: int, size: int) -> list[str]:
         theirs = run(mesh, lambda x, f=function, a=axes: f(jax.lax, x, a), x, check_vma, specs)
         if not np.array_equal(ours, theirs):
             wrong.append(f"{name} over {axes}, check_vma={check_vma}")
+    for check_vma in (True, False):
+        got = run(mesh, lambda x: jaxhetero.broadcast(x, 1, ("workers", "devices")), x, check_vma, P())
+        if not np.array_equal(got, np.broadcast_to(x[:1] - rank + 1, got.shape)):
+            wrong.append(f"broadcast, check_vma={check_vma}")
     return wrong
 
 
@@ -75,6 +79,9 @@ def own_mesh(rank: int, size: int) -> list[str]:
         got = run(mesh, lambda x: jaxhetero.psum(x, "devices"), x, check_vma, P())
         if not all(np.array_equal(row, total) for row in got):
             wrong.append(f"psum, check_vma={check_vma}")
+        got = run(mesh, lambda x: jaxhetero.broadcast(x, 1, "devices"), x, check_vma, P())
+        if not np.array_equal(got, np.broadcast_to(x[:1] - rank + 1, got.shape)):
+            wrong.append(f"broadcast, check_vma={check_vma}")
     return wrong
 
 

@@ -47,6 +47,29 @@ CASES: dict[str, Case] = {
 }
 
 
+def broadcast(typed: bool, library: Any, x: jax.Array) -> jax.Array:
+    """What the first device of rank 1 has."""
+    if library is jaxhetero:
+        return jaxhetero.broadcast(x, 1, AXIS)
+    return jax.lax.all_gather(x, AXIS, to="invarying" if typed else "varying")[DEVICES]
+
+
+def wrong_broadcasts(typed: bool) -> list[str]:
+    """As those above, but for ``offload``: JAX has no broadcast."""
+    found = []
+    for name, case in {
+        "broadcast": functools.partial(broadcast, typed),
+        "broadcast of nothing": lambda library, x: broadcast(typed, library, x[:0]),
+        "gradient of broadcast": lambda library, x: jax.grad(lambda x: jnp.sum(jnp.sin(broadcast(typed, library, x))))(
+            x
+        ),
+    }.items():
+        ours, theirs = (results(functools.partial(case, library), typed) for library in (jaxhetero, jax.lax))
+        if not all(np.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(ours, theirs, strict=True)):
+            found.append(f"{name}, {'typed' if typed else 'untyped'}")
+    return found
+
+
 def make_mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
 
@@ -104,6 +127,7 @@ def main() -> None:
     jax.distributed.initialize(sys.argv[1], size, rank)
     jaxhetero.initialize()
     found = [text for typed in (True, False) for name, case in CASES.items() for text in wrong(name, case, typed)]
+    found += [text for typed in (True, False) for text in wrong_broadcasts(typed)]
     sent = sent_bytes_of_psum()
     jaxhetero.shutdown()
     print(json.dumps({"wrong": found, "sent": sent}))
