@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cluster import Cluster, run
+from cluster import Cluster, free_port, run
 
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.engines import build_native
@@ -119,19 +119,34 @@ def test_every_place_gives_the_same_weights_and_what_cannot_be_done_is_refused()
             assert word in result["refusals"][name]
 
 
+@pytest.mark.parametrize(("kind", "workers"), [("own", 2), ("global", 2), ("flat", 2), ("own", 1)])
+def test_the_devices_of_a_worker_share_an_update(kind: str, workers: int) -> None:
+    """It has the bits that one device has which adds their gradients up; each byte leaves a worker once."""
+    reducers = 2 if workers > 1 else 0
+    for result in run("reducers_devices.py", kind, f"127.0.0.1:{free_port()}", workers=workers, reducers=reducers):
+        assert all(result["equal"].values()), result["equal"]
+        if workers == 1:
+            continue
+        assert all(1 <= sent < 1.05 for sent in result["sent"].values()), result["sent"]
+        if kind == "own":
+            assert "name all axes of the mesh" in result["refusals"]["unnamed"]
+            assert "JAX has summed it already" in result["refusals"]["summed"]
+
+
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
         ("twice", ["jaxhetero.ConfigError", "each one can be used once"]),
         ("rates", ["jaxhetero.MismatchError", "have other numbers for the step", "learning rate"]),
         ("lost", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),
+        ("lost on two devices", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),
     ],
 )
 def test_mistakes_are_told(mistake: str, words: list[str]) -> None:
     with Cluster(2, 2, {"JAXHETERO_TIMEOUT_MS": "10000"}) as cluster:
         cluster.start_reducers()
         cluster.start_workers("reducers_mistakes.py", mistake)
-        if mistake == "lost":
+        if mistake.startswith("lost"):
             cluster.wait_for_output("worker 0", "running")
             cluster.process("reducer 1").kill()
         for outcome in cluster.wait_workers():

@@ -13,14 +13,14 @@ from jaxhetero._compat import partly_reduced_axes, varying_axes
 from jaxhetero.errors import ConfigError
 
 
-def refuse_invariant(tree: Any, axis_name: AxisName, label: str, *, mean: bool) -> None:
+def refuse_invariant(tree: Any, axis_name: AxisName, label: str, *, mean: bool | None) -> None:
     """``ConfigError`` for a float or complex leaf that is the same along one of the axes, as far as types tell.
 
     In ``jax.shard_map(check_vma=True)`` the gradient of a replicated parameter is such a leaf: JAX has summed it. A
     second sum makes the gradient ``n`` times too large. A mean leaves it as it is, which is ``n`` times too large as
     well. Integers and bools, which have no gradients, and constants pass: ``psum`` of them counts devices.
 
-    ``mean``: the caller is a mean and not a sum, for the replacement that the message offers.
+    ``mean``: the caller is a mean and not a sum, for the replacement that the message offers. None: there is none.
     """
     typed = _typed_axes(axis_name)
     for path, leaf in jax.tree.leaves_with_path(tree) if typed else []:
@@ -48,14 +48,17 @@ def _missing_axes(leaf: Any, typed: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in typed if name not in known)
 
 
-def _explain(path: str, leaf: Any, missing: tuple[str, ...], axis_name: AxisName, label: str, *, mean: bool) -> str:
+def _explain(
+    path: str, leaf: Any, missing: tuple[str, ...], axis_name: AxisName, label: str, *, mean: bool | None
+) -> str:
     axes = repr(missing[0] if len(missing) == 1 else missing)
     replicated = f"jaxhetero.replicated(params, {axis_name!r}{', mean=True' if mean else ''})"
+    instead = f", or differentiate through {replicated} and do without this call" if mean is not None else ""
     return (
         f"{label}: the {describe_leaf(leaf)} at {path or 'the root'} does not vary over mesh axis {axes}. If it is the "
         "gradient of replicated parameters, JAX has summed it already, because jax.shard_map has check_vma=True, and "
-        "this call would multiply that sum. Either cast the parameters before they are differentiated, "
-        f"params = jax.lax.pcast(params, {axes}, to='varying'), or differentiate through {replicated} and do without "
-        "this call. If each device's equal copy is meant to count, cast the value itself: "
+        f"this call would multiply that sum. {'Either cast' if instead else 'Cast'} the parameters before they are "
+        f"differentiated, params = jax.lax.pcast(params, {axes}, to='varying'){instead}. "
+        "If each device's equal copy is meant to count, cast the value itself: "
         f"jax.lax.pcast(x, {axes}, to='varying')"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax.interpreters import mlir
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes, attributes_of, lower_call, next_stream
+from jaxhetero._collectives.worker_devices import WorkerDevices
 from jaxhetero._compat import is_computed, lower_on_gpu_stream, register_lowering, without_varying_axis
 from jaxhetero.errors import ConfigError
 
@@ -47,7 +48,10 @@ class StateCall:
       wire_dtype: as in ``psum``.
       call_bytes: of gradients on the wire in the whole step.
       results: shapes and dtypes, but for the version.
-      worker_count, axis_name: as in ``primitive.all_reduce``.
+      worker_count: as in ``primitive.all_reduce``.
+      devices: those of each worker that share the call.
+      caller: the number of the one that makes it.
+      is_shared: what the devices share is still to be written around the call.
     """
 
     kind: Kind
@@ -62,7 +66,9 @@ class StateCall:
     wire_dtype: str = ""
     call_bytes: int = 0
     worker_count: int = 1
-    axis_name: str | None = None
+    devices: WorkerDevices = field(default_factory=WorkerDevices)
+    caller: int = 0
+    is_shared: bool = False
 
     @property
     def leaf_count(self) -> int:
@@ -90,18 +96,36 @@ def _abstract_eval(*operands: Any, call: StateCall) -> list[Any]:
     version = operands[-1]
     results = [version.update(shape=shape, dtype=np.dtype(dtype), weak_type=False) for shape, dtype in call.results]
     results.append(version.update(weak_type=False))
-    if call.axis_name is None:
-        return results
-    return [without_varying_axis(result, call.axis_name) for result in results]
+    axes = call.devices.axes if call.devices.worker_axis is None else (call.devices.worker_axis, *call.devices.axes)
+    for axis in axes:
+        results = [without_varying_axis(result, axis) for result in results]
+    return results
+
+
+def _run_shared(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
+    """Sum the gradients of the worker's devices, call on one of them, and give all of them what comes of it."""
+    devices, sums = call.devices, 0 if call.resumes else call.leaf_count
+    summed = [*map(devices.sum, operands[:sums]), *operands[sums:]]
+    results = PRIMITIVE.bind(*summed, call=replace(call, is_shared=False))
+    # A measure does not write the leaves.
+    own = call.leaf_count if call.kind is Kind.MEASURE else 0
+    return [*results[:own], *(devices.share(result, call.caller) for result in results[own:])]
+
+
+_lower_shared = mlir.lower_fun(_run_shared, multiple_results=True)
 
 
 def _lower(ctx: Any, *operands: Any, call: StateCall) -> Any:
+    if call.is_shared:
+        return _lower_shared(ctx, *operands, call=call)
     if world.has_stand_in():  # as on a GPU
         return _lower_on_gpu(ctx, *operands, call=call)
     return _lower_call(ctx, *operands, call=call)
 
 
 def _lower_on_gpu(ctx: Any, *operands: Any, call: StateCall) -> Any:
+    if call.is_shared:
+        return _lower_shared(ctx, *operands, call=call)
     if call.leaf_count == 0:  # a store or a load, which have nothing to run beside
         return _lower_call(ctx, *operands, call=call)
     return mlir.lower_fun(_run_on_stream, multiple_results=True)(ctx, *operands, call=call)
@@ -175,21 +199,22 @@ def _attributes_of(ctx: Any, call: StateCall, *, by_number_on_host: bool = False
         kind=call.kind,
         root=0,
         worker_count=call.worker_count,
-        axis_name=call.axis_name,
-        devices_along=1,
+        axis_name=call.devices.worker_axis,
+        devices_along=call.devices.along,
         in_groups=False,
         wire_dtype=call.wire_dtype,
         call_bytes=call.call_bytes,
         group=(),
         by_number_on_host=by_number_on_host,
     )
-    if attributes.device_lanes.any():
+    lane_count = 1 + int(attributes.device_lanes.max(initial=0))
+    if lane_count != call.devices.count:
         raise ConfigError(
-            f"{call.label}: the mesh has several devices of one worker; an optimizer on reducers takes the gradients "
-            "of one device of each worker"
+            f"{call.label}: the mesh has {lane_count} devices of each worker, and axis_name names {call.devices.count} "
+            "of them; an optimizer on reducers takes the gradients of all: name all axes of the mesh"
         )
-    state = np.array([call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up], np.int64)
-    return replace(attributes, state=state, update=np.frombuffer(call.update, np.uint8))
+    state = [call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up, call.caller]
+    return replace(attributes, state=np.array(state, np.int64), update=np.frombuffer(call.update, np.uint8))
 
 
 def _aliases(ctx: Any, operands: Sequence[Any], call: StateCall) -> dict[int, int]:

@@ -15,10 +15,12 @@ import optax
 
 from jaxhetero import collectives, world
 from jaxhetero._collectives.kinds import Kind
-from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, classify
+from jaxhetero._collectives.mesh_axes import AxisName, axis_names, classify
+from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.together import together
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
+from jaxhetero._collectives.worker_devices import WorkerDevices
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
 from jaxhetero.optimizers._new_weights import NewWeights
@@ -30,6 +32,7 @@ from jaxhetero.optimizers._programs.update import Origin, Update
 
 _numbers = itertools.count()
 _UPDATES_OF_A_LIFE = 2**24
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
@@ -117,9 +120,9 @@ def on_reducers(
     Args:
       tx: an optax transformation, such as ``optax.adamw(1e-3)``, or a chain of them with schedules, masks, clipping by
         the global norm, LAMB, ... It must work on each leaf by itself, but for sums over whole leaves.
-      axis_name: as in ``jaxhetero.psum``, of gradients that have not been summed; each worker has one device along it.
-        Only ``update`` has to be called inside its ``jax.shard_map``.
-      mean: ``tx`` gets the mean of the workers' gradients; ``False``: their sum.
+      axis_name: as in ``jaxhetero.psum``, of gradients that have not been summed: all axes of the mesh. Only ``update``
+        has to be called inside its ``jax.shard_map``.
+      mean: ``tx`` gets the mean of the gradients of all workers and of all their devices; ``False``: their sum.
       weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
       wire_dtype: as in ``jaxhetero.psum``, of the gradients.
       backups: 1: another reducer backs up each share, and the loss of a reducer changes no bit; 0: none does.
@@ -145,7 +148,8 @@ def on_reducers(
 
     Raises:
       ConfigError: a parameter is not float32, bfloat16 or float16; ``tx`` does what cannot be sent: then the message
-        names the primitive of JAX; or a mesh has several devices of a worker.
+        names the primitive of JAX; ``axis_name`` does not name all axes of the mesh; or JAX has summed gradients
+        already: see ``jaxhetero.psum``.
       jax.errors.JaxRuntimeError: when the program runs: a peer fails, a state is used twice, or workers disagree about
         the numbers of the step, such as the learning rate; see ``jaxhetero.errors``.
 
@@ -220,7 +224,7 @@ class _Home:
         """``is_new``: the state is that of ``tx.init``, of which reducers need not be told what is 0."""
         self._check_dtypes(params)
         axis_name = self._axis_name_here()
-        plan, axes = self._plan_of(params), self._axes(axis_name)
+        plan, devices = self._plan_of(params), self._devices(axis_name)
         weights, states = jax.tree.leaves(params), jax.tree.leaves(opt_state)
         given: Any = jax.tree.structure(opt_state)
         if given != jax.tree.structure(plan.opt_state):
@@ -245,7 +249,7 @@ class _Home:
                     jnp.broadcast_to(array, plan.shapes[leaf]) if array.ndim == 0 else array
                     for array, leaf in zip(arrays, bucket.leaves, strict=True)
                 ]
-                (version,) = self._call(plan, number, Kind.STORE, axes, (), slot=slot)(*arrays, version)
+                (version,) = self._call(plan, number, Kind.STORE, devices, (), slot=slot)(*arrays, version)
             versions.append(version)
         own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
         own = collectives.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
@@ -255,14 +259,14 @@ class _Home:
         if world.current().is_alone:
             return state.weights, state.own
         (plan,) = self._plans.values()
-        axes = self._axes(self._axis_name_here())
+        devices = self._devices(self._axis_name_here())
         weights: list[Any] = [None] * len(plan.shapes)
         states = dict(zip(plan.update.worker_states, jax.tree.leaves(state.own), strict=True))
         types = jax.tree.leaves(plan.opt_state)
         for number, bucket in enumerate(plan.buckets):
             results = tuple((plan.shapes[leaf], "float32") for leaf in bucket.leaves)
             for slot in range(bucket.slot_count):
-                call = self._call(plan, number, Kind.LOAD, axes, results, slot=slot)
+                call = self._call(plan, number, Kind.LOAD, devices, results, slot=slot)
                 *arrays, _ = call(state.versions[number])
                 for leaf, array in zip(bucket.leaves, arrays, strict=True):
                     index = _slot_leaf(plan, leaf, slot)
@@ -273,13 +277,16 @@ class _Home:
         return jax.tree.unflatten(plan.structure, weights), plan.with_states(states)
 
     def update(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        refuse_invariant(gradients, self.axis_name, self.label, mean=None)
+        devices = self._devices(self.axis_name)
+        if self.mean and devices.count > 1:
+            gradients = jax.tree.map(lambda leaf: leaf / devices.count, gradients)
         if world.current().is_alone:
-            return self._update_alone(gradients, state, params)
-        plan, axes = self._plan_of(gradients), self._axes(self.axis_name)
-        leaves = jax.tree.leaves(gradients)
+            return self._update_alone(jax.tree.map(devices.sum, gradients), state, params)
+        plan, leaves = self._plan_of(gradients), jax.tree.leaves(gradients)
         if len(state.versions) != len(plan.buckets):
             raise ConfigError(f"{self.label}: the state is that of other parameters than the gradients are of")
-        step = _Step(self, plan, axes, leaves, state)
+        step = _Step(self, plan, devices, leaves, state)
         weights, versions, totals = step.run()
         own = plan.update.advance(
             jax.tree.leaves(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32)
@@ -295,7 +302,7 @@ class _Home:
         return _replacing(rounded, params), ReducersState((), own, weights)
 
     def call(
-        self, plan: _Plan, bucket: int, stage: int, leaves: Sequence[Any], axes: ReducedAxes, call_bytes: int
+        self, plan: _Plan, bucket: int, stage: int, leaves: Sequence[Any], devices: WorkerDevices, call_bytes: int
     ) -> StateCall:
         """The call of one stage of a bucket, whose gradients are ``leaves``."""
         known = plan.buckets[bucket]
@@ -308,7 +315,7 @@ class _Home:
             plan,
             bucket,
             Kind.UPDATE if is_last else Kind.MEASURE,
-            axes,
+            devices,
             results,
             update=known.stages[stage].description,
             resumes=stage > 0,
@@ -317,7 +324,7 @@ class _Home:
         )
 
     def _call(
-        self, plan: _Plan, bucket: int, kind: Kind, axes: ReducedAxes, results: tuple[Any, ...], **options: Any
+        self, plan: _Plan, bucket: int, kind: Kind, devices: WorkerDevices, results: tuple[Any, ...], **options: Any
     ) -> StateCall:
         digest = hashlib.blake2b(f"{self.label} {plan.digest} {bucket}".encode(), digest_size=7).digest()
         return StateCall(
@@ -328,7 +335,9 @@ class _Home:
             results=results,
             is_backed_up=self.backups > 0,
             worker_count=world.size(),
-            axis_name=axes.worker_axis,
+            devices=devices,
+            caller=bucket % devices.count,
+            is_shared=devices.count > 1,
             **options,
         )
 
@@ -349,21 +358,16 @@ class _Home:
             return None
         return self.axis_name
 
-    def _axes(self, axis_name: AxisName) -> ReducedAxes:
-        axes = classify(axis_name, self.label)
-        if axes.devices_per_worker > 1:
-            raise ConfigError(
-                f"{self.label}: {axes.devices_per_worker} devices of each worker lie along {axis_name!r}; an "
-                "optimizer on reducers takes the gradients of one device of each worker"
-            )
-        return axes
+    def _devices(self, axis_name: AxisName) -> WorkerDevices:
+        return WorkerDevices.of(classify(axis_name, self.label))
 
     def _plan_of(self, tree: Any) -> _Plan:
         """Of a tree of parameters or of gradients."""
         leaves, structure = jax.tree.flatten(tree)
         key = (structure, tuple(tuple(jnp.shape(leaf)) for leaf in leaves))
         if key not in self._plans:
-            self._plans[key] = self._make_plan(*key)
+            with jax.sharding.use_abstract_mesh(_NO_MESH):  # ``tx`` as it is: in a mesh JAX puts in what is about that
+                self._plans[key] = self._make_plan(*key)
         return self._plans[key]
 
     def _make_plan(self, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> _Plan:
@@ -411,9 +415,9 @@ class _Step:
     """A step: the stages of all buckets. A bucket waits for the totals that it needs, and for nothing else."""
 
     def __init__(
-        self, home: _Home, plan: _Plan, axes: ReducedAxes, leaves: Sequence[Any], state: ReducersState
+        self, home: _Home, plan: _Plan, devices: WorkerDevices, leaves: Sequence[Any], state: ReducersState
     ) -> None:
-        self._home, self._plan, self._axes = home, plan, axes
+        self._home, self._plan, self._devices = home, plan, devices
         self._leaves, self._versions = [jnp.asarray(leaf) for leaf in leaves], list(state.versions)
         self._scalars = plan.update.scalars(jax.tree.leaves(state.own))
         self._totals: dict[int, Any] = {}
@@ -438,7 +442,7 @@ class _Step:
         """Puts new weights, or what has their memory until then, in the place of gradients. Returns totals, if any."""
         known = self._plan.buckets[bucket]
         leaves = [self._leaves[leaf] for leaf in known.leaves]
-        call = self._home.call(self._plan, bucket, stage, leaves, self._axes, self._call_bytes)
+        call = self._home.call(self._plan, bucket, stage, leaves, self._devices, self._call_bytes)
         *results, self._versions[bucket] = call(*leaves, *self._sent(bucket, stage), self._versions[bucket])
         for leaf, result in zip(known.leaves, results, strict=False):
             self._leaves[leaf] = result

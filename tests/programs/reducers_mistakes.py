@@ -13,15 +13,22 @@ from jaxhetero.optimizers import on_reducers
 
 
 def main() -> None:
-    mistake = sys.argv[1]
+    mistake, devices = sys.argv[1], 2 if sys.argv[1] == "lost on two devices" else 1
+    jax.config.update("jax_num_cpu_devices", devices)
     jaxhetero.initialize()
     rate = 0.1 * (1 + jaxhetero.rank()) if mistake == "rates" else 0.1
-    optimizer = on_reducers(optax.inject_hyperparams(optax.sgd)(learning_rate=rate), backups=0)
+    axis_name = "devices" if devices > 1 else None
+    optimizer = on_reducers(optax.inject_hyperparams(optax.sgd)(learning_rate=rate), axis_name, backups=0)
     params = {"w": jnp.ones((200, 200))}
     state = optimizer.init(params)
     if mistake == "rates":
         state = state._replace(own=jax.tree.map(lambda number: jnp.full_like(number, rate), state.own))
-    step = jax.jit(optimizer.update)
+    step = optimizer.update
+    if devices > 1:
+        mesh = jax.make_mesh((devices,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+        everywhere = jax.sharding.PartitionSpec()
+        step = jax.shard_map(step, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    step = jax.jit(step)
 
     def run(state: Any) -> Any:
         updates, state = step(params, state, params)
@@ -32,7 +39,7 @@ def main() -> None:
     if mistake == "twice":
         run(state)
     print("running", flush=True)
-    while mistake == "lost":
+    while mistake.startswith("lost"):
         after = run(after)
         time.sleep(0.01)
 

@@ -124,9 +124,10 @@ Status check_launch_order(CallSite& site, int64_t run) {
               "thread"};
 }
 
+// Number, slots, slot, whether it resumes, whether it is backed up, and the lane of the device that makes the call.
 void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   const std::vector<uint64_t> state(attributes.state.begin(), attributes.state.end());
-  if (state.size() != 5) return;
+  if (state.size() != 6) return;
   const auto update = std::as_bytes(std::span(attributes.update.begin(), attributes.update.size()));
   site.update = std::make_shared<const Bytes>(update.begin(), update.end());
   Hash hash;
@@ -136,6 +137,7 @@ void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   site.state.slot = static_cast<uint32_t>(state[2]);
   site.state.resumes = state[3] != 0;
   site.state.is_backed_up = state[4] != 0;
+  site.caller = attributes.state.begin()[5];
   site.state.update = hash.value();
 }
 
@@ -193,9 +195,12 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.worker_count = attributes.worker_count;
   site.group.assign(attributes.group.begin(), attributes.group.end());
   describe_state(site, attributes);
+  int64_t last_lane = 0;
   for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
     site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
+    last_lane = std::max(last_lane, attributes.device_lanes.begin()[i]);
   }
+  if (uses_state(site.kind) && last_lane > 0) site.outcomes = std::make_unique<SharedOutcomes>(last_lane);
   Hash hash;
   hash.add(site.label);
   hash.add(static_cast<uint64_t>(attributes.channel));
@@ -206,6 +211,12 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.op = hash.value();
   // Compiled in the same order as elsewhere, most often; nothing but speed hangs on it.
   site.sequence = registry().site_count++;
+}
+
+bool is_made_elsewhere(const CallSite& site, int32_t device) {
+  if (site.outcomes == nullptr) return false;
+  const auto lane = site.lanes.find(device);
+  return lane != site.lanes.end() && lane->second != site.caller;
 }
 
 Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run) {

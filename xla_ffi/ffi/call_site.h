@@ -13,6 +13,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/ffi/shared_outcomes.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/communicator.h"
@@ -35,6 +36,8 @@ struct CallSite {
   StateUse state;
   std::shared_ptr<const Bytes> update;         // the encoded UpdateDescription of a measure or an update
   std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
+  int64_t caller = 0;                          // of a call about a state: the lane of the device that makes it
+  std::unique_ptr<SharedOutcomes> outcomes;    // if the devices of other lanes share what comes of it
   std::once_flag described;
   std::string description;
   std::mutex mutex;
@@ -51,7 +54,7 @@ struct CallSiteAttributes {
   int64_t call_bytes = 0;
   int64_t worker_count = 0;
   xla::ffi::Span<const int64_t> group;  // the ranks that take part; empty: all
-  xla::ffi::Span<const int64_t> state;  // StateUse: number, slots, slot, whether it resumes and is backed up; or empty
+  xla::ffi::Span<const int64_t> state;  // of a StateUse, see describe_state(); or empty
   xla::ffi::Span<const uint8_t> update;
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;
@@ -90,6 +93,9 @@ xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(xla::ffi::Dictionary dictio
 }
 
 inline auto bind_instantiate() { return xla::ffi::Ffi::BindInstantiate().Attrs(); }
+
+// Whether another device of this worker makes the call.
+bool is_made_elsewhere(const CallSite& site, int32_t device);
 
 // The communicator, if this run of the call may use it.
 Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run);

@@ -129,9 +129,14 @@ Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream 
   return lane;
 }
 
-// XLA waits for this call to return, and XLA's stream for the results.
+// XLA waits for this call to return, and XLA's stream for the results. Of what another device of this worker calls for,
+// nothing is to be done here: XLA adds up what the devices have, and waits for that one there.
 ffi::Error execute_on_gpu(CudaCallSite* site, ffi::RunId run, int32_t device, CudaStream stream, ffi::Dictionary,
                           ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  if (is_made_elsewhere(*site, device)) {
+    const Status status = cuda_failure();
+    return status.ok() ? ffi::Error::Success() : to_error(status);
+  }
   const Result<Lane> lane = reduce(*site, run.run_id, device, stream, args, rets);
   return lane.ok() ? ffi::Error::Success() : to_error(lane.status());
 }
@@ -195,6 +200,13 @@ struct Continuation {
 
 ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
                                 ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  if (is_made_elsewhere(*site, device)) {
+    if (const Status status = cuda_failure(); !status.ok()) return failed(status);
+    ffi::Promise promise;
+    ffi::Future future(promise);
+    promise.SetAvailable();
+    return future;
+  }
   const Result<CudaStream> stream = stand_in_streams().take();
   if (!stream.ok()) return failed(stream.status());
   Result<Lane> lane = reduce(*site, run.run_id, device, stream.value(), args, rets);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -64,23 +65,42 @@ void write_all(const Bytes& all, const Leaves& to) {
   }
 }
 
-ffi::Future run_state_call(HostCallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
-                           Communicator& communicator) {
+void set(ffi::Promise& promise, const Status& status) {
+  if (status.ok()) {
+    promise.SetAvailable();
+  } else {
+    promise.SetError(to_error(status));
+  }
+}
+
+// XLA goes on with the program of this device where the promise is set, and may wait there for the other devices.
+ffi::Future wait_for_caller(HostCallSite& site, int64_t run, std::shared_ptr<Communicator> communicator) {
+  const auto promise = std::make_shared<ffi::Promise>();
+  ffi::Future future(*promise);
+  site.outcomes->wait(run, [promise, communicator = std::move(communicator)](const Status& end) {
+    communicator->call_back([promise, end] { set(*promise, end); });
+  });
+  return future;
+}
+
+ffi::Future run_state_call(HostCallSite& site, int64_t run, const ffi::RemainingArgs& args,
+                           const ffi::RemainingRets& rets, Communicator& communicator) {
   Result<StateCall> call = make_state_call(site, args, rets);
-  if (!call.ok()) return failed(call.status());
+  if (!call.ok()) {
+    if (site.outcomes != nullptr) site.outcomes->end(run, call.status());
+    return failed(call.status());
+  }
   call->begin(read_all(call->step_operands), call->request);
   ffi::Promise promise;
   ffi::Future future(promise);
-  call->request.done = [promise = std::move(promise), finish = std::move(call->finish),
+  // XLA keeps the program, and the call site with it, until the future is set.
+  call->request.done = [promise = std::move(promise), finish = std::move(call->finish), &site, run,
                         to = std::move(call->step_results)](const Status& status) mutable {
     Bytes results(to.bytes());
     const Status end = status.ok() ? finish(results) : status;
-    if (end.ok()) {
-      write_all(results, to);
-      promise.SetAvailable();
-    } else {
-      promise.SetError(to_error(end));
-    }
+    if (end.ok()) write_all(results, to);
+    if (site.outcomes != nullptr) site.outcomes->end(run, end);
+    set(promise, end);
   };
   communicator.start_round(std::move(call->request));
   return future;
@@ -91,20 +111,15 @@ ffi::Future execute(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dic
                     ffi::RemainingRets rets) {
   Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site, run.run_id);
   if (!communicator.ok()) return failed(communicator.status());
-  if (uses_state(site->kind)) return run_state_call(*site, args, rets, **communicator);
+  if (is_made_elsewhere(*site, device)) return wait_for_caller(*site, run.run_id, *std::move(communicator));
+  if (uses_state(site->kind)) return run_state_call(*site, run.run_id, args, rets, **communicator);
   Result<RoundRequest> request = make_request(*site, device, args, rets);
   if (!request.ok()) return failed(request.status());
   prefer_huge_pages(rets);
 
   ffi::Promise promise;
   ffi::Future future(promise);
-  request->done = [promise = std::move(promise)](const Status& status) mutable {
-    if (status.ok()) {
-      promise.SetAvailable();
-    } else {
-      promise.SetError(to_error(status));
-    }
-  };
+  request->done = [promise = std::move(promise)](const Status& status) mutable { set(promise, status); };
   (*communicator)->start_round(std::move(*request));
   return future;
 }

@@ -87,6 +87,8 @@ class Communicator {
   [[nodiscard]] std::optional<Status> wait_ready(std::chrono::milliseconds patience) const;
   // Any thread; never blocks. Rounds of one op run one after the other, in the order of these calls.
   void start_round(RoundRequest request);
+  // Any thread; never blocks. Runs the task as `done` of a round is run: apart from all others.
+  void call_back(std::function<void()> task) { callback_threads_->run(std::move(task)); }
   // Any thread; never blocks. See Channels::post().
   std::shared_ptr<Transfer> post(Transfer::Direction direction, Transfer::Message message) {
     return channels_->post(direction, std::move(message));
