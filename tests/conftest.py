@@ -16,6 +16,20 @@ from programs_on_disk import share_programs
 import jaxhetero
 
 
+# The files that take longest, in that order. Of several processes, one that begins such a file last ends long after the
+# others. pytest-xdist keeps the order with --no-loadscope-reorder.
+LONG_FILES = (
+    *("offload", "pipeline", "mask_rcnn_runs", "meshes", "reducers_optimizers", "bench", "slurm", "pipeline_gradients"),
+    *("bert_runs", "groups", "resnet_runs", "mask_rcnn", "psum", "table", "channels", "errors", "reducer_model"),
+    *("places", "pipeline_rows", "reducers_trainers", "docs", "start", "cuda", "pipeline_faults", "staging"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Whatever started pytest may ignore signals (nohup, a job in the background); what the tests start must not."""
     for number in (signal.SIGHUP, signal.SIGTERM):
