@@ -122,7 +122,7 @@ def main() -> None:
     result: dict[str, Any] = {"equal": {}, "sent": {}}
     for name in TX:
         wanted = expected(name)
-        for check_vma in (False, True):
+        for check_vma in (False, True) if name == "lamb" else (False,):
             got, result["sent"][f"{name} {check_vma}"] = trained(name, check_vma)
             result["equal"][f"{name} {check_vma}"] = all(is_same(*pair) for pair in zip(got, wanted, strict=True))
     if KIND == "own":
