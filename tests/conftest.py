@@ -15,7 +15,6 @@ from programs_on_disk import share_programs
 
 import jaxhetero
 
-
 # The files that take longest, in that order. Of several processes, one that begins such a file last ends long after the
 # others. pytest-xdist keeps the order with --no-loadscope-reorder.
 LONG_FILES = (
