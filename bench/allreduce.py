@@ -41,7 +41,7 @@ import tyro
 from bench.engines.pattern import DTYPES, count_bases, itemsize, most_sums
 from bench.engines.specs import COLLECTIVES, parse_engines, parse_size
 from bench.errors import BenchError
-from bench.harness.command import check_folders, run_command
+from bench.harness.command import check_at_least, check_folders, run_command
 from bench.harness.job import Conditions, Job, measure_conditions
 from bench.harness.measure import Payload, measure
 from bench.harness.plot import write_plot
@@ -98,18 +98,7 @@ class Options:
     """Use loopback, without rates. There /limit means little."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("workers", 2),
-            ("reducers", 0),
-            ("rounds", 1),
-            ("concurrent", 1),
-            ("nics", 1),
-            ("warmup", 0),
-            ("batch", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise BenchError(f"--{name} is {value}; it must be at least {least}")
+        check_at_least(self, workers=2, reducers=0, rounds=1, concurrent=1, nics=1, warmup=0, batch=1)
         check_folders(self.json, self.plot)
         if self.collective != "psum" and (self.in_place or self.wire_dtype):
             raise BenchError(f"--collective {self.collective} goes with neither --in-place nor --wire-dtype")

@@ -32,7 +32,7 @@ from rich.table import Table
 from bench.engines.pattern import itemsize
 from bench.engines.specs import EngineSpec, parse_size
 from bench.errors import BenchError
-from bench.harness.command import check_folders, run_command
+from bench.harness.command import check_at_least, check_folders, run_command
 from bench.harness.job import Job, measure_conditions
 from bench.harness.measure import Payload, Sample, measure
 from bench.harness.report import make_rows, write_json
@@ -62,6 +62,9 @@ class Options:
     """Measured all-reduces in a turn. Default: by the size."""
     json: Path | None = None
     """Write all figures to this file."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, workers=2, reducers=1, rounds=1, batch=1)
 
     def counts(self) -> list[int]:
         """The numbers of strands."""
@@ -118,7 +121,7 @@ def show(samples: Sequence[Sample], options: Options, console: Console) -> None:
             f"{sample.payload.bytes / times[0] / 1e9:.2f}",
             f"{times[1] / times[0] * counts[0] / count:.2f}",
             f"{sample.worker_cpu_s / options.workers / moved_gb:.2f}",
-            f"{sample.reducer_cpu_s / max(options.reducers, 1) / moved_gb:.2f}",
+            f"{sample.reducer_cpu_s / options.reducers / moved_gb:.2f}",
         )
     console.print(table)
 

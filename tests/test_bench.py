@@ -69,6 +69,13 @@ def test_cores_compares_numbers_of_strands(tmp_path: Path, capsys: pytest.Captur
     assert "shared memory" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["--workers 1", "--reducers 0", "--rounds 0"])
+def test_bad_options_of_cores_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker alone sends nothing, in no time."""
+    assert cores.main(option.split()) == 2
+    assert f"{option.replace(' ', ' is ')}; it must be at least" in capsys.readouterr().err
+
+
 def test_channels_compares_ways_to_send_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     engines = ["jaxhetero:shared_memory=0", "transfer", "gloo"]
     assert channels.main(["--sizes", "1KiB", "--count", "2", "--stream", "4KiB", "--engine", ",".join(engines)]) == 0

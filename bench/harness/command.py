@@ -31,6 +31,14 @@ def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def check_at_least(options: object, **least: int) -> None:
+    """Raise ``BenchError`` if one of these options is given, and is less than it can be."""
+    for name, lowest in least.items():
+        value = getattr(options, name)
+        if value is not None and value < lowest:
+            raise BenchError(f"--{name} is {value}; it must be at least {lowest}")
+
+
 def check_folders(*files: Path | None) -> None:
     """Raise ``BenchError`` before the run if a file could not be written after it."""
     for file in files:
