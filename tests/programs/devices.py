@@ -66,6 +66,13 @@ def global_mesh(rank: int, size: int) -> list[str]:
         got = run(mesh, lambda x: jaxhetero.broadcast(x, 1, ("workers", "devices")), x, check_vma, P())
         if not np.array_equal(got, np.broadcast_to(x[:1] - rank + 1, got.shape)):
             wrong.append(f"broadcast, check_vma={check_vma}")
+    told = ""
+    try:
+        run(mesh, lambda x: jaxhetero.broadcast(x, 1, "devices"), x, True, P("workers"))
+    except jaxhetero.errors.ConfigError as error:
+        told = str(error)
+    if "lies inside each worker; name the axis of the workers" not in told:
+        wrong.append(f"broadcast inside each worker: {told}")
     return wrong
 
 
