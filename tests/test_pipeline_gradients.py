@@ -47,8 +47,9 @@ def test_float64(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    # XLA rounds the stages otherwise than the whole: with JAX 0.12 BERT's mean is 0.90 to 1.11 times jax.grad's.
-    [("tied", 1.1), ("scan", 1.1), ("remat", 1.1), ("bert-without-dropout", 1.25), ("unet", 1.25), ("bfloat16", 1.05)],
+    # XLA rounds the stages otherwise than the whole, and otherwise on other processors. With JAX 0.12 BERT's mean is
+    # 0.90 to 1.11 times jax.grad's; the largest of tied is 1.17 times jax.grad's on one machine, below 1.1 on another.
+    [("tied", 1.25), ("scan", 1.1), ("remat", 1.1), ("bert-without-dropout", 1.25), ("unet", 1.25), ("bfloat16", 1.05)],
 )
 def test_no_further_from_the_truth_than_jax_grad(name: str, most: float) -> None:
     """The truth has been computed in float64. Of single leaves, the errors are of the size of one rounding."""
