@@ -15,13 +15,9 @@ from programs_on_disk import share_programs
 
 import jaxhetero
 
-# The files that take longest, in that order. Of several processes, one that begins such a file last ends long after the
-# others. pytest-xdist keeps the order with --no-loadscope-reorder.
-LONG_FILES = (
-    *("offload", "pipeline", "mask_rcnn_runs", "meshes", "reducers_optimizers", "bench", "slurm", "pipeline_gradients"),
-    *("bert_runs", "groups", "resnet_runs", "mask_rcnn", "psum", "table", "channels", "errors", "reducer_model"),
-    *("places", "pipeline_rows", "reducers_trainers", "docs", "start", "cuda", "pipeline_faults", "staging"),
-)
+# Files that take minutes, or long and would come late. Of several processes, one that begins such a file last ends long
+# after the others. pytest-xdist keeps the order with --no-loadscope-reorder.
+LONG_FILES = ("offload", "pipeline", "mask_rcnn_runs", "meshes", "reducers_optimizers", "bench", "slurm", "table")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
