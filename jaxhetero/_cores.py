@@ -1,4 +1,4 @@
-"""How many cores this process may use, and how many strands it offers to run on them."""
+"""Which cores this process may use, and how many strands it offers to run on them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,31 @@ def worker_strands() -> int:
 def reducer_strands() -> int:
     """How many strands a dedicated reducer can run."""
     return _clamp(usable_cores())
+
+
+def memory_nodes(root: Path = Path("/sys/devices/system/node")) -> list[list[int]]:
+    """The cores of each memory node (NUMA) that has some which the affinity of this process allows."""
+    allowed = os.sched_getaffinity(0)
+    lists = (_read(root / f"node{number}" / "cpulist") for number in _numbers(_read(root / "online")))
+    nodes = (sorted(allowed.intersection(_numbers(cores))) for cores in lists)
+    return [cores for cores in nodes if cores]
+
+
+def _read(path: Path) -> str:
+    """Its text; nothing where a container or an old kernel hides it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _numbers(text: str) -> list[int]:
+    """Of a list as Linux writes it: ``0-3,8`` is 0, 1, 2, 3 and 8."""
+    numbers: list[int] = []
+    for part in text.strip().split(",") if text.strip() else ():
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _clamp(strands: int) -> int:

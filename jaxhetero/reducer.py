@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from jaxhetero._cores import reducer_strands
+from jaxhetero._cores import memory_nodes, reducer_strands
 from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig, rail_addresses
@@ -187,8 +187,9 @@ def _make_server(config: ReducerConfig) -> ReducerServer:
         from jaxhetero import _native
     except ImportError as error:
         raise InternalError(f"the native module of jaxhetero cannot be loaded; install it again: {error}") from None
-    own = {"colocated_rank": -1, "most_strands": reducer_strands(), "more_hosts": rail_addresses(config)[1:]}
-    return _native.ReducerServer(asdict(config) | own)
+    cores = {"most_strands": reducer_strands(), "memory_nodes": memory_nodes()}
+    place = {"colocated_rank": -1, "more_hosts": rail_addresses(config)[1:]}
+    return _native.ReducerServer(asdict(config) | cores | place)
 
 
 def _check(status: Status) -> None:

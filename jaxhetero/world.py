@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxhetero._cores import worker_strands
+from jaxhetero._cores import memory_nodes, worker_strands
 from jaxhetero._engines import describe_engine, read_worker
 from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
@@ -488,7 +488,7 @@ def _start(config: Config) -> World:
         pinned_bytes=config.pinned_bytes,
         timeout_ms=config.timeout_ms,
     )
-    settings = asdict(config) | {"most_strands": worker_strands()}
+    settings = asdict(config) | {"most_strands": worker_strands(), "memory_nodes": memory_nodes()}
     rails = rail_addresses(config)
     # An address that was given in place of the interface's own comes first.
     sources = [config.host, *rails[1:]] if rails else []

@@ -28,12 +28,12 @@ def test_initialize_takes_every_setting() -> None:
 
 def test_every_setting_of_a_worker_is_one_of_config() -> None:
     # Made from host, interface and cores where the communicator starts.
-    assert set(_native.declared_names["worker settings"]) <= names(Config) | {"sources", "most_strands"}
+    assert set(_native.declared_names["worker settings"]) <= names(Config) | {"sources", "most_strands", "memory_nodes"}
 
 
 def test_every_setting_of_a_reducer_is_one_of_its_config() -> None:
     # No user sets the rank of the worker that a reducer lives in, nor what follows from interfaces and cores.
-    known = names(ReducerConfig) | {"colocated_rank", "most_strands", "more_hosts"}
+    known = names(ReducerConfig) | {"colocated_rank", "most_strands", "memory_nodes", "more_hosts"}
     assert set(_native.declared_names["reducer settings"]) <= known
 
 

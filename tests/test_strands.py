@@ -26,6 +26,39 @@ def test_the_bits_do_not_depend_on_the_strands() -> None:
     assert digests(1) == digests(2) == digests(4)
 
 
+def test_each_strand_stays_on_a_memory_node() -> None:
+    with Cluster(2, 0, {"JAXHETERO_STRANDS": "3", "JAXHETERO_COLOCATED_COUNT": "1"}) as cluster:
+        cluster.start_workers("memory_nodes.py")
+        outcomes = cluster.wait_workers()
+    assert [outcome.result["total"] for outcome in outcomes] == [2, 2]
+    # The strands of a worker take turns on two cores; those of the reducer in the first begin on the same one.
+    assert [sorted(outcome.result["threads"]) for outcome in outcomes] == [[2, 4], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes"),
+    [
+        ({"online": "0-1\n", "node0/cpulist": "0-1,4\n", "node1/cpulist": "2-3,5\n"}, [[0, 1, 4], [2, 3]]),
+        ({"online": "0,2\n", "node0/cpulist": "0-3\n", "node2/cpulist": "4-7\n"}, [[0, 1, 2, 3], [4]]),
+        (
+            {"online": "0-2\n", "node0/cpulist": "5-9\n", "node1/cpulist": "0-4\n", "node2/cpulist": "\n"},
+            [[0, 1, 2, 3, 4]],
+        ),
+        ({"online": "0\n"}, []),
+        ({}, []),
+    ],
+    ids=["two", "gap", "elsewhere", "unlisted", "hidden"],
+)
+def test_memory_nodes_are_those_with_cores_for_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], nodes: list[list[int]]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(_cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
+    assert _cores.memory_nodes(tmp_path) == nodes
+
+
 def cgroup(tmp_path: Path, own: str, **quotas: str) -> tuple[Path, Path]:
     """Stand-ins for /proc and /sys/fs/cgroup, where groups have such quotas ("a_b" is the group a/b)."""
     proc, root = tmp_path / "proc", tmp_path / "cgroup"

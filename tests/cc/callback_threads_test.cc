@@ -9,6 +9,8 @@
 #include <memory>
 #include <thread>
 
+#include "xla_ffi/base/cores.h"
+
 namespace jaxhetero {
 namespace {
 
@@ -28,6 +30,18 @@ TEST(CallbackThreads, RunsMoreTasksThanThreads) {
     for (int i = 0; i < 10000; ++i) callback_threads.run([&] { ++count; });
   }
   EXPECT_EQ(count, 10000);
+}
+
+TEST(CallbackThreads, RunOnTheCoresOfTheirMaker) {
+  const Cores all = own_cores();
+  CallbackThreads callback_threads;
+  std::promise<Cores> found;
+  std::thread giver([&] {
+    keep_to({all[0]});
+    callback_threads.run([&] { found.set_value(own_cores()); });
+  });
+  giver.join();
+  EXPECT_EQ(found.get_future().get(), all);
 }
 
 TEST(CallbackThreads, UsesAnIdleThreadAgain) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/memory_nodes.h"
 #include "xla_ffi/base/status.h"
 
 namespace jaxhetero {
@@ -16,19 +17,28 @@ namespace jaxhetero {
 // On the thread of the first loop, once that runs; but at() of a loop that is there on any thread.
 class LoopGroup {
  public:
-  LoopGroup() = default;
+  explicit LoopGroup(MemoryNodes nodes = {}) : nodes_(std::move(nodes)) {}
   ~LoopGroup() { stop(); }
   LoopGroup(const LoopGroup&) = delete;
   LoopGroup& operator=(const LoopGroup&) = delete;
 
-  // Adds a loop. The first one is run by the owner, the others run from now on.
+  // Adds a loop. The first one runs in run_first(), the others from now on.
   Status add() {
     Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
     if (!loop.ok()) return loop.status();
     loops_.push_back(std::move(*loop));
     if (loops_.size() == 1) return {};
-    threads_.emplace_back([loop = loops_.back().get()] { loop->run(); });
+    threads_.emplace_back([this, loop = loops_.back().get(), index = loops_.size() - 1] {
+      nodes_.settle(index);
+      loop->run();
+    });
     return {};
+  }
+
+  // Runs the first loop until it is stopped. On the owner's thread.
+  void run_first() {
+    nodes_.settle(0);
+    loops_[0]->run();
   }
 
   [[nodiscard]] size_t size() const { return loops_.size(); }
@@ -72,6 +82,7 @@ class LoopGroup {
   }
 
  private:
+  const MemoryNodes nodes_;
   std::vector<std::unique_ptr<EventLoop>> loops_;
   std::vector<std::thread> threads_;  // of all loops but the first
 };

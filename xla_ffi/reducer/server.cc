@@ -42,7 +42,7 @@ Status ReducerServer::start() {
   member_ = std::make_unique<Member>(*context_, *coordinator, registration(), log_, config_.timeout);
   loop_->post([this] { member_->start(config_.start_timeout, member_callbacks()); });
   thread_ = std::thread([this] {
-    loop_->run();
+    loops_.run_first();
     hang_up();
   });
   return {};

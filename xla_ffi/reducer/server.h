@@ -17,10 +17,12 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/base/cores.h"
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/loop_group.h"
+#include "xla_ffi/base/memory_nodes.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/member.h"
 #include "xla_ffi/reducer/strand.h"
@@ -44,7 +46,8 @@ struct ReducerServerConfig {
   std::string version;
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};
-  uint32_t most_strands = 1;  // that this process can run, if the job does not say how many
+  uint32_t most_strands = 1;        // that this process can run, if the job does not say how many
+  std::vector<Cores> memory_nodes;  // the cores of each that this process may use
 };
 
 // These settings by name: the names are those of jaxhetero.config.ReducerConfig, and colocated_rank.
@@ -60,11 +63,13 @@ void for_each_reducer_setting(Visit&& visit) {
   visit("start_timeout_ms", &ReducerServerConfig::start_timeout);
   visit("timeout_ms", &ReducerServerConfig::timeout);
   visit("most_strands", &ReducerServerConfig::most_strands);
+  visit("memory_nodes", &ReducerServerConfig::memory_nodes);
 }
 
 class ReducerServer {
  public:
-  explicit ReducerServer(ReducerServerConfig config) : config_(std::move(config)) {}
+  explicit ReducerServer(ReducerServerConfig config)
+      : config_(std::move(config)), loops_(MemoryNodes(config_.memory_nodes)) {}
   ~ReducerServer();
   ReducerServer(const ReducerServer&) = delete;
   ReducerServer& operator=(const ReducerServer&) = delete;

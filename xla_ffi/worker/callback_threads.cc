@@ -37,7 +37,10 @@ void CallbackThreads::run(std::function<void()> task) {
     const std::lock_guard lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
     if (state_->tasks.size() > state_->idle_count && state_->threads.size() < kMaxThreads) {
-      state_->threads.emplace_back([state = state_] { work(state); });
+      state_->threads.emplace_back([state = state_, cores = cores_] {
+        keep_to(cores);
+        work(state);
+      });
     }
   }
   state_->changed.notify_one();

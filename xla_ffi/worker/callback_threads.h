@@ -2,7 +2,7 @@
 //
 // XLA continues a program on the thread that makes a future available (seen on jaxlib 0.10.2, CPU), so a callback may
 // compute for seconds. Each runs on an idle thread if there is one, and on a new one if not: no callback waits for the
-// computation behind another.
+// computation behind another. They run on the cores of the thread that made this object, whoever gives them tasks.
 #pragma once
 
 #include <condition_variable>
@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "xla_ffi/base/cores.h"
 
 namespace jaxhetero {
 
@@ -40,6 +42,7 @@ class CallbackThreads {
   };
   static void work(const std::shared_ptr<State>& state);
 
+  const Cores cores_ = own_cores();
   // Shared with the threads: one of them may outlive this object.
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };

@@ -20,9 +20,12 @@ constexpr milliseconds kFailureFlush{500};
 // --- Start.
 
 Communicator::Communicator(CommunicatorConfig config)
-    : config_(std::move(config)), ledger_(*counters_, timeline_, *callback_threads_, [this] {
-        if (awaits_idle_) loop_->post([this] { note_idle(); });
-      }) {}
+    : config_(std::move(config)),
+      ledger_(*counters_, timeline_, *callback_threads_,
+              [this] {
+                if (awaits_idle_) loop_->post([this] { note_idle(); });
+              }),
+      loops_(MemoryNodes(config_.memory_nodes)) {}
 
 Communicator::~Communicator() {
   if (thread_.joinable()) {
@@ -52,7 +55,7 @@ Status Communicator::start() {
   member_ = std::make_unique<Member>(*context_, *address, registration(), log_, config_.timeout);
   loop_->post([this] { enrol(); });
   thread_ = std::thread([this] {
-    loop_->run();
+    loops_.run_first();
     loops_.stop();
     refuse_inbox();
   });

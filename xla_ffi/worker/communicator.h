@@ -20,11 +20,13 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/base/cores.h"
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/inbox.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/loop_group.h"
+#include "xla_ffi/base/memory_nodes.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/channel/channels.h"
 #include "xla_ffi/channel/transfer.h"
@@ -57,6 +59,7 @@ struct CommunicatorConfig {
   std::chrono::milliseconds timeout{0};  // how long a round may go without progress
   bool shared_memory = true;             // with reducers on this host, and with workers that have channels
   uint32_t most_strands = 1;             // that this process can run, if the job does not say how many
+  std::vector<Cores> memory_nodes;       // the cores of each that this process may use
 };
 
 // These settings by name, beside those of `job`: the names are those of jaxhetero.config.Config.
@@ -71,6 +74,7 @@ void for_each_worker_setting(Visit&& visit) {
   visit("timeout_ms", &CommunicatorConfig::timeout);
   visit("shared_memory", &CommunicatorConfig::shared_memory);
   visit("most_strands", &CommunicatorConfig::most_strands);
+  visit("memory_nodes", &CommunicatorConfig::memory_nodes);
 }
 
 class Communicator {
