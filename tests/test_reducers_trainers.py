@@ -28,6 +28,7 @@ from models.common.errors import SettingsError
 pytestmark = pytest.mark.timeout(2 * trainers.RUN_TIMEOUT_S)
 
 ON_REDUCERS = ["--optimizer-on", "reducers"]
+NARROW = ["--weights-dtype", "bfloat16", "--wire-dtype", "bfloat16"]
 RESNET = ["--preset", "mnist-smoke", "--train-image-count", "400", "--epochs", "2", "--evaluate-every", "2"]
 PRESETS = {
     "resnet": (models.resnet.optimizer, models.resnet.presets.PRESETS),
@@ -57,6 +58,7 @@ def losses(folder: Path) -> dict[str, Any]:
     for name, (trainer, arguments) in pairs.items():
         with_two[name] = {"trainer": trainer, "arguments": arguments}
         with_two[f"{name} on reducers"] = {"trainer": trainer, "arguments": [*arguments, *ON_REDUCERS]}
+    with_two["narrow"] = {"trainer": "bert", "arguments": [*lamb, *ON_REDUCERS, *NARROW]}
     with_two["onto workers"] = {**with_two["lamb"], "start": "lamb on reducers", "step": 6}
     with_one = {"onto one reducer": {**with_two["lamb on reducers"], "start": "lamb", "step": 6}}
     found = {}
@@ -86,6 +88,11 @@ def test_a_checkpoint_is_that_of_the_optimizer_on_workers(losses: dict[str, Any]
         if "['key']['bias']" not in key:
             size = np.linalg.norm(np.float64(theirs[key]))
             assert np.linalg.norm(np.float64(array) - theirs[key]) <= 1e-3 * size, key
+
+
+def test_sixteen_bits_each_way_change_the_curve_by_their_rounding(losses: dict[str, Any]) -> None:
+    assert losses["narrow"] != losses["lamb on reducers"]
+    np.testing.assert_allclose(losses["narrow"], losses["lamb"], rtol=5e-3)
 
 
 def test_a_run_goes_on_with_the_optimizer_elsewhere(losses: dict[str, Any]) -> None:

@@ -215,6 +215,15 @@ def test_a_job_that_loses_a_worker_ends_with_the_same_bits(two_workers: tuple[Pa
         np.testing.assert_array_equal(array, theirs[name], err_msg=name, strict=True)
 
 
+def test_a_preset_for_parameter_servers_has_its_optimizer_on_reducers() -> None:
+    def place(*arguments: str) -> str:
+        return parse_options(command.make_options, PRESETS, "mnist", list(arguments)).run.optimizer_on
+
+    assert {name for name in PRESETS if place("--preset", name) == "reducers"} == {"resnet50-aws-mxnet"}
+    assert place("--preset", "resnet50-aws-mxnet", "--optimizer-on", "workers") == "workers"
+    assert place("--preset", "resnet50-goyal", "--optimizer-on", "reducers") == "reducers"
+
+
 def test_gradients_in_half_the_bytes(tmp_path: Path) -> None:
     """And what rounding keeps back survives a checkpoint: a resumed run has the losses of one without a break."""
     arguments = ("--preset", "mnist-smoke", "--wire-dtype", "bfloat16", "--error-feedback")

@@ -23,12 +23,13 @@ from models.common.batches import BatchSplit, ExampleStream, evaluation_batches,
 from models.common.command import RunOptions
 from models.common.dry_run import DryRun
 from models.common.errors import CheckpointError, DataError, LossError, SettingsError
-from models.common.optimizer import distributed, init_state, scaled
+from models.common.optimizer import GradientConfig, WeightsDtype, distributed, init_state, scaled
 from models.common.rank_0 import run_on_rank_0
 from models.common.report import Result
 from models.common.training import Training
 
 STEPS, STRETCH = 9, 3
+PLAIN = GradientConfig()
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +49,18 @@ def toy(
     width: int = 3,
     identity: Any = "toy",
     accumulate_every: int = 1,
-    more: dict[str, Any] | None = None,
+    gradients: GradientConfig = PLAIN,
+    weights_from_reducers: WeightsDtype | None = None,
     on_batch: Callable[[int], None] = lambda step: None,
     spoil_at: int | None = None,
 ) -> Training:
-    """Fit a vector by momentum; step ``spoil_at`` gets an infinite target. ``more`` is for ``distributed``."""
-    optimizer = distributed(optax.sgd(0.05, momentum=0.9), accumulate_every=accumulate_every, **(more or {}))
+    """Fit a vector by momentum; step ``spoil_at`` gets an infinite target."""
+    optimizer = distributed(
+        optax.sgd(0.05, momentum=0.9),
+        gradients,
+        accumulate_every=accumulate_every,
+        weights_from_reducers=weights_from_reducers,
+    )
     params = {"weights": jnp.zeros(width)}
 
     @jax.jit
@@ -136,9 +143,13 @@ def test_resuming_from_any_checkpoint_gives_the_same_bits(tmp_path: Path, step: 
 @pytest.mark.parametrize("accumulate_every", [1, 2])
 def test_rounded_weights_and_residuals_survive_a_checkpoint(tmp_path: Path, accumulate_every: int) -> None:
     """A checkpoint has the weights in float32. A run goes on from their roundings, with the same bits."""
-    halves = {"weights_from_reducers": "bfloat16", "wire_dtype": "bfloat16", "with_error_feedback": True}
-    first, _ = run(toy(accumulate_every=accumulate_every, more=halves), tmp_path)
-    resumed, _ = run(toy(accumulate_every=accumulate_every, more=halves), tmp_path, resume="3")
+
+    def halves() -> Training:
+        gradients = GradientConfig(wire_dtype="bfloat16", error_feedback=True)
+        return toy(accumulate_every=accumulate_every, gradients=gradients, weights_from_reducers="bfloat16")
+
+    first, _ = run(halves(), tmp_path)
+    resumed, _ = run(halves(), tmp_path, resume="3")
     exact, _ = run(toy(accumulate_every=accumulate_every), None)
     assert resumed.losses == first.losses
     assert first.losses != exact.losses

@@ -9,11 +9,11 @@ from typing import Literal
 import optax
 
 from jaxhetero.optimizers import lamb
-from models.common.optimizer import LossScaling, Optimizer, WeightsDtype, distributed, weights_mask
+from models.common.optimizer import GradientConfig, Optimizer, WeightsDtype, distributed, weights_mask
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(GradientConfig):
     """The hyperparameters of an update; the defaults are those of LAMB in pre-training."""
 
     algorithm: Literal["lamb", "adam"] = "lamb"
@@ -25,8 +25,6 @@ class OptimizerConfig:
     """Of kernels and embeddings only. Biases and norms do not decay, and LAMB does not adapt them."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm, over all parameters, are scaled down to it."""
-    loss_scaling: LossScaling = "none"
-    """Gradients of a float16 model need it."""
     loss_scale: float = 65536.0
     """The constant of static scaling, or the initial scale of dynamic scaling."""
 
@@ -54,9 +52,8 @@ def make_optimizer(
         )
     return distributed(
         inner,
+        config,
         accumulate_every=accumulate_every,
-        loss_scaling=config.loss_scaling,
-        loss_scale=config.loss_scale,
         instead=clip_instead(config.max_grad_norm) if clip_instead else None,
         weights_from_reducers=weights_from_reducers,
     )

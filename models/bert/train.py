@@ -24,10 +24,10 @@ from models.bert.presets import Preset
 from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
-from models.common.errors import SettingsError, require
+from models.common.errors import SettingsError
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
-from models.common.stages import StagedStep, split_over_replicas, split_over_workers
+from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
 from models.common.training import Scores, Training
 
 State = nnx.State[Any, Any]
@@ -129,7 +129,7 @@ def make_staged_step(
     loss: Loss, config: OptimizerConfig, schedule: optax.Schedule, seed: int, stages: int, split: BatchSplit
 ) -> StagedStep:
     """The step of all pieces of a replica, over the stages of a pipeline."""
-    require(config.loss_scaling == "none", "--stages works without --loss-scaling; use bfloat16")
+    require_plain_gradients(config, stages)
 
     def piece_loss(params: State, *batch_and_piece: Any) -> jax.Array:
         *batch, piece = batch_and_piece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -39,6 +40,20 @@ def weights_mask(params: optax.Params) -> Any:
         return any(getattr(key, "key", None) in _WEIGHT_NAMES for key in path)
 
     return jax.tree_util.tree_map_with_path(is_weight, params)
+
+
+@dataclass(frozen=True)
+class GradientConfig:
+    """What happens to gradients on their way to the update. Every trainer's optimizer has these options."""
+
+    loss_scaling: LossScaling = "none"
+    """Gradients of a float16 model need it."""
+    loss_scale: float = 1024.0
+    """The constant of static scaling, or the initial scale of dynamic scaling."""
+    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The dtype in which the workers exchange gradients. The 16-bit dtypes send half the bytes."""
+    error_feedback: bool = False
+    """Add the rounding errors of wire_dtype to the gradients of the next step."""
 
 
 class Optimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]  # optax has no types
@@ -85,25 +100,23 @@ def _with_last_part(opt_state: Any, part: Any) -> Any:
 
 def distributed(
     optimizer: optax.GradientTransformation,
+    config: GradientConfig,
     *,
     accumulate_every: int = 1,
-    loss_scaling: LossScaling = "none",
-    loss_scale: float = 1024.0,
-    wire_dtype: str | None = None,
-    with_error_feedback: bool = False,
     instead: optax.GradientTransformation | None = None,
     weights_from_reducers: WeightsDtype | None = None,
 ) -> Optimizer:
     """Put the mean over the workers' gradients in front of ``optimizer``; every worker then computes the same update.
 
     ``instead`` takes the place of the mean, where gradients are reduced already. With ``weights_from_reducers``, the
-    reducers take the mean and run the optimizer, and send weights of this dtype. The other arguments add a loss scale
-    inside, and gradient accumulation outside.
+    reducers take the mean and run the optimizer, and send weights of this dtype. ``config`` adds a loss scale inside,
+    and ``accumulate_every`` gradient accumulation outside.
     """
-    if loss_scaling == "static":
-        optimizer = static_loss_scale(optimizer, loss_scale)
-    elif loss_scaling == "dynamic":
-        optimizer = dynamic_loss_scale(optimizer, loss_scale)
+    if config.loss_scaling == "static":
+        optimizer = static_loss_scale(optimizer, config.loss_scale)
+    elif config.loss_scaling == "dynamic":
+        optimizer = dynamic_loss_scale(optimizer, config.loss_scale)
+    wire_dtype = None if config.wire_dtype == "float32" else config.wire_dtype
     reduction, reducers = instead or jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype), None
     if weights_from_reducers:
         # What takes the place of the mean has no state either, so a state has the same parts in both places.
@@ -111,7 +124,7 @@ def distributed(
         optimizer = reducers = on_reducers(
             optimizer, weights_dtype=jnp.dtype(weights_from_reducers), wire_dtype=wire_dtype
         )
-    if wire_dtype is not None and with_error_feedback:
+    if wire_dtype is not None and config.error_feedback:
         reduction = optax.chain(error_feedback(wire_dtype), reduction)
     optimizer = optax.chain(reduction, optimizer)
     if accumulate_every > 1:

@@ -19,6 +19,7 @@ import optax
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.errors import require
+from models.common.optimizer import GradientConfig
 
 
 class StageOptions(Protocol):
@@ -46,6 +47,14 @@ def split_over_replicas(global_batch: int, micro_batch: int, options: StageOptio
         )
         micro_batch = global_batch // (replicas * options.microbatches)
     return BatchSplit.make(global_batch, micro_batch, rank=jaxhetero.rank() // stages, worker_count=replicas)
+
+
+def require_plain_gradients(config: GradientConfig, stages: int) -> None:
+    """The gradients of a pipeline are reduced as they are."""
+    require(
+        stages == 1 or (config.loss_scaling == "none" and config.wire_dtype == "float32"),
+        "--stages works without --loss-scaling and --wire-dtype; a bfloat16 model needs no loss scale",
+    )
 
 
 def split_over_workers(split: BatchSplit) -> BatchSplit:

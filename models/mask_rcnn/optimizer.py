@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from models.common.errors import require
-from models.common.optimizer import LossScaling, Optimizer, WeightsDtype, distributed, weights_mask
+from models.common.optimizer import GradientConfig, Optimizer, WeightsDtype, distributed, weights_mask
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(GradientConfig):
     """The hyperparameters of an update; the defaults are Detectron's."""
 
     algorithm: Literal["sgd", "novograd"] = "sgd"
@@ -73,14 +73,6 @@ class OptimizerConfig:
     """SGD multiplies the learning rate of biases by this number."""
     max_grad_norm: float = 0.0
     """Gradients with a larger norm, over all parameters, are scaled down to it. 0: they are not."""
-    loss_scaling: LossScaling = "none"
-    """Gradients of a float16 model need it."""
-    loss_scale: float = 1024.0
-    """The constant of static scaling, or the initial scale of dynamic scaling."""
-    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The dtype in which the workers exchange gradients. The 16-bit dtypes send half the bytes."""
-    error_feedback: bool = False
-    """Add the rounding errors of wire_dtype to the gradients of the next step."""
 
 
 def make_optimizer(
@@ -101,11 +93,8 @@ def make_optimizer(
             optax.clip_by_global_norm(max_norm) if max_norm and not clip_instead else optax.identity(),
             _novograd(config, learning_rate) if config.algorithm == "novograd" else _sgd(config, learning_rate),
         ),
+        config,
         accumulate_every=accumulate_every,
-        loss_scaling=config.loss_scaling,
-        loss_scale=config.loss_scale,
-        wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
-        with_error_feedback=config.error_feedback,
         instead=(clip_instead(max_norm) if max_norm else optax.identity()) if clip_instead else None,
         weights_from_reducers=weights_from_reducers,
     )

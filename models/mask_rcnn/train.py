@@ -18,7 +18,7 @@ from models.common.command import RunOptions
 from models.common.errors import SettingsError, require
 from models.common.optimizer import init_state, scaled, share_residuals
 from models.common.report import Result
-from models.common.stages import StagedStep, split_over_replicas, split_over_workers
+from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
 from models.common.tensor_file import read_safetensors
 from models.common.training import Training
 from models.mask_rcnn.batch import Batch, Detections
@@ -139,10 +139,7 @@ def make_staged_step(
 ) -> StagedStep:
     """The step of all pieces of a replica, over the stages of a pipeline. A stage holds the frozen weights it uses."""
     config = preset.optimizer
-    require(
-        stages == 1 or (config.loss_scaling == "none" and config.wire_dtype == "float32"),
-        "--stages works without --loss-scaling and --wire-dtype",
-    )
+    require_plain_gradients(config, stages)
 
     def loss(params: State, batch: Batch) -> jax.Array:
         return losses(nnx.merge(graphdef, params, frozen, copy=True), batch, preset.loss, preset.seed).total

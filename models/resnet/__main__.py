@@ -16,7 +16,7 @@ from models.common.report import Result
 from models.common.staging import StageFolder
 from models.resnet.data import staged_data
 from models.resnet.model import ResNet
-from models.resnet.presets import PRESETS, Preset
+from models.resnet.presets import ON_REDUCERS, PRESETS, Preset
 from models.resnet.train import train
 
 DEFAULT_PRESET = "mnist"
@@ -39,9 +39,14 @@ class Options:
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
+def make_options(settings: Preset, preset: str) -> Options:
+    """What a preset chooses, before the command line is read."""
+    return Options(settings, preset, run=RunOptions(optimizer_on="reducers" if preset in ON_REDUCERS else "workers"))
+
+
 def run(arguments: list[str]) -> int:
     """Train, or print the dry run. Returns the exit code."""
-    options = parse_options(Options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.resnet")
+    options = parse_options(make_options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.resnet")
     preset = options.settings
     jaxhetero.initialize()
 

@@ -8,11 +8,11 @@ from typing import Literal
 import optax
 
 from jaxhetero.optimizers import WarmupPoly, lars, linear_scaling
-from models.common.optimizer import LossScaling, Optimizer, WeightsDtype, distributed, weights_mask
+from models.common.optimizer import GradientConfig, Optimizer, WeightsDtype, distributed, weights_mask
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(GradientConfig):
     """The hyperparameters of the optimizer. Only base_learning_rate is scaled with the batch."""
 
     algorithm: Literal["sgd", "lars"] = "sgd"
@@ -35,14 +35,6 @@ class OptimizerConfig:
     """Added to the gradient before momentum. Kernels only: biases, gammas and betas do not decay."""
     trust_coefficient: float = 0.001
     """The trust coefficient of LARS."""
-    loss_scaling: LossScaling = "none"
-    """Gradients of a float16 model need it."""
-    loss_scale: float = 1024.0
-    """The constant of static scaling, or the initial scale of dynamic scaling."""
-    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The dtype in which the workers exchange gradients. The 16-bit dtypes send half the bytes."""
-    error_feedback: bool = False
-    """Add the rounding errors of wire_dtype to the gradients of the next step."""
 
 
 def peak_learning_rate(config: OptimizerConfig, global_batch: int) -> float:
@@ -97,11 +89,8 @@ def make_optimizer(
         )
     return distributed(
         inner,
+        config,
         accumulate_every=accumulate_every,
-        loss_scaling=config.loss_scaling,
-        loss_scale=config.loss_scale,
-        wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
-        with_error_feedback=config.error_feedback,
         instead=optax.identity() if is_reduced else None,
         weights_from_reducers=weights_from_reducers,
     )

@@ -200,3 +200,6 @@ PRESETS: dict[str, Preset] = {
         photos=_PLAIN_PHOTOS,
     ),
 }
+
+# Made for parameter servers, which apply the update.
+ON_REDUCERS = frozenset({"resnet50-aws-mxnet"})

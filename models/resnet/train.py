@@ -17,10 +17,9 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.command import RunOptions
-from models.common.errors import require
 from models.common.optimizer import init_state, scaled, share_residuals
 from models.common.report import Result
-from models.common.stages import StagedStep, split_over_replicas, split_over_workers
+from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
 from models.common.training import Scores, Training
 from models.resnet.data import Data, open_data
 from models.resnet.model import ResNet
@@ -122,10 +121,7 @@ def make_train_step(
 def make_staged_step(graphdef: nnx.GraphDef[ResNet], preset: Preset, stages: int, microbatches: int) -> StagedStep:
     """The step of all pieces of a replica, over the stages of a pipeline."""
     config = preset.optimizer
-    require(
-        stages == 1 or (config.loss_scaling == "none" and config.wire_dtype == "float32"),
-        "--stages works without --loss-scaling and --wire-dtype",
-    )
+    require_plain_gradients(config, stages)
 
     def loss(params: State, batch_stats: State, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, State]:
         model = nnx.merge(graphdef, params, batch_stats, copy=True)
