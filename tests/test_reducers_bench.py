@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import jax
 import pytest
+from cluster import run
 
 from bench import optimizer_steps
 from bench.accelerator.schedule import Bucket
+from bench.engines import build_native as native
 from bench.optimizer_steps import Case
 
 BYTES_PER_S = 4.0
@@ -30,6 +35,13 @@ def test_limits(optimizer: str | None, backups: int | None, limit_s: float) -> N
 def test_half_the_bytes_take_half_the_time() -> None:
     halved = [Bucket(bucket.count, bucket.ready_s / 2) for bucket in FLOAT32]
     assert Case("lamb", 0, "bfloat16").limit_s(halved, BYTES_PER_S) == 6.0
+
+
+def test_workers_and_reducers_compute_the_same_update(tmp_path: Path) -> None:
+    library = native.build(optimizer_steps.WAIT_SOURCE, tmp_path, include=jax.ffi.include_dir())
+    for differences in run("optimizer_steps.py", str(library), workers=2, reducers=2):
+        assert set(differences) == {f"{name}, {backups}" for name in optimizer_steps.OPTIMIZERS for backups in (0, 1)}
+        assert max(differences.values()) <= 1e-6  # XLA adds norms up in another order
 
 
 def test_a_bad_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
