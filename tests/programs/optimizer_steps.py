@@ -1,4 +1,4 @@
-"""A step of the optimizer benchmark, with the update on workers and on reducers: ``LIBRARY``. Prints how far they differ."""
+"""A step of the optimizer benchmark, with the update on workers and on reducers: ``LIBRARY``. How far they differ."""
 
 import json
 import sys

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import flax.linen as nn
@@ -13,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-MICROBATCHES = 4
+MICROBATCHES = int(os.environ.get("TESTS_MICROBATCHES", "4"))
 ROWS = 2
 LENGTH, WIDTH, WORDS, HEADS = 6, 16, 32, 2
-MOST_DRAWN = 4096
+MOST_DRAWN = 1024 * MICROBATCHES
 
 
 @dataclass(frozen=True)
@@ -325,12 +327,30 @@ def widened(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
+def perturbed(model: Model, draw: int) -> Model:
+    """The same model with other weights, each about a hundredth away. With draw 0 it is the model itself."""
+    if draw == 0:
+        return model
+    generator = np.random.default_rng(draw)
+
+    def other(leaf: Any) -> Any:
+        return (leaf * (1 + 0.01 * generator.standard_normal(leaf.shape))).astype(leaf.dtype)
+
+    return replace(model, params=jax.tree.map(other, model.params))
+
+
+@functools.cache
+def _step(loss: Callable[..., Any], has_aux: bool) -> Any:
+    """Compiled once for all draws."""
+    return jax.jit(jax.value_and_grad(loss, has_aux=has_aux))
+
+
 def reference(model: Model, params: Any, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
     """The value for the last microbatch, and the mean of ``jax.grad`` over all: what a pipeline has to find."""
     state_argnum = model.settings.get("state_argnum")
     has_more = state_argnum is not None or model.settings.get("has_aux", False)
     undivided = (*model.settings.get("whole_argnums", ()), state_argnum)
-    step = jax.jit(jax.value_and_grad(model.loss, has_aux=has_more))
+    step = _step(model.loss, has_more)
     given = list(arguments)
     total = value = None
     for number in range(MICROBATCHES):
@@ -347,14 +367,18 @@ def reference(model: Model, params: Any, arguments: tuple[Any, ...]) -> tuple[An
     return value, jax.tree.map(lambda grad: grad / MICROBATCHES, total)
 
 
+@functools.cache
+def _exact(name: str) -> Model:
+    return language_model() if name == "bfloat16" else MODELS[name]()
+
+
 def truth_of(name: str, model: Model) -> Any:
     """The gradients of a model of the zoo, with its own parameters and batch, computed in float64.
 
     What a model draws must have the same dtype then as without: a draw in float64 has other bits.
     """
     with jax.enable_x64(True):
-        exact = language_model() if name == "bfloat16" else MODELS[name]()
-        _, grads = reference(exact, widened(model.params), widened(model.arguments))
+        _, grads = reference(_exact(name), widened(model.params), widened(model.arguments))
         return jax.tree.map(np.asarray, grads)
 
 
