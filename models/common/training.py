@@ -18,6 +18,7 @@ from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import CHECKPOINTS, RunOptions
 from models.common.loop import Interruption, Loop, TensorboardLog
+from models.common.optimizer import share_residuals
 from models.common.progress import TrainProgress
 from models.common.report import Result, parameter_count, save_picture, show_scores
 from models.common.stages import StagedStep, joined
@@ -56,7 +57,8 @@ class Training:
     advice: str
     """Which setting to change if the loss is not finite."""
     synchronize: Callable[[Any], Any] = lambda state: state
-    """Makes the workers' states equal, before an evaluation or a checkpoint; a ``StagedStep`` has its own way."""
+    """Makes the workers' states equal, before an evaluation or a checkpoint, but for their residuals, which every
+    trainer has. A ``StagedStep`` has its own way."""
     pull: Callable[[Any], Any] = lambda state: state
     """From the state to that of a checkpoint, which has what reducers keep."""
     push: Callable[[Any], Any] = lambda state: state
@@ -124,15 +126,13 @@ class Training:
         checkpoints: Checkpoints | None,
         options: RunOptions,
     ) -> None:
-        pieces, synchronize = self.split.accumulate_every, self.synchronize
-        if isinstance(self.train_step, StagedStep):
-            pieces, synchronize = 1, self.train_step.make_whole
+        pieces = 1 if isinstance(self.train_step, StagedStep) else self.split.accumulate_every
         while loop.step < self.step_count and not loop.is_stopped:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
             loop.run(batches, end - loop.step, pieces)
-            loop.state = synchronize(loop.state)
+            loop.state = self._equal_on_all_workers(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
                 evaluations.append(scores)
@@ -150,6 +150,12 @@ class Training:
         if loop.is_stopped and loop.step < self.step_count:
             kept = "its checkpoint is saved" if checkpoints else "nothing is saved without --output"
             loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
+
+    def _equal_on_all_workers(self, state: Any) -> Any:
+        if isinstance(self.train_step, StagedStep):
+            return self.train_step.make_whole(state)
+        state = self.synchronize(state)
+        return state._replace(opt_state=share_residuals(state.opt_state))
 
     def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Any:
         """Compile the train step before the first step, so that all steps can be timed alike."""

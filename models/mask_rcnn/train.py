@@ -16,7 +16,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.command import RunOptions
 from models.common.errors import SettingsError, require
-from models.common.optimizer import init_state, scaled, share_residuals
+from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
 from models.common.tensor_file import read_safetensors
@@ -86,7 +86,6 @@ def train(
         train_step=staged if options.stages > 1 else make_train_step(graphdef, optimizer, preset),
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
-        synchronize=synchronize,
         pull=optimizer.pull,
         push=optimizer.push,
         evaluate=evaluation,
@@ -94,11 +93,6 @@ def train(
         identity={"trainer": "mask_rcnn", "model": dataclasses.asdict(preset.model)},
         advice="lower the learning rate (--peak) or give more --warmup-steps",
     ).run(options, console)
-
-
-def synchronize(state: TrainState) -> TrainState:
-    """Make the state the same on every worker. While it trains, each worker has its own residuals."""
-    return state._replace(opt_state=share_residuals(state.opt_state))
 
 
 def make_model(preset: Preset, start_from: Path | None = None) -> MaskRCNN:

@@ -17,7 +17,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.command import RunOptions
-from models.common.optimizer import init_state, scaled, share_residuals
+from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
 from models.common.training import Scores, Training
@@ -74,9 +74,8 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
 
 
 def synchronize(state: TrainState) -> TrainState:
-    """Make the state the same on every worker. While it trains, each worker has its own statistics and residuals."""
-    batch_stats = jaxhetero.pmean(state.batch_stats)
-    return state._replace(batch_stats=batch_stats, opt_state=share_residuals(state.opt_state))
+    """Make the statistics the same on every worker. While it trains, each worker has its own."""
+    return state._replace(batch_stats=jaxhetero.pmean(state.batch_stats))
 
 
 def make_model(preset: Preset) -> ResNet:
