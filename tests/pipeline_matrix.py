@@ -3,7 +3,7 @@
     python -m tests.pipeline_matrix
     python -m tests.pipeline_matrix --workers 2 --models tied,bert
 
-It takes half an hour of two cores, so that it is no test. The columns:
+It took 50 minutes of two cores that had other work, so that it is no test. The columns:
 
     error    the largest relative error (RMS) of a leaf's gradients, against gradients that are computed in float64,
              over several draws of the weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,15 @@ def test_the_bits_do_not_depend_on_the_strands() -> None:
     assert digests(1) == digests(2) == digests(4)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot stand in for two nodes")
 def test_each_strand_stays_on_a_memory_node() -> None:
     with Cluster(2, 0, {"JAXHETERO_STRANDS": "3", "JAXHETERO_COLOCATED_COUNT": "1"}) as cluster:
         cluster.start_workers("memory_nodes.py")
         outcomes = cluster.wait_workers()
     assert [outcome.result["total"] for outcome in outcomes] == [2, 2]
-    # The strands of a worker take turns on two cores; those of the reducer in the first begin on the same one.
-    assert [sorted(outcome.result["threads"]) for outcome in outcomes] == [[2, 4], [1, 2]]
+    # Three strands take turns on two cores, beginning on any: those of each worker, and of the reducer in the first.
+    assert sorted(outcomes[0].result["threads"]) in ([2, 4], [3, 3])
+    assert sorted(outcomes[1].result["threads"]) == [1, 2]
 
 
 @pytest.mark.parametrize(

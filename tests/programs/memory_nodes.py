@@ -18,11 +18,12 @@ def thread_count(core: int) -> int:
 
 
 def main() -> None:
-    two_nodes: Any = lambda: [[0], [1]]  # noqa: E731
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    two_nodes: Any = lambda: [[core] for core in cores]  # noqa: E731
     world.memory_nodes = two_nodes  # a stand-in for hardware
     jaxhetero.initialize()
     total = float(jax.jit(jaxhetero.psum)(jnp.ones(1_000_000))[-1])
-    print(json.dumps({"total": total, "threads": [thread_count(0), thread_count(1)]}))
+    print(json.dumps({"total": total, "threads": [thread_count(core) for core in cores]}))
     jaxhetero.shutdown()
 
 
