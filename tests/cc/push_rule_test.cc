@@ -129,6 +129,27 @@ TEST_F(PushRuleTest, RoundsThatGoOneWayLeaveTheOtherWayToOthers) {
   EXPECT_EQ(link.sent.back().round, 1u);
 }
 
+// Here a path carries a chunk a millisecond, so two or three fill it.
+TEST_F(PushRuleTest, RoundsThatGoOneWayHaveMoreUnderWay) {
+  job_.window_chunks = 0;
+  const auto under_way = [&](auto drop) {
+    Round& round = round_of(0, {100});
+    drop(round.request.stake);
+    QuietLink link(job_);
+    link.start(round, 0);
+    for (int answered = 0; answered < 50; ++answered) {
+      const double earlier_part = round.segments[0].done_part();
+      link.answer(round, 0);
+      round.note_slowest(earlier_part);
+      link.push_chunks();
+    }
+    return round.segments[0].in_flight.size();
+  };
+  EXPECT_EQ(under_way([](Stake&) {}), 3u);
+  EXPECT_EQ(under_way([](Stake& stake) { stake.results = {}; }), 8u);
+  EXPECT_EQ(under_way([](Stake& stake) { stake.operands = {}; }), 8u);
+}
+
 // As at a worker whose weights are not those that are stored.
 TEST_F(PushRuleTest, ARoundOfHeadersKeepsItsOwnWindow) {
   Round& round = round_of(0, {4});

@@ -10,6 +10,9 @@ namespace jaxhetero {
 namespace {
 
 constexpr std::chrono::milliseconds kStall{20};
+// The least window of a round that goes one way, as a measure or an update after one. Measured; see
+// docs/notebook/windows.md.
+constexpr size_t kLeastChunksOneWay = 8;
 
 // Of every chunk but the shard's last one, header included.
 size_t frame_bytes(const Round& round, const Segment& segment) {
@@ -22,6 +25,10 @@ bool can_push(const Round& round, const Segment& segment) {
   const ByteRange part = round.pushed(segment.next_chunk());
   return round.request.sliced.is_ready(part.offset, part.bytes);
 }
+
+bool sends(const Round& round) { return round.request.stake.operands.count > 0; }
+
+bool receives(const Round& round) { return round.request.stake.results.count > 0; }
 
 // How far the segment is ahead of the round's slowest one, where all should end at the same time. push_chunks() lets no
 // segment get further ahead than a window. Otherwise links that share an interface would run at one rate; where shards
@@ -49,9 +56,6 @@ class UnderWay {
   [[nodiscard]] bool fills(size_t room_bytes) const { return std::min(out_bytes_, in_bytes_) >= room_bytes; }
 
  private:
-  static bool sends(const Round& round) { return round.request.stake.operands.count > 0; }
-  static bool receives(const Round& round) { return round.request.stake.results.count > 0; }
-
   size_t out_bytes_ = 0;
   size_t in_bytes_ = 0;
 };
@@ -117,8 +121,9 @@ void PushRule::feed_starved(Queue& queue, Round::Time now, ChunkSender& sender) 
 size_t PushRule::window_bytes(const Round& round, const Segment& segment) const {
   const size_t frame = frame_bytes(round, segment);
   if (job_.window_chunks > 0) return job_.window_chunks * frame;
-  return std::clamp(window_.bytes(round.least_window_bytes), 2 * frame,
-                    most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
+  const bool both_ways = sends(round) && receives(round);
+  const size_t least = std::max(round.least_window_bytes, both_ways ? 0 : kLeastChunksOneWay * frame);
+  return std::clamp(window_.bytes(least), 2 * frame, most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
 }
 
 // Returns the chunk's bytes, header included.
