@@ -45,7 +45,10 @@ def lax_ends(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ids=["2 workers", "4 workers", "2 workers of 2 devices", "global mesh of 2", "global mesh of 4"],
 )
 def test_train_steps_end_where_those_of_lax_end(kind: str, workers: int, devices: int, lax_ends: Any) -> None:
-    """In pmap, plain jit, typed and untyped shard_map, NNX, and what a library jits; each with nothing else changed."""
+    """In pmap, plain jit, typed and untyped shard_map, NNX, and what a library jits; each with nothing else changed.
+
+    On four devices two of the examples: ``ON_MANY`` in the program.
+    """
     path, coordinator = lax_ends(workers * devices), f"127.0.0.1:{free_port()}"
     arguments = (kind, str(path), str(devices), coordinator)
     for result in run("offload.py", *arguments, workers=workers, reducers=2, XLA_FLAGS=FAST_COMPILATION):
