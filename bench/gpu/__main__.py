@@ -48,6 +48,7 @@ from bench.errors import BenchError
 from bench.gpu import nccl
 from bench.gpu.fake_cuda import build as build_stand_in
 from bench.harness.command import check_folders, run_command
+from jaxhetero.launch.job import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("sums", "kernels", "all-reduces", "nccl", "beside", "resnet50", "bert-base")
@@ -134,11 +135,11 @@ def _begin(options: Options, device: str, path: Path | None) -> dict[str, Any]:
 
 def _run_part(part: str, options: Options) -> tuple[Any, str | None]:
     """What was measured, if anything, and what went wrong."""
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name, reserve_port(0) as holder:
         folder = Path(name)
         result = folder / "result.json"
         request = {"part": part, "sizes": options.size_list(), "repeats": options.repeats, "result": str(result)}
-        request |= {"stand_in": options.stand_in, "jax_coordinator": f"127.0.0.1:{nccl.free_port()}"}
+        request |= {"stand_in": options.stand_in, "jax_coordinator": "{}:{}".format(*holder.getsockname())}
         command = [sys.executable, "-m", "jaxhetero", "launch", "--workers", str(options.workers)]
         command += ["--reducers", str(options.reducers), "--log-dir", str(folder / "logs"), "--"]
         command += [sys.executable, "-m", "bench.gpu.worker", json.dumps(request)]

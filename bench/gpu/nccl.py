@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from statistics import median
 from typing import Any
@@ -23,12 +22,6 @@ SETTINGS = {
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_DEBUG": "WARN",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def join(coordinator: str) -> None:
