@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from jaxhetero.launch.job import reserve_port
 from tests.patience import PATIENCE
 from tests.programs_on_disk import WARNINGS_ARE_ERRORS
 
@@ -35,10 +37,20 @@ ON_GPU = "cuda" in _PLATFORMS
 _WARNINGS = "default" if ON_GPU else WARNINGS_ARE_ERRORS
 
 
+# The sockets that hold the last ports of `free_port`. No test uses as many.
+_held_ports: deque[socket.socket] = deque()
+_HELD_PORTS = 64
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that the kernel gives to nobody else while the test's processes start.
+
+    Only who asks for the port by number can listen there, with SO_REUSEADDR.
+    """
+    _held_ports.append(reserve_port(0))
+    if len(_held_ports) > _HELD_PORTS:
+        _held_ports.popleft().close()
+    return int(_held_ports[-1].getsockname()[1])
 
 
 @dataclass
