@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -97,6 +99,18 @@ TEST_F(PushRuleTest, KeepsAWindowUnderWay) {
   EXPECT_TRUE(round.segments[0].done);
   EXPECT_TRUE(link.sent.back().last);
   EXPECT_EQ(link.sent.back().offset, 4 * kItemsPerChunk);
+}
+
+TEST_F(PushRuleTest, HeadersAloneCutARoundAsLittleAsTheyMay) {
+  const auto chunk_bytes = [](bool resumes, const ShardPlan& plan) {
+    Round round;
+    round.request.spec = {.kind = Kind::kMeasure, .total_count = 1 << 20, .state = {.number = 1, .resumes = resumes}};
+    round.cut(plan);
+    return round.segments[0].items_per_chunk * sizeof(float);
+  };
+  EXPECT_EQ(chunk_bytes(true, ShardPlan({1})), kMostAutoChunkBytes);
+  EXPECT_LT(chunk_bytes(false, ShardPlan({1})), kMostAutoChunkBytes) << "it carries gradients";
+  EXPECT_EQ(chunk_bytes(true, ShardPlan({1}, {.chunk_bytes = 4096})), 4096u);
 }
 
 TEST_F(PushRuleTest, PushesTheEarlierRoundFirst) {

@@ -102,6 +102,9 @@ inline bool passes_on(Kind kind) { return kind == Kind::kBroadcast || kind == Ki
 // Whether the op is one of those that StateUse is about.
 inline bool uses_state(Kind kind) { return kind >= Kind::kStore; }
 
+// Whether no element goes either way: a measure after the first one of a step.
+inline bool carries_headers_alone(const OpSpec& spec) { return spec.kind == Kind::kMeasure && spec.state.resumes; }
+
 // Elements of a bucket.
 struct Range {
   uint64_t offset = 0;

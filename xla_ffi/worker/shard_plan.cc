@@ -130,6 +130,10 @@ uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_
   return (by_call > by_shard ? fill_packets(bytes) : bytes) / item_bytes;
 }
 
+uint64_t ShardPlan::most_items_per_chunk(uint64_t item_bytes) const {
+  return (pace_.chunk_bytes > 0 ? pace_.chunk_bytes : kMostAutoChunkBytes) / item_bytes;
+}
+
 // Bytes under way bridge the moments in which a process of the job stands still, such as when the kernel clears a page
 // of a large result. They also let workers get out of step, which costs time at the end of a round: so no more than two
 // chunks' part of a shard. Measured; see docs/notebook/windows.md.

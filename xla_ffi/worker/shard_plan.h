@@ -73,6 +73,8 @@ class ShardPlan {
   // The elements of every chunk of such a bucket but a shard's last one. `call_bytes`: of all buckets of its call.
   [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0,
                                          bool has_rows = false) const;
+  // Of a bucket of which no element goes over the network.
+  [[nodiscard]] uint64_t most_items_per_chunk(uint64_t item_bytes) const;
   // A link's window for such a bucket is at least this, or two chunks.
   [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
   // How many reducers have a share.
