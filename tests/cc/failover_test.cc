@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -200,15 +201,19 @@ TEST_P(DeathsTest, ChangeNoBit) {
                     .window_chunks = random() % 2 == 0 ? 0u : 3u,
                     .shared_memory = GetParam() % 2 == 1}));
   ASSERT_NO_FATAL_FAILURE(job.start());
+  std::atomic<uint32_t> dead_count = 0;
   std::thread killer([&, seed = random()] {
     std::mt19937 chance(static_cast<uint32_t>(seed));
     for (size_t victim = 0; victim < 4; ++victim) {
       if (victim != 2) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 30000));
       kill(job.reducers[victim]);
+      ++dead_count;
     }
   });
   const std::vector<size_t> counts = {3, 30000, 100000, 5000, 60000, 20000, 15000};
-  for (uint32_t step = 0; step < 40; ++step) {
+  uint32_t steps_after = 0;
+  for (uint32_t step = 0; steps_after < 5; ++step) {
+    if (dead_count == 4) ++steps_after;
     std::vector<TestRound> rounds;
     for (uint64_t op = 0; op < counts.size(); ++op) {
       const Kind kind = op == 3 ? Kind::kBroadcast : op == 5 ? Kind::kScatter : op == 6 ? Kind::kGather : Kind::kSum;
