@@ -210,14 +210,14 @@ def wait_for(condition: Callable[[], bool], job: Any, log: Path) -> None:
 
 
 def test_nuclei_are_found(tmp_path: Path) -> None:
-    """A short form of the preset: real nuclei of the held-out half, after a seventh of the steps."""
+    """A short form of the preset: real nuclei of the held-out half, after a fourteenth of the steps."""
     try:
         prepare.run(["nuclei", str(tmp_path / "coco")])
     except DataError as error:
         pytest.skip(f"no nuclei: {error}")
-    arguments = ("--data", str(tmp_path / "coco"), "--step-count", "100", "--drop-steps", "80")
+    arguments = ("--data", str(tmp_path / "coco"), "--step-count", "50", "--drop-steps", "40")
     result, _ = trainers.run(tmp_path / "run", MODULE, "--preset", "nuclei", *arguments, workers=2, reducers=2)
     scores = result["evaluations"][-1]
-    assert scores["mask_ap50"] > 0.5
-    assert scores["mask_ap"] > 0.2
+    assert scores["mask_ap50"] > 0.25, "0.40 was measured"
+    assert scores["mask_ap"] > 0.05, "0.09 was measured"
     assert result["differing_worker_count"] == 0
