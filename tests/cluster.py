@@ -45,7 +45,7 @@ _HELD_PORTS = 64
 def free_port() -> int:
     """A port of 127.0.0.1 that the kernel gives to nobody else while the test's processes start.
 
-    Only who asks for the port by number can listen there, with SO_REUSEADDR.
+    Only a process that asks for it by its number can listen there, with SO_REUSEADDR.
     """
     _held_ports.append(reserve_port(0))
     if len(_held_ports) > _HELD_PORTS:
