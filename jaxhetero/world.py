@@ -8,7 +8,6 @@ import importlib
 import itertools
 import os
 import secrets
-import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -21,6 +20,7 @@ from jaxhetero._lookup import await_name
 from jaxhetero._native_log import EventPump, logger
 from jaxhetero.config import Config, host_name, rail_addresses, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
+from jaxhetero.ports import reserve_port
 from jaxhetero.watching import trace
 from jaxhetero.watching.exporter import Exporter, watch_reducer, watch_worker
 from jaxhetero.watching.rounds_file import RoundsFile, wall_offset_us
@@ -214,10 +214,10 @@ def initialize(
       1
     """
     settings = {name: value for name, value in locals().items() if value is not None}
-    with _current.lock:
+    with _current.lock, contextlib.ExitStack() as held:
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
-        config = _make_config(settings)
+        config = _make_config(settings, held)
         # Not by the first program that has one in it: JAX would compile that program again at its second call, because
         # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
         importlib.import_module("jaxhetero.collectives")
@@ -408,12 +408,13 @@ def check() -> None:
     _check(_native.cuda_failure())
 
 
-def _make_config(settings: dict[str, Any]) -> Config:
+def _make_config(settings: dict[str, Any], held: contextlib.ExitStack) -> Config:
+    """``held`` gets what must stay until the job has started."""
     given: dict[str, Any] = {**read_environment(), **settings}
     if not given.get("alone"):
         told = _from_engine(given)
         if "rank" not in given and "worker_count" not in given:
-            told |= _from_jax_distributed(told | given)
+            told |= _from_jax_distributed(told | given, held)
         given = told | given
         _refuse_accidents(given)
     return Config(**given)
@@ -442,7 +443,7 @@ def _refuse_accidents(given: dict[str, Any]) -> None:
         raise ConfigError(f"worker_count is {given['worker_count']}, but there is no rank: {_HOW_TO_MEET}")
 
 
-def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
+def _from_jax_distributed(given: dict[str, Any], held: contextlib.ExitStack) -> dict[str, Any]:
     """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it.
 
     Dedicated reducers do not run JAX: where there are any, coordinator and token must be given.
@@ -461,19 +462,15 @@ def _from_jax_distributed(given: dict[str, Any]) -> dict[str, Any]:
         return found
     key = "jaxhetero/coordinator"
     if rank == 0:
-        host = _compat.distributed_coordinator().rpartition(":")[0]
-        coordinator = given.get("coordinator") or f"{host}:{_free_port(host)}"
+        coordinator = given.get("coordinator")
+        if not coordinator:
+            host = _compat.distributed_coordinator().rpartition(":")[0]
+            port = held.enter_context(reserve_port(0, host.strip("[]"))).getsockname()[1]
+            coordinator = f"{host}:{port}"
         _compat.distributed_publish(key, f"{coordinator} {given.get('token') or secrets.token_hex(32)}")
     timeout_ms = int(given.get("start_timeout_ms", Config.start_timeout_ms))
     found["coordinator"], found["token"] = _compat.distributed_read(key, timeout_ms).split()
     return found
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host.strip("[]"), 0))
-        return int(probe.getsockname()[1])
 
 
 def _start(config: Config) -> World:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from jaxhetero.launch.job import reserve_port
+from jaxhetero.ports import reserve_port
 from tests.patience import PATIENCE
 from tests.programs_on_disk import WARNINGS_ARE_ERRORS
 
@@ -35,7 +35,6 @@ THROUGH_LANES = "JAXHETERO_CUDA_STAND_IN" in os.environ
 _PLATFORMS = os.environ.get("TESTS_PLATFORMS", "cpu")
 ON_GPU = "cuda" in _PLATFORMS
 _WARNINGS = "default" if ON_GPU else WARNINGS_ARE_ERRORS
-
 
 # The sockets that hold the last ports of `free_port`. No test uses as many.
 _held_ports: deque[socket.socket] = deque()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from jaxhetero._engines import first_host, read_process_count, read_reducer, read_worker
@@ -81,7 +83,8 @@ def test_lists_of_hosts() -> None:
 def settle(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], **settings: object) -> tuple[object, ...]:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    config = _make_config(settings)
+    with contextlib.ExitStack() as held:
+        config = _make_config(settings, held)
     return config.rank, config.worker_count, config.coordinator, config.restart_count
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from cluster import free_port
 from launcher import FAMILY, JAXHETERO, TIMEOUT_S, Run, Start, is_running, read_pids, wait_for
 
 from jaxhetero.errors import AddressInUse
-from jaxhetero.launch.job import reserve_port
+from jaxhetero.ports import reserve_port
 
 # What the processes are told
 
@@ -76,6 +77,11 @@ def test_the_coordinators_port_is_held_for_rank_0_alone() -> None:
             listener.accept()[0].close()
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(AddressInUse, match="in use"):
         reserve_port(listener.getsockname()[1])
+
+
+def test_the_ports_of_these_tests_are_held() -> None:
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", free_port()))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import secrets
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxhetero.config import Config, read_environment, write_environment
-from jaxhetero.errors import AddressInUse, ConfigError
+from jaxhetero.errors import ConfigError
 from jaxhetero.launch.attempt import Attempt, End
 from jaxhetero.launch.process import signal_name
 from jaxhetero.launch.terminal import Display, show_count
 from jaxhetero.launch.timeline import JobTimeline
+from jaxhetero.ports import reserve_port
 from jaxhetero.status import job_file
 
 _LOOPBACK = "127.0.0.1"
@@ -185,26 +185,6 @@ def _show_ports(job: Job) -> str:
         return ""
     last_port = job.metrics_port + job.worker_count + job.reducer_count - 1
     return f", metrics at {_LOOPBACK}:{job.metrics_port} to {last_port}"
-
-
-def reserve_port(port: int, host: str = _LOOPBACK) -> socket.socket:
-    """Hold a port of this host's address, or any free one for 0, until rank 0 listens on it.
-
-    The socket is bound, has SO_REUSEADDR, and never listens. So rank 0, whose listener has SO_REUSEADDR too, can bind
-    the same port. The kernel gives the port to no outgoing connection and to no other launcher.
-    """
-    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        # For a given port SO_REUSEADDR must come before bind, to ignore connections of an earlier job in TIME_WAIT. For
-        # any port it must come after: with it, the kernel may choose a port that another launcher holds.
-        if port:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((host, port))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    except OSError as error:
-        holder.close()
-        raise AddressInUse(f"cannot use {host}:{port} for the coordinator: {error.strerror}") from None
-    return holder
 
 
 def make_log_dir(chosen: Path | None) -> Path:

@@ -16,7 +16,7 @@ from ray.train.v2.jax import JaxConfig
 
 from jaxhetero.cluster.ray.reducers import Reducers
 from jaxhetero.config import write_environment
-from jaxhetero.launch.job import reserve_port
+from jaxhetero.ports import reserve_port
 
 if TYPE_CHECKING:
     from jaxhetero.cluster.ray.config import JaxheteroConfig
