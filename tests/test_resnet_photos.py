@@ -326,7 +326,7 @@ def read_an_epoch(folder: Path, preset: Preset) -> None:
     ("write", "message"),
     [
         (lambda folder: None, "no file in .* has a name that begins with 'train'"),
-        (spoil, "is damaged, or no JPEG or PNG"),
+        (spoil, "is truncated, or no image"),
         (wrong_label, "the label is 3 counted from 0; class_count is 3"),
         (truncate, "train-00001-of-00002 is truncated after"),
         (too_few, "has 11 training images; train_image_count is 12: give --train-image-count 11 or less"),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.errors import DataError, require
+from models.common.pictures import read_picture
 from models.mask_rcnn.batch import MASK_SIZE, Batch
 from models.mask_rcnn.coco import CocoImage, CocoObject, CocoPart
 from models.mask_rcnn.masks import cropped_mask
@@ -28,7 +29,7 @@ class CocoData:
     def __init__(self, folder: Path, preset: Preset) -> None:
         self._preset = preset
         self.train, self.held_out = CocoPart(folder, preset.train_part), CocoPart(folder, preset.held_out_part)
-        if self.train.category_names.keys() != self.held_out.category_names.keys():
+        if self.train.category_names != self.held_out.category_names:
             raise DataError(f"{self.train.annotation_file} and {self.held_out.annotation_file} differ in categories")
         wanted, found = preset.model.class_count, len(self.train.category_names)
         if found != wanted:
@@ -158,16 +159,6 @@ def read_photo(image: CocoImage) -> Image.Image:
     """The image in RGB.
 
     Raises:
-      DataError: its file is empty, truncated, no image, or of another size than the annotation file says.
+      DataError: it cannot be read, or is of another size than the annotation file says.
     """
-    try:
-        with Image.open(image.path) as file:
-            photo = file.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"{image.path} is truncated, or no image: {error}") from None
-    if photo.size != (image.width, image.height):
-        raise DataError(
-            f"{image.path} is {photo.width} x {photo.height} pixels; the annotation file says {image.width} x "
-            f"{image.height}"
-        )
-    return photo
+    return read_picture(image.path, where=str(image.path), size=(image.width, image.height))

@@ -22,6 +22,7 @@ from pycocotools import mask as coco_mask
 
 from models.common.command import run_command
 from models.common.errors import DataError, require
+from models.common.pictures import read_picture
 from models.common.records import new_folder
 from models.mask_rcnn.coco import ANNOTATIONS
 from models.mask_rcnn.masks import encode_mask
@@ -307,11 +308,7 @@ def _pick(paths: Sequence[Path], rng: np.random.Generator) -> Path:
 
 @lru_cache(maxsize=1024)
 def _load(path: Path, mode: str, longest_side: int) -> Image.Image:
-    try:
-        with Image.open(path) as file:
-            photo = file.convert(mode)
-    except OSError as error:
-        raise DataError(f"{path} is truncated, or no image: {error}") from None
+    photo = read_picture(path, where=str(path), mode=mode)
     photo.thumbnail((longest_side, longest_side))
     return photo
 

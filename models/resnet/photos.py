@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.errors import DataError
+from models.common.pictures import read_picture
 from models.common.records import Records, find_records
 from models.common.tf_example import decode_example
 from models.resnet.presets import PhotoConfig, Preset
@@ -146,11 +147,7 @@ class PhotoData:
                 f"{where}: the label is {label} counted from 0; class_count is {class_count}, "
                 f"and first_label {self._preset.photos.first_label}"
             )
-        try:
-            photo = Image.open(io.BytesIO(encoded)).convert("RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise DataError(f"{where} is damaged, or no JPEG or PNG: {error}") from None
-        return photo, np.array(label, np.int32)
+        return read_picture(io.BytesIO(encoded), where=where), np.array(label, np.int32)
 
 
 def augment(photo: Image.Image, config: PhotoConfig, flip: bool, rng: np.random.Generator) -> Pixels:
