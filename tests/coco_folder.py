@@ -57,7 +57,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], None], part: str = TRA
     path.write_text(json.dumps(content))
 
 
-def set_first(name: str, **fields: Any) -> Callable[[dict[str, Any]], None]:
+def set_first(name: str, /, **fields: Any) -> Callable[[dict[str, Any]], None]:
     """An edit of the first entry of a list: images, categories or annotations."""
     return lambda content: content[name][0].update(fields)
 

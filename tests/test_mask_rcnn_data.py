@@ -16,7 +16,8 @@ from PIL import Image
 from models.common.batches import BatchSplit
 from models.common.errors import DataError, TrainerError
 from models.mask_rcnn.batch import image_keys
-from models.mask_rcnn.data import CocoData, scaled_size
+from models.mask_rcnn.coco import CocoPart
+from models.mask_rcnn.data import CocoData, read_photo, scaled_size
 from models.mask_rcnn.presets import PRESETS, ImageConfig, Preset
 
 
@@ -89,6 +90,24 @@ def test_parts_with_different_categories_are_refused(folder: Path) -> None:
     change(folder, lambda content: content["categories"].append({"id": 4, "name": "more"}), HELD_OUT)
     with pytest.raises(DataError, match="differ in categories"):
         CocoData(folder, preset_of())
+
+
+def test_parts_that_name_a_category_differently_are_refused(folder: Path) -> None:
+    change(folder, set_first("categories", name="ring"), HELD_OUT)
+    with pytest.raises(DataError, match="differ in categories"):
+        CocoData(folder, preset_of())
+
+
+@pytest.mark.parametrize(("bits", "numbers"), [(16, np.uint16), (32, np.float32)])
+def test_deep_pictures_are_scaled_or_refused(folder: Path, bits: int, numbers: type) -> None:
+    pixels = np.linspace(0, 65535, 48 * 64).astype(numbers).reshape(48, 64)
+    Image.fromarray(pixels).save(folder / TRAIN / "001.tif")
+    change(folder, set_first("images", file_name="001.tif"))
+    if bits == 16:
+        assert (np.asarray(read_photo(CocoPart(folder, TRAIN).images[0])) == (pixels[..., None] >> 8)).all()
+    else:
+        with pytest.raises(DataError, match=r"001.tif has pixels of Pillow's mode 'F'"):
+            read_first(folder)
 
 
 @pytest.mark.parametrize(

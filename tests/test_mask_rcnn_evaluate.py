@@ -79,6 +79,33 @@ def test_no_finding_scores_nothing(part: CocoPart, kind: str) -> None:
     assert figures["ap"] == figures["ar100"] == 0
 
 
+@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.parametrize("field", ["id", "image_id", "category_id"])
+@pytest.mark.parametrize(
+    "number", [lambda place: place, lambda place: -place, lambda place: 2**70 * (place % 2) + place]
+)
+def test_the_figures_do_not_depend_on_the_ids(part: CocoPart, field: str, number: Any, faster: bool) -> None:
+    """Those of annotations need not even differ: here every second one is the first's."""
+    if faster:
+        pytest.importorskip("faster_coco_eval", reason="faster-coco-eval is not installed")
+    truth, findings = part.truth(), random_findings(part, 0)
+    for place, finding in enumerate(findings):  # Equal scores are ranked by their images' ids.
+        finding["score"] += 1e-4 * place
+    expected = [score_findings(truth, findings, kind, faster=faster) for kind in KINDS]
+    if field == "id":
+        for place, entry in enumerate(truth["annotations"]):
+            entry["id"] = number(place) if place % 2 else number(0)
+    else:
+        listed = truth["images" if field == "image_id" else "categories"]
+        new = {entry["id"]: number(place) for place, entry in enumerate(listed)}
+        for entry in listed:
+            entry["id"] = new[entry["id"]]
+        for entry in (*truth["annotations"], *findings):
+            entry[field] = new[entry[field]]
+    for kind, figures in zip(KINDS, expected, strict=True):
+        np.testing.assert_allclose(score_findings(truth, findings, kind, faster=faster), figures, atol=1e-6)
+
+
 def oracle(example: Batch) -> Detections:
     """A detector that knows the answers."""
     masks = example.masks.reshape(*example.masks.shape[:2], 28, 4, 28, 4).mean(axis=(3, 5), dtype=np.float32)

@@ -77,7 +77,9 @@ def test_numbers_that_may_have_any_range_are_refused(content: bytes) -> None:
         read(content)
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("L", "PNG"), ("LA", "PNG"), ("RGBA", "PNG"), ("CMYK", "TIFF"), ("1", "PNG")])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("L", "PNG"), ("LA", "PNG"), ("RGBA", "PNG"), ("CMYK", "TIFF"), ("1", "PNG")]
+)
 def test_any_mode_becomes_rgb(mode: str, kind: str) -> None:
     picture = Image.fromarray(COLORS).convert(mode)
     np.testing.assert_array_equal(read(saved(picture, kind)), np.asarray(picture.convert("RGB")))
@@ -101,7 +103,7 @@ def test_a_turned_picture_has_the_size_of_its_annotations(pixels: Any, orientati
     stored = read(content)
     np.testing.assert_array_equal(read(content, (60, 50)), stored)
     np.testing.assert_array_equal(read(content, (50, 60)), np.rot90(stored, turns))
-    with pytest.raises(DataError, match="a.png is 60 x 50 pixels; the annotation file says 50 x 61"):
+    with pytest.raises(DataError, match=r"a.png is 60 x 50 pixels; the annotation file says 50 x 61"):
         read(content, (50, 61))
 
 
@@ -116,7 +118,7 @@ def test_damaged_bytes_are_refused_by_name(kind: str) -> None:
     """Whatever is damaged, Pillow raises errors of many types."""
     rng = np.random.default_rng(0)
     content = saved(COLORS, kind)
-    refused = 0
+    refusals = []
     for _ in range(60):
         damaged = bytearray(content[: rng.integers(len(content))])
         for place in rng.integers(0, min(len(damaged), 400) + 1, 3):
@@ -124,9 +126,9 @@ def test_damaged_bytes_are_refused_by_name(kind: str) -> None:
         try:
             read(bytes(damaged))
         except DataError as error:
-            assert str(error).startswith("a.png ")
-            refused += 1
-    assert refused > 20
+            refusals.append(str(error))
+    assert len(refusals) > 20
+    assert all(text.startswith("a.png is truncated, or no image: ") for text in refusals)
 
 
 def test_a_folder_and_a_missing_file_are_refused_by_name(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ A COCO folder has ``annotations/instances_PART.json`` and the images in ``PART/`
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,24 @@ from typing import Any
 import numpy as np
 
 from models.common.errors import DataError
-from models.mask_rcnn.masks import Box, Polygons, RunLengths
+from models.mask_rcnn.entries import Entry, is_finite
+from models.mask_rcnn.masks import Box, Polygons, RunLengths, mask_area, read_run_lengths
 
 ANNOTATIONS = "annotations"
 # A polygon needs three points.
 _FEWEST_COORDINATES = 6
+# A polygon may reach beyond its image by so many times its size. What draws it needs memory for its whole length.
+_FARTHEST = 2
+# A box with a shorter side than this, in pixels, has no area.
+_THINNEST = 0.1
 
 
 @dataclass(frozen=True)
 class CocoObject:
     """One annotation."""
 
-    id: int
+    id: Any
+    """As in the file, where it need not be unique, and may be missing."""
     category_id: int
     box: Box
     """Clipped to the image."""
@@ -57,23 +62,28 @@ class CocoImage:
 class CocoPart:
     """All images of a part, in the order of the annotation file.
 
-    Objects without area, and objects wholly outside of their image, are left out and counted.
+    Objects without area, objects wholly outside of their image, and copies of other objects are left out and counted.
 
     Raises:
-      DataError: the part is missing or damaged, or an annotation is of an unknown image or category.
+      DataError: the part is missing or damaged, an annotation is of an unknown image or category, or a category, an
+        image or an annotation is there twice.
     """
 
     def __init__(self, folder: Path, part: str) -> None:
         self.annotation_file = folder / ANNOTATIONS / f"instances_{part}.json"
-        content = _read_json(self.annotation_file)
-        try:
-            self.category_names: dict[int, str] = {int(entry["id"]): entry["name"] for entry in content["categories"]}
-            objects = self._read_objects(content)
-            self.images = self._read_images(content, objects, folder / part)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{self.annotation_file} is no COCO annotation file: {type(error).__name__}: {error}"
-            ) from None
+        content = Entry(_read_json(self.annotation_file), "", self.annotation_file)
+        self.category_names = _read_categories(content)
+        images: dict[int, Entry] = {}
+        for entry in content.entries("images", "image"):
+            if images.setdefault(entry.integer("id"), entry) is not entry:
+                content.refuse(f"has two images with one id, {entry.integer('id')}")
+        if not images:
+            content.refuse("has no images")
+        sizes = {number: _read_size(entry) for number, entry in images.items()}
+        self.left_out: Counter[str] = Counter()
+        objects = self._read_objects(content, sizes)
+        paths = _find_files(folder / part, images)
+        self.images = [CocoImage(number, paths[number], *sizes[number], tuple(objects[number])) for number in images]
         self._categories = sorted(self.category_names)
         self.class_of = {category: number for number, category in enumerate(self._categories, start=1)}
         """From a category to its class: 1 for the lowest id. 0 is the background."""
@@ -107,83 +117,119 @@ class CocoPart:
         categories = [{"id": number, "name": name} for number, name in sorted(self.category_names.items())]
         return {"images": images, "annotations": annotations, "categories": categories}
 
-    def _read_images(
-        self, content: Mapping[str, Any], objects: Mapping[int, list[CocoObject]], folder: Path
-    ) -> list[CocoImage]:
-        if not folder.is_dir():
-            raise DataError(f"there is no folder {folder}, which {self.annotation_file} describes")
-        present = {path.name for path in folder.iterdir()}
-        images = []
-        for entry in content["images"]:
-            path = folder / entry["file_name"]
-            if path.name not in present and not path.is_file():
-                raise DataError(f"there is no file {path}, which {self.annotation_file} names")
-            images.append(
-                CocoImage(entry["id"], path, entry["width"], entry["height"], tuple(objects[int(entry["id"])]))
-            )
-        if not images:
-            raise DataError(f"{self.annotation_file} has no images")
-        return images
-
-    def _read_objects(self, content: Mapping[str, Any]) -> dict[int, list[CocoObject]]:
+    def _read_objects(self, content: Entry, sizes: Mapping[int, tuple[int, int]]) -> dict[int, list[CocoObject]]:
         """The objects of each image."""
-        sizes = {int(entry["id"]): (int(entry["width"]), int(entry["height"])) for entry in content["images"]}
-        if len(sizes) < len(content["images"]):
-            raise DataError(f"{self.annotation_file} has two images with one id")
-        self.left_out: Counter[str] = Counter()
         objects: dict[int, list[CocoObject]] = {number: [] for number in sizes}
-        for entry in content["annotations"]:
-            where = f"annotation {entry['id']} of {self.annotation_file}"
-            if entry["image_id"] not in sizes:
-                raise DataError(f"{where} is on image {entry['image_id']}, which the file does not have")
-            if entry["category_id"] not in self.category_names:
-                raise DataError(f"{where} has the category {entry['category_id']}, which the file does not have")
-            found = read_object(entry, *sizes[entry["image_id"]], where=where)
+        with_box: dict[tuple[Any, ...], list[Entry]] = {}
+        for entry in content.entries("annotations", "annotation"):
+            image, category = entry.integer("image_id"), entry.integer("category_id")
+            if image not in sizes:
+                entry.refuse(f"is on image {image}, which the file does not have")
+            if category not in self.category_names:
+                entry.refuse(f"has the category {category}, which the file does not have")
+            earlier = with_box.setdefault((image, category, *entry.numbers("bbox", 4)), [])
+            found = "that are copies of others" if _is_copy(entry, earlier) else read_object(entry, *sizes[image])
+            earlier.append(entry)
             if isinstance(found, str):
                 self.left_out[found] += 1
             else:
-                objects[entry["image_id"]].append(found)
+                objects[image].append(found)
         return objects
 
 
-def read_object(entry: Mapping[str, Any], width: int, height: int, *, where: str) -> CocoObject | str:
+def _read_categories(content: Entry) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for entry in content.entries("categories", "category"):
+        number, name = entry.integer("id"), entry.text("name")
+        if number in names:
+            entry.refuse(f"has the id of {names[number]!r}")
+        if name in names.values():
+            entry.refuse(f"has the name {name!r} of another one; remove the one without annotations, or join them")
+        names[number] = name
+    return names
+
+
+def _read_size(image: Entry) -> tuple[int, int]:
+    """The width and height."""
+    width, height = image.integer("width"), image.integer("height")
+    if width < 1 or height < 1:
+        image.refuse(f"has {width} x {height} pixels")
+    return width, height
+
+
+def _find_files(folder: Path, images: Mapping[int, Entry]) -> dict[int, Path]:
+    """Each image's file."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}, which {next(iter(images.values())).file} describes")
+    present = {path.name for path in folder.iterdir()}
+    paths = {}
+    for number, image in images.items():
+        name = image.text("file_name")
+        paths[number] = folder / name
+        if name not in present and not paths[number].is_file():
+            raise DataError(f"there is no file {paths[number]}, which {image.where} names")
+    return paths
+
+
+def _is_copy(entry: Entry, earlier: Sequence[Entry]) -> bool:
+    """Whether one of the annotations with the same image, category and box has the same mask. COCO has a few such.
+
+    Raises:
+      DataError: it has the same id as well, so the file has it twice.
+    """
+    for other in earlier:
+        if other.get("segmentation") == entry.get("segmentation"):
+            if other.fields.get("id") == entry.fields.get("id"):
+                entry.refuse("is there twice")
+            return True
+    return False
+
+
+def read_object(entry: Entry, width: int, height: int) -> CocoObject | str:
     """An annotation as an object of an image of this size, or the reason to leave it out.
 
     Raises:
-      DataError: it is damaged. The message calls it ``where``.
+      DataError: it is damaged.
     """
-    segmentation = _read_segmentation(entry["segmentation"], width, height, where)
-    left, top, box_width, box_height = map(float, entry["bbox"])
-    if not all(map(math.isfinite, (left, top, box_width, box_height))):
-        raise DataError(f"{where} has the box {entry['bbox']}, which is not finite")
+    segmentation = _read_segmentation(entry, width, height)
+    left, top, box_width, box_height = entry.numbers("bbox", 4)
+    if box_width < 0 or box_height < 0:
+        entry.refuse(f"has the bbox {entry.get('bbox')}, which is not left, top, width and height")
     box = (max(left, 0.0), max(top, 0.0), min(left + box_width, float(width)), min(top + box_height, float(height)))
-    if box_width <= 0 or box_height <= 0 or not segmentation or entry.get("area", 1) <= 0:
+    area = entry.number("area") if "area" in entry.fields else mask_area(segmentation, height, width)
+    if min(box_width, box_height) < _THINNEST or not segmentation or area <= 0:
         return "without area"
-    if box[0] >= box[2] or box[1] >= box[3] or _is_outside(segmentation, width, height):
+    if min(box[2] - box[0], box[3] - box[1]) < _THINNEST or _is_outside(segmentation, width, height):
         return "outside of their image"
     return CocoObject(
-        id=int(entry["id"]),
-        category_id=int(entry["category_id"]),
+        id=entry.fields.get("id"),
+        category_id=entry.integer("category_id"),
         box=box,
         segmentation=segmentation,
-        area=float(entry.get("area", box_width * box_height)),
-        is_crowd=bool(entry.get("iscrowd", 0)),
+        area=area,
+        is_crowd=entry.flag("iscrowd"),
     )
 
 
-def _read_segmentation(found: Any, width: int, height: int, where: str) -> Polygons | RunLengths:
-    """Polygons with less than three points are dropped, so the list may be empty."""
+def _read_segmentation(entry: Entry, width: int, height: int) -> Polygons | RunLengths:
+    """Empty if nothing is on the object. Polygons with less than three points are dropped."""
+    found = entry.get("segmentation")
     if isinstance(found, dict):
-        if list(found["size"]) != [height, width]:
-            raise DataError(f"{where} has a mask of {found['size']}; its image is {[height, width]}")
-        if isinstance(found["counts"], list) and sum(found["counts"]) != height * width:
-            raise DataError(f"{where} has a mask of {sum(found['counts'])} pixels; its image has {height * width}")
-        return dict(found)
-    polygons = [np.asarray(polygon, np.float64) for polygon in found]
+        if found.get("size") != [height, width]:
+            entry.refuse(f"has a mask of {found.get('size')}; its image is {[height, width]}")
+        mask = {"size": [height, width], "counts": found.get("counts")}
+        return mask if read_run_lengths(mask, height, width, where=entry.where)[1::2].any() else []
+    if not isinstance(found, list):
+        entry.refuse("has a segmentation that is neither polygons nor run lengths")
+    for polygon in found:
+        if not isinstance(polygon, list) or len(polygon) % 2 or not all(map(is_finite, polygon)):
+            entry.refuse("has a polygon that is no list of x and y in turn")
+    polygons = [np.asarray(polygon, np.float64) for polygon in found if len(polygon) >= _FEWEST_COORDINATES]
     for polygon in polygons:
-        if polygon.ndim != 1 or len(polygon) % 2 or not np.isfinite(polygon).all():
-            raise DataError(f"{where} has a polygon that is no list of x and y in turn")
-    return [polygon for polygon in polygons if len(polygon) >= _FEWEST_COORDINATES]
+        x, y = polygon[0::2] / width, polygon[1::2] / height
+        if min(x.min(), y.min()) < -_FARTHEST or max(x.max(), y.max()) > 1 + _FARTHEST:
+            entry.refuse(f"has a polygon that reaches far beyond its image of {width} x {height} pixels")
+    return polygons
 
 
 def _is_outside(segmentation: Polygons | RunLengths, width: int, height: int) -> bool:
@@ -213,7 +259,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"there is no file {path}")
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is truncated, or no JSON: {error}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} is no COCO annotation file: it is a JSON {type(content).__name__}")

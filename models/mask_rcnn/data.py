@@ -29,8 +29,12 @@ class CocoData:
     def __init__(self, folder: Path, preset: Preset) -> None:
         self._preset = preset
         self.train, self.held_out = CocoPart(folder, preset.train_part), CocoPart(folder, preset.held_out_part)
-        if self.train.category_names != self.held_out.category_names:
-            raise DataError(f"{self.train.annotation_file} and {self.held_out.annotation_file} differ in categories")
+        differing = sorted(self.train.category_names.items() ^ self.held_out.category_names.items())
+        if differing:
+            raise DataError(
+                f"{self.train.annotation_file} and {self.held_out.annotation_file} differ in categories: only one has "
+                "the category {} with the name {!r}".format(*differing[0])
+            )
         wanted, found = preset.model.class_count, len(self.train.category_names)
         if found != wanted:
             raise DataError(

@@ -119,6 +119,7 @@ def score_findings(
 
     ``faster`` is the faster implementation, of the package faster-coco-eval. Both give the same numbers.
     """
+    truth, findings = _numbered(truth, findings)
     if faster:
         from faster_coco_eval import COCO
         from faster_coco_eval import COCOeval_faster as COCOeval
@@ -138,6 +139,29 @@ def score_findings(
         scoring.accumulate()
         scoring.summarize()
     return np.asarray(scoring.stats[: len(FIGURES)], np.float32)
+
+
+def _numbered(truth: dict[str, Any], findings: list[Finding]) -> tuple[dict[str, Any], list[Finding]]:
+    """Both with ids from 1 on: COCO's scoring takes an annotation 0 for none, and of those with one id only the last.
+
+    Images and categories keep their order, which decides between equal scores.
+    """
+
+    def numbers(name: str) -> dict[int, int]:
+        return {old: new for new, old in enumerate(sorted(entry["id"] for entry in truth[name]), start=1)}
+
+    images, categories = numbers("images"), numbers("categories")
+
+    def renumbered(entry: dict[str, Any]) -> dict[str, Any]:
+        return entry | {"image_id": images[entry["image_id"]], "category_id": categories[entry["category_id"]]}
+
+    annotations = [renumbered(entry) | {"id": number} for number, entry in enumerate(truth["annotations"], start=1)]
+    new = {
+        "images": [entry | {"id": images[entry["id"]]} for entry in truth["images"]],
+        "categories": [entry | {"id": categories[entry["id"]]} for entry in truth["categories"]],
+        "annotations": annotations,
+    }
+    return new, [renumbered(finding) for finding in findings]
 
 
 def _indexed(coco: Any, content: dict[str, Any]) -> Any:

@@ -36,12 +36,35 @@ def mask_pixels(segmentation: Polygons | RunLengths, height: int, width: int, *,
         run_lengths: RunLengths = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
     else:
         run_lengths = segmentation
-    counts = run_lengths["counts"]
-    lengths = np.array(counts if isinstance(counts, list) else _read_counts(counts), np.int64)
-    if (lengths < 0).any() or lengths.sum() != height * width:
-        raise DataError(f"{where} has damaged run lengths: they are not those of {height} x {width} pixels")
+    lengths = read_run_lengths(run_lengths, height, width, where=where)
     values = np.arange(len(lengths), dtype=np.uint8) % 2
     return np.repeat(values, lengths).reshape(width, height).T
+
+
+def read_run_lengths(mask: RunLengths, height: int, width: int, *, where: str) -> NDArray[np.int64]:
+    """The numbers of pixels off and on the object in turn.
+
+    Raises:
+      DataError: run lengths are damaged, or of another size. The message calls the mask ``where``.
+    """
+    counts = mask.get("counts")
+    try:
+        lengths = np.array(_read_counts(counts) if isinstance(counts, str | bytes) else counts)
+    except ValueError:  # lists of several lengths
+        lengths = np.array([])
+    if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 0).any() or lengths.sum() != height * width:
+        raise DataError(f"{where} has damaged run lengths: they are not those of {height} x {width} pixels")
+    return lengths
+
+
+def mask_area(segmentation: Polygons | RunLengths, height: int, width: int) -> float:
+    """The number of pixels on the object."""
+    if isinstance(segmentation, list):
+        if not segmentation:
+            return 0.0
+        segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+        return float(coco_mask.area(segmentation))
+    return float(read_run_lengths(segmentation, height, width, where="it")[1::2].sum())
 
 
 def cropped_mask(segmentation: Polygons | RunLengths, box: Box, size: int, *, where: str) -> NDArray[np.uint8]:
