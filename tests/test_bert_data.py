@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from tensorboardX.record_writer import RecordWriter
 from models.bert.baselines import baselines
 from models.bert.data import PreTrainingData
 from models.bert.masking import ExampleConfig, PreTrainingExample, make_examples
-from models.bert.prepare import encode_document, prepare
-from models.bert.presets import PRESETS
+from models.bert.prepare import FACTS_FILE, encode_document, make_options, prepare
+from models.bert.presets import DEFAULT_PRESET, PRESETS
 from models.bert.text import Vocabulary, split_sentences
 from models.common.batches import BatchSplit
 from models.common.errors import DataError
@@ -266,3 +267,19 @@ def test_a_vocabulary_of_another_size_is_refused(prepared: Path) -> None:
     preset = replace(SMOKE, model=replace(SMOKE.model, vocabulary_size=501))
     with pytest.raises(DataError, match=r"vocabulary_size is 500 in .*; prepare .*, or give --vocabulary-size 500"):
         PreTrainingData(prepared, preset)
+
+
+def test_what_differs_from_the_settings_is_told_at_once(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    facts = {"vocabulary_size": 8192, "sequence_length": 128, "prediction_count": SMOKE.prediction_count}
+    (folder / FACTS_FILE).write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=r"with --preset, or give --vocabulary-size 8192 --sequence-length 128$"):
+        PreTrainingData(folder, SMOKE)
+
+
+def test_records_are_prepared_for_a_preset() -> None:
+    """The default is that of the trainer, so that the shortest commands work together."""
+    tiny = make_options(PRESETS[DEFAULT_PRESET], DEFAULT_PRESET)
+    assert tiny.vocabulary_size == PRESETS[DEFAULT_PRESET].model.vocabulary_size == 1024
+    long = make_options(PRESETS["bert-large-phase2"], "bert-large-phase2")
+    assert (long.examples.sequence_length, long.examples.prediction_count) == (512, 80)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 import jaxhetero
 from models.common import compare
 from models.common.command import finish, parse_options
 from models.common.errors import DataError
 from models.common.progress import TrainProgress
-from models.common.report import Result
+from models.common.report import Result, digest_of
 from models.resnet import __main__ as command
 from models.resnet import scaling
 from models.resnet.presets import PRESETS, Preset
@@ -46,6 +50,27 @@ def test_progress_in_a_pipe_is_a_few_plain_lines(
     if lines:
         assert lines[-1].startswith("epoch 2/2 [####################] step 4/4 loss 0.500 lr 0.01 ")
         assert lines[-1].endswith(" images/s all-reduce 1.2 ms/step")
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(66, 1), (80, 1), (105, 2), (180, 4)])
+def test_a_narrow_terminal_keeps_epoch_bar_step_and_time(
+    columns: int, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.common.progress.LIVE_INTERVAL_S", 0)
+    console = Console(file=io.StringIO(), force_terminal=True, width=columns, legacy_windows=False)
+    progress = TrainProgress(console, unit="images", step_count=800, global_batch=100, visible=True)
+    with progress:
+        progress.start_part("epoch 20/20")
+        for _ in range(799):
+            progress.update(0.013, 0.0123, 20.02)
+    assert isinstance(console.file, io.StringIO)
+    line = Text.from_ansi(console.file.getvalue().strip().split("epoch 20/20")[-1]).plain
+    assert line.startswith(" ━━")
+    assert " step 799/800 loss 0.013 " in line
+    assert re.search(r" \d:\d\d:\d\d$", line.rstrip())
+    assert "…" not in line
+    figures = ["loss", "all-reduce 20.0 ms/step", "images/s", "lr 0.0123"]
+    assert [figure in line for figure in figures] == [place < shown for place in range(4)], line
 
 
 def result_of(**changes: Any) -> Result:
@@ -83,6 +108,24 @@ def test_table_shows_what_was_measured() -> None:
 def test_table_of_one_worker_claims_no_measurement() -> None:
     text = table_text(result_of(worker_count=1, all_reduce_ms_per_step=None, sent_bytes_per_step=None))
     assert text.count("n/a") == 4
+
+
+def test_table_of_a_run_without_a_step_has_no_rates() -> None:
+    text = table_text(result_of(step_count=0, examples_per_second=0.0, all_reduce_ms_per_step=0.0))
+    assert text.count("n/a") == 4
+    assert "images/s" not in text
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_equal_weights_have_equal_digests() -> None:
+    weights = {"a": np.arange(4, dtype=np.float32), "b": np.float32(1)}
+    digests = [
+        digest_of(weights),
+        digest_of(jax.tree.map(jax.numpy.asarray, weights)),
+        digest_of(weights | {"b": np.float32(-1)}),
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[0] in table_text(result_of(weights_digest=digests[0]))
 
 
 @pytest.mark.parametrize(

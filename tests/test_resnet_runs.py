@@ -47,6 +47,21 @@ def test_overrides_start_from_the_named_preset() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--epochs", "1"], 0.5),
+        (["--epochs=1", "--preset", "mnist-smoke"], 0.5),
+        (["--epochs", "2"], 1.0),
+        (["--epochs", "1", "--warmup-epochs", "0.1"], 0.1),
+        (["--epochs", "4", "--preset", "resnet50-goyal"], 2.0),
+        (["--epochs", "5", "--preset", "resnet50-goyal"], 2.5),
+    ],
+)
+def test_a_run_no_longer_than_the_warm_up_warms_up_for_half_of_its_time(arguments: list[str], expected: float) -> None:
+    assert command.read_options(arguments).settings.optimizer.warmup_epochs == expected
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--preset", "nope"], "there is no preset 'nope'; there are cifar10, fashion-mnist, mnist, mnist-smoke"),
@@ -64,6 +79,9 @@ def test_overrides_start_from_the_named_preset() -> None:
         (["--stages", "2"], "--stages is 2; the 1 workers of the job must be a multiple of that"),
         (["--microbatches", "2"], "--microbatches is for --stages"),
         (["--norm", "group", "--group-count", "5"], "group_count is 5; it must divide the 16 channels"),
+        (["--epochs", "1", "--warmup-epochs", "1"], "warmup_epochs is 1.0; it must be at least 0 and below epochs (1)"),
+        (["--output", "/proc/run"], "cannot write /proc/run: a file in /proc failed: "),
+        (["--json", "/proc/result.json"], "cannot write /proc/result.json: a file in /proc failed: "),
         (["--json", "/nowhere/result.json"], "cannot write /nowhere/result.json: there is no folder /nowhere"),
     ],
 )

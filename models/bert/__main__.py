@@ -14,13 +14,11 @@ from rich.console import Console
 import jaxhetero
 from models.bert.model import PreTrainingModel
 from models.bert.prepare import FACTS_FILE, HELD_OUT, TRAIN
-from models.bert.presets import PRESETS, Preset
+from models.bert.presets import DEFAULT_PRESET, PRESETS, Preset
 from models.bert.train import train
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
 from models.common.report import Result
 from models.common.staging import StageFolder, staged
-
-DEFAULT_PRESET = "bert-tiny"
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,13 @@ class PreTrainingData:
             "sequence_length": preset.sequence_length,
             "prediction_count": preset.prediction_count,
         }
-        for name, value in wanted.items():
-            if facts[name] != value:
-                raise DataError(
-                    f"{name} is {facts[name]} in {path} and {value} in the settings; prepare the text again, or give "
-                    f"--{name.replace('_', '-')} {facts[name]}"
-                )
+        differing = {name: value for name, value in wanted.items() if facts[name] != value}
+        if differing:
+            texts = (
+                f"{name} is {facts[name]} in {path} and {value} in the settings" for name, value in differing.items()
+            )
+            options = " ".join(f"--{name.replace('_', '-')} {facts[name]}" for name in differing)
+            raise DataError(f"{'; '.join(texts)}: prepare the text again with --preset, or give {options}")
 
 
 def to_model(example: Example) -> tuple[Batch, Targets]:

@@ -8,14 +8,15 @@ import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
 
 from models.bert.masking import ExampleConfig, Sentences, make_examples
+from models.bert.presets import DEFAULT_PRESET, PRESETS, Preset
 from models.bert.text import Vocabulary, find_documents, read_text, split_sentences, train_vocabulary
-from models.common.command import run_command
+from models.common.command import parse_options, run_command
 from models.common.errors import DataError, require
 from models.common.manifest import write_manifest
 from models.common.records import ARRAY_RECORD_SUFFIX, new_folder, write_records
@@ -42,6 +43,9 @@ class Options:
     """The share of the documents that are for evaluation only. The seed chooses them."""
     shard_count: int = 1
     """Files for the training records."""
+    preset: Literal[tuple(PRESETS)] = DEFAULT_PRESET  # type: ignore[valid-type]
+    """The preset of `python -m models.bert` that the records are for: it sets the defaults of the vocabulary's size, of
+    the sequence length and of the prediction count."""
 
     def __post_init__(self) -> None:
         require(0 <= self.held_out_share < 1, f"held_out_share is {self.held_out_share}; it must be 0 to below 1")
@@ -106,10 +110,14 @@ def _write(folder: Path, name: str, documents: list[Sentences], vocabulary: Voca
     return count
 
 
+def make_options(settings: Preset, preset: str) -> Options:
+    """What a preset chooses, before the command line is read."""
+    examples = ExampleConfig(settings.sequence_length, settings.prediction_count)
+    return Options(tyro.MISSING, tyro.MISSING, examples, None, settings.model.vocabulary_size, preset=preset)
+
+
 def run(arguments: list[str]) -> int:
-    options = tyro.cli(
-        Options, prog="python -m models.bert.prepare", args=arguments, config=(tyro.conf.OmitArgPrefixes,)
-    )
+    options = parse_options(make_options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.bert.prepare")
     print(json.dumps(prepare(options), indent=2))
     return 0
 

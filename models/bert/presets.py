@@ -144,3 +144,5 @@ PRESETS: dict[str, Preset] = {
     ),
     "bert-smoke": SMOKE,
 }
+
+DEFAULT_PRESET = "bert-tiny"

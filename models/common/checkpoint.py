@@ -56,17 +56,15 @@ class Checkpoints:
     def save(self, step: int, state: Any, history: dict[str, Any]) -> None:
         """Save the state. Call it on every worker with the same state; rank 0 writes. ``history`` is stored as JSON."""
         if jaxhetero.rank() == 0 and step not in self.steps():
-            with _manager(self._folder, create=True) as manager:
-                ocp = _orbax()
-                manager.save(
-                    step,
-                    args=ocp.args.Composite(
-                        state=ocp.args.StandardSave(_flatten(state)),
-                        run=ocp.args.JsonSave(
-                            {"identity": self._identity, "shapes": _shapes(_flatten(state)), "history": history}
-                        ),
-                    ),
-                )
+            ocp = _orbax()
+            run = {"identity": self._identity, "shapes": _shapes(_flatten(state)), "history": history}
+            args = ocp.args.Composite(state=ocp.args.StandardSave(_flatten(state)), run=ocp.args.JsonSave(run))
+            try:
+                with _manager(self._folder, create=True) as manager:
+                    manager.save(step, args=args)
+            except (OSError, ValueError, RuntimeError) as error:  # such as those of a full disk
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise CheckpointError(f"cannot write checkpoint {step} in {self._folder}: {reason}") from error
 
     def restore(self, wanted: str, template: Any) -> tuple[int, Any, dict[str, Any]]:
         """The step, state and history of the checkpoint ``wanted``: the number of a step, or ``latest``.

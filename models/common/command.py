@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.dry_run import DryRun
-from models.common.errors import TrainerError, require
+from models.common.errors import SettingsError, TrainerError, require
 from models.common.optimizer import WeightsDtype
 from models.common.report import Result, plot_losses
 
@@ -77,10 +78,8 @@ class RunOptions:
         )
         require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
         for path in (self.output, self.json):
-            require(
-                path is None or path.absolute().parent.is_dir(),
-                f"cannot write {path}: there is no folder {path.absolute().parent if path else ''}",
-            )
+            if path is not None:
+                _require_writable(path.absolute())
 
     @property
     def weights_from_reducers(self) -> WeightsDtype | None:
@@ -94,6 +93,17 @@ class RunOptions:
     def checkpoint(self, step: int) -> Path | None:
         """The folder of a checkpoint on rank 0. None on other ranks."""
         return self.file(f"{CHECKPOINTS}/{step}")
+
+
+def _require_writable(path: Path) -> None:
+    """Raise ``SettingsError`` if a file or folder cannot be written: its own folder is read-only, or its disk full."""
+    require(path.parent.is_dir(), f"cannot write {path}: there is no folder {path.parent}")
+    folder = path if path.is_dir() else path.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: a file in {folder} failed: {error.strerror}") from None
 
 
 class BatchSettings(Protocol):
@@ -171,6 +181,9 @@ def run_trainer(
         params = nnx.state(nnx.eval_shape(make_model), nnx.Param)
         print_dry_run(params, options.settings, step_count, options.run, console, title, unit)
         return 0
+    if jaxhetero.rank() == 0:
+        workers = f"{jaxhetero.size()} worker{'s' if jaxhetero.size() > 1 else ''}"
+        console.print(f"{title} on {workers}: reading the data and compiling", markup=False, highlight=False)
     return finish(train(console), options, console, title, unit)
 
 

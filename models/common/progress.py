@@ -21,6 +21,9 @@ from rich.progress import (
 LIVE_INTERVAL_S = 0.2
 LINE_INTERVAL_S = 2.0
 LINE_BAR_WIDTH = 20
+LIVE_BAR_WIDTH = 20
+# Of a terminal's columns: the word step, the time that is left, and a space between the parts.
+_LIVE_COLUMNS = LIVE_BAR_WIDTH + len("step") + len("0:00:00") + 5
 
 
 class TrainProgress:
@@ -42,7 +45,7 @@ class TrainProgress:
         if visible and console.is_terminal:
             self._live = Progress(
                 TextColumn("{task.fields[label]}"),
-                BarColumn(),
+                BarColumn(LIVE_BAR_WIDTH),
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
@@ -78,21 +81,27 @@ class TrainProgress:
             return
         self._drawn_at = now
         steps_per_second = (self._done - self._part_begin) / max(now - self._part_start, 1e-9)
-        figures = (
-            f"loss {loss:.3f} lr {learning_rate:.3g} {steps_per_second:.2f} steps/s "
-            f"{steps_per_second * self._global_batch:.0f} {self._unit}/s"
-        )
+        figures = {
+            "loss": f"loss {loss:.3f}",
+            "rate": f"lr {learning_rate:.3g}",
+            "steps": f"{steps_per_second:.2f} steps/s",
+            "examples": f"{steps_per_second * self._global_batch:.0f} {self._unit}/s",
+        }
         if all_reduce_ms is not None:
-            figures += f" all-reduce {all_reduce_ms:.1f} ms/step"
+            figures["all-reduce"] = f"all-reduce {all_reduce_ms:.1f} ms/step"
         self._draw(figures)
 
-    def _draw(self, figures: str) -> None:
+    def _draw(self, figures: dict[str, str]) -> None:
         if self._live:
-            self._live.update(self._task, completed=self._done, label=self._label, figures=figures)
+            room = self._console.width - _LIVE_COLUMNS - len(self._label) - 2 * len(str(self._step_count)) - 1
+            for name in ("rate", "examples", "all-reduce", "steps"):  # what a narrow terminal can do without
+                if len(" ".join(figures.values())) > room:
+                    figures.pop(name, None)
+            self._live.update(self._task, completed=self._done, label=self._label, figures=" ".join(figures.values()))
             return
         bar = _line_bar(self._done, self._step_count)
         label = f"{self._label} " if self._label else ""
-        self.print(f"{label}{bar} step {self._done}/{self._step_count} {figures}")
+        self.print(f"{label}{bar} step {self._done}/{self._step_count} {' '.join(figures.values())}")
 
     def print(self, line: str) -> None:
         """One line of text, above the bar if there is one."""

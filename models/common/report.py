@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,9 @@ class Result:
     """The mean over the global batch for each step since step 0, also for the steps before a resumption."""
     evaluations: list[dict[str, float]]
     """One entry per evaluation: the step after which it ran, and its scores."""
+    weights_digest: str = ""
+    """On rank 0, the beginning of the SHA-256 of the final parameters' bits, in hexadecimal: equal weights have the
+    same one."""
 
     @classmethod
     def collect(cls, meter: StepMeter, *, global_batch: int, params: Any, **fields: Any) -> Result:
@@ -85,6 +89,7 @@ class Result:
             all_reduce_ms_per_step=float(all_reduce_ms) if worker_count > 1 else None,
             sent_bytes_per_step=float(sent_bytes) if worker_count > 1 else None,
             differing_worker_count=int(count_differing_workers(params)),
+            weights_digest=digest_of(params) if jaxhetero.rank() == 0 else "",
             **fields,
         )
 
@@ -105,13 +110,24 @@ class Result:
         table.add_column("value", justify="right")
         for name, value in self.scores.items():
             table.add_row(name.replace("_", " "), show_score(name, value))
-        table.add_row("training speed", f"{self.examples_per_second:.0f} {unit}/s")
+        has_steps = self.step_count > 0  # of a run that is resumed after its last step there is nothing to say
+        speed, all_reduce_ms, sent_bytes, ratio = (
+            value if has_steps else None
+            for value in (
+                self.examples_per_second,
+                self.all_reduce_ms_per_step,
+                self.sent_bytes_per_step,
+                self.sent_bytes_ratio,
+            )
+        )
+        table.add_row("training speed", _or_na(speed, f"{{:.0f}} {unit}/s"))
         table.add_row("train steps", f"{self.step_count} in {self.train_seconds:.1f} s")
-        table.add_row("all-reduce time per step, waits included", _or_na(self.all_reduce_ms_per_step, "{:.2f} ms"))
+        table.add_row("all-reduce time per step, waits included", _or_na(all_reduce_ms, "{:.2f} ms"))
         table.add_row("gradient", f"{self.gradient_bytes:,} bytes")
-        table.add_row("sent per worker per step (measured)", _or_na(self.sent_bytes_per_step, "{:,.0f} bytes"))
-        table.add_row("sent / gradient bytes", _or_na(self.sent_bytes_ratio, "{:.3f}x"))
+        table.add_row("sent per worker per step (measured)", _or_na(sent_bytes, "{:,.0f} bytes"))
+        table.add_row("sent / gradient bytes", _or_na(ratio, "{:.3f}x"))
         table.add_row("final weights", self._weights_text())
+        table.add_row("their SHA-256 begins with", self.weights_digest)
         return table
 
     def _weights_text(self) -> str:
@@ -168,6 +184,14 @@ def save_picture(path: Path, pixels: NDArray[np.uint8]) -> None:
 def parameter_count(params: Any) -> int:
     """The number of elements of all parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def digest_of(params: Any) -> str:
+    """See ``Result.weights_digest``."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:12]
 
 
 @jax.jit

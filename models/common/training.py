@@ -89,6 +89,8 @@ class Training:
             visible=jaxhetero.rank() == 0,
             first_step=first_step,
         )
+        if first_step:
+            progress.print(f"resumed from step {first_step} of {self.step_count}")
         batches = self.batches(first_step)
         if isinstance(self.train_step, StagedStep):
             batches = joined(batches, self.split.accumulate_every)

