@@ -126,7 +126,7 @@ class Options(Protocol):
     def run(self) -> RunOptions: ...
 
 
-T = TypeVar("T", bound=Options)
+T = TypeVar("T")
 
 
 def parse_options(
