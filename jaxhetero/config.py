@@ -93,7 +93,7 @@ class Config:
     metrics_port: int = 0
     """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
     ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,
-    which ``pip install 'jaxhetero[metrics]'`` brings."""
+    which ``pip install prometheus-client`` brings."""
     timeline_file: str = ""
     """The file to which this worker writes the times of all its rounds, while it makes them. ``jaxhetero launch
     --timeline`` sets it and reads the files. Default: none."""

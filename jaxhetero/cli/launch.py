@@ -26,7 +26,7 @@ from jaxhetero.launch import Job, launch
     "--colocated",
     "colocated_count",
     type=click.IntRange(min=0),
-    help="In how many workers a reducer runs as well, to relieve fewer reducers than workers.",
+    help="This number of workers, from rank 0 on, run a reducer as well. Useful with fewer reducers than workers.",
 )
 @click.option("--coordinator-port", type=PORT, default=0, help="The port of rank 0. [default: any free one]")
 @click.option(

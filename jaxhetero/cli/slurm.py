@@ -33,7 +33,7 @@ from jaxhetero.errors import ConfigError
     "--colocated",
     "colocated_count",
     type=click.IntRange(min=0),
-    help="In how many workers a reducer runs as well, to relieve fewer reducers than workers.",
+    help="This number of workers, from rank 0 on, run a reducer as well. Useful with fewer reducers than workers.",
 )
 @click.option("--job-name", "name", default="jaxhetero", show_default=True, help="The job's name.")
 @click.option("--time", "time_limit", default="", help="The time limit, as sbatch takes it.")

@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _listening_address(config: Config | ReducerConfig) -> tuple[str, int]:
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
-            f"metrics_port is {config.metrics_port}, which needs prometheus-client: pip install 'jaxhetero[metrics]'"
+            f"metrics_port is {config.metrics_port}, which needs a library: pip install prometheus-client"
         )
     return config.host or _address_towards(*parse_address("coordinator", config.coordinator)), config.metrics_port
 

@@ -1,6 +1,6 @@
 """Jobs on a Ray cluster: Ray Train starts the workers, and reducers run as actors beside them.
 
-Needs ``pip install 'jaxhetero[ray]'``. Imports neither jax nor numpy of its own.
+Needs Ray: ``pip install '.[ray]'`` in a clone. Imports neither jax nor numpy of its own.
 
 What is used of Ray, tried with 2.60:
 - public: ``ray.train.v2.jax``, ``ray.train.backend.Backend``, ``ray.util.placement_group``;
