@@ -160,7 +160,7 @@ def _serve(config: ReducerConfig, signals: list[int], exporter: Exporter) -> _St
     finally:
         pump.stop()
     counts = server.metrics()
-    logger.info("done: %s", " ".join(f"{name}={value}" for name, value in counts.items()))
+    logger.info("done: %s", " ".join(f"{name}={value}" for name, value in counts.items() if value) or "met nobody")
     return _Stay(server.result(), server.lost_number(), counts["round_count"])
 
 

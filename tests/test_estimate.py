@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxhetero.cli import main
+from jaxhetero.cli.estimate import _Gbits
 from jaxhetero.cluster.prices import read_prices
 from jaxhetero.simulator.estimate import SETUPS
 
@@ -30,10 +31,16 @@ def test_it_answers_for_each_number_of_reducers(capsys: pytest.CaptureFixture[st
     assert found["recommended"]["usd_per_step"] == min(answer["usd_per_step"] for answer in answers)
 
 
+@pytest.mark.parametrize("rate", ["25gbit", "25gbps", "25 Gbit/s", "25Gb/s", "25000mbit", "25000Mbps"])
+def test_a_rate_may_be_written_in_many_ways(rate: str) -> None:
+    assert _Gbits().convert(rate, None, None) == 25
+
+
 def test_the_table_names_what_it_recommends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "steps.png"
     assert main([*STEP, "--nic", "10gbit", "--reducers", "2", "--reducers", "4", "--plot", str(plot)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == "simulating train steps of 4 workers ...\n"
     assert "simulated" in out
     assert "recommended: 4 c6in.8xlarge" in out, "the cheapest host as fast as a worker"
     assert plot.stat().st_size > 0
@@ -53,6 +60,9 @@ def test_slower_messages_make_slower_steps(capsys: pytest.CaptureFixture[str]) -
         (["--workers", "4"], "missing --nic, --gradient-bytes, --step-ms"),
         (["--setup", "none"], "p3-64+m4"),
         ([*STEP[1:], "--nic", "fast"], "100gbit"),
+        ([*STEP[1:], "--nic", "10"], "100gbit, 100gbps or 800mbit"),
+        ([*STEP[1:], "--nic", "10GB/s"], "100gbit, 100gbps or 800mbit"),
+        ([*STEP[1:], "--nic", "1.2.3gbit"], "100gbit, 100gbps or 800mbit"),
         ([*STEP[1:], "--nic", "10gbit", "--reducer-type", "none"], "c6in.16xlarge"),
         ([*STEP[1:], "--worker-type", "none"], "p3.16xlarge"),
         ([*STEP[1:], "--nic", "10gbit", "--gradient-bytes", "much"], "1.3GB"),

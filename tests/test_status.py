@@ -91,6 +91,12 @@ def test_before_the_start_it_tells_who_is_missing() -> None:
         wait_for(lambda: told() == "rank 1, 2 of 2 reducers", 60)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = status(str(tmp_path / "nowhere"))
+    assert done.returncode == 2
+    assert f"Directory '{tmp_path}/nowhere' does not exist" in done.stderr
+
+
 def test_strangers_are_told_nothing(job: Cluster) -> None:
     with pytest.raises(AuthenticationError, match=r"the coordinator at 127\.0\.0\.1:"):
         read_status(job.coordinator, "guess")
@@ -137,5 +143,6 @@ def test_where_no_job_is() -> None:
     environ = os.environ | {"JAXHETERO_COORDINATOR": f"127.0.0.1:{free_port()}", "JAXHETERO_TOKEN": "t"}
     done = status(env=environ)
     assert done.returncode == 1
-    assert "InternalError: no answer from the coordinator at 127.0.0.1:" in done.stderr
+    assert done.stderr.startswith("jaxhetero: no answer from the coordinator at 127.0.0.1:")
+    assert done.stderr.endswith("; the job is starting, or hangs, or is over\n")
     assert "Connection refused" in done.stderr

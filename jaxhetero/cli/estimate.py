@@ -31,10 +31,12 @@ class _Gbits(click.ParamType[float]):
     name = "rate"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"([\d.]+)(gbit|mbit)?", str(value).lower())
+        # GB/s and GBps, with a large B, may well mean bytes.
+        unit = r"([gm])(?:bit(?:/s)?|(?-i:b)(?:ps|/s))"
+        found = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*{unit}", str(value), re.IGNORECASE)
         if not found:
-            self.fail(f"{value!r} is no rate such as 100gbit", param, ctx)
-        return float(found[1]) / (1000 if found[2] == "mbit" else 1)
+            self.fail(f"{value!r} is no rate such as 100gbit, 100gbps or 800mbit", param, ctx)
+        return float(found[1]) / (1000 if found[2].lower() == "m" else 1)
 
 
 @click.command("estimate")
@@ -61,6 +63,7 @@ def estimate_command(as_json: bool, plot: str | None, **options: Any) -> int:
     from jaxhetero.simulator.estimate import estimate, recommend
 
     question = _question(**options)
+    click.echo(f"simulating train steps of {question.workers} workers ...", err=True)
     answers = estimate(question)
     best = recommend(answers)
     if as_json:

@@ -9,11 +9,11 @@ import click
 from jaxhetero._engines import read_reducer
 from jaxhetero.cli.options import coordinator_option, token_file_option
 from jaxhetero.config import colour_wanted, read_environment, read_token
-from jaxhetero.errors import ConfigError
+from jaxhetero.errors import ConfigError, InternalError
 
 
 @click.command("status")
-@click.argument("log_dir", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.argument("log_dir", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @coordinator_option
 @token_file_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -39,4 +39,7 @@ def status_command(log_dir: Path | None, coordinator: str | None, token_file: Pa
             "no job: give LOG_DIR of a job of `jaxhetero launch` that runs, or --coordinator and --token-file"
         )
     console = None if as_json else Console(no_color=not colour_wanted())
-    return run_status(str(found["coordinator"]), str(found["token"]), console)
+    try:
+        return run_status(str(found["coordinator"]), str(found["token"]), console)
+    except InternalError as error:
+        raise click.ClickException(f"{error}; the job is starting, or hangs, or is over") from None

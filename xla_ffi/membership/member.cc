@@ -9,7 +9,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReportInterval{3000};  // between reports that the coordinator is not reached yet
+// Until the first report that the coordinator is not reached yet: rank 0 imports JAX before it listens.
+constexpr milliseconds kFirstReport{10000};
+constexpr milliseconds kReportInterval{3000};  // between later reports
 constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectPatience{5000};
 // Past our own deadline we wait a little for the coordinator's error, which names the missing processes.
@@ -37,7 +39,7 @@ Member::Member(TcpContext& context, TcpAddress coordinator, Registration registr
 void Member::start(milliseconds patience, Callbacks callbacks) {
   callbacks_ = std::move(callbacks);
   patience_ = patience;
-  next_report_ms_ = context_.loop.now_ms() + kReportInterval.count();
+  next_report_ms_ = context_.loop.now_ms() + kFirstReport.count();
   deadline_ = context_.loop.after(patience_, [this] { expire(); });
   connect();
 }
