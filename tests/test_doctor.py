@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.netlab import Lab, missing
-from jaxhetero.doctor.examine import tournament
+from jaxhetero.doctor.examine import slowest_pairs, tournament
 from jaxhetero.doctor.report import Findings, Patient, problems
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +62,14 @@ def test_each_problem_is_told_once(findings: Findings, words: list[str]) -> None
     told = problems(findings)
     assert len(told) == bool(words), told
     assert all(word in "".join(told) for word in words), told
+
+
+def test_pairs_that_seem_slow_are_measured_again() -> None:
+    """Those of a machine that was busy for a moment are fast then."""
+    goodput = with_goodput(2e7, (1, 0), (0, 1)).goodput | {(2, 1): 1e7}
+    assert slowest_pairs(goodput, 3) == [(1, 2), (0, 1)]
+    assert slowest_pairs(goodput, 1) == [(1, 2)]
+    assert slowest_pairs(HEALTHY.goodput, 3) == slowest_pairs({}, 3) == []
 
 
 @pytest.mark.parametrize("count", range(1, 10))

@@ -109,6 +109,7 @@ def test_reducers_and_their_nodes_may_die(lab: SlurmLab, undisturbed: Path, tmp_
     lab.kill_node("cpu2")
     run.check_end()
     assert re.search(r"reducer 1 \(host cpu2, .*\) was lost: no sign of life", run.output())
+    assert re.search(r"^reducer 0: .*INFO done: .*round_count=", run.output(), re.MULTILINE)
     check_same_bits(folder, undisturbed)
     assert not list(tmp_path.glob(".jaxhetero-*")), "the token is still there"
 
@@ -138,6 +139,7 @@ def test_the_doctor_sees_every_node(lab: SlurmLab, tmp_path: Path, reducers: str
     # Failed, if it found hosts or pairs slower than others: they share the processors of this machine.
     assert lab.wait_for_end(run.number, PATIENCE_S) in ("COMPLETED", "FAILED"), run.output()
     seen = re.findall(r"^0: +\d+: (\w+) ", run.output(), re.MULTILINE)
+    assert len(seen) == len(set(seen)), run.output()
     assert set(seen) >= {"gpu1", "gpu2", *(["cpu1", "cpu2"] if reducers == "2" else [])}, run.output()
 
 

@@ -29,16 +29,19 @@ def doctor_command(processes: int | None, measure_ms: int, token_file: Path | No
     """Check hosts, network and settings before a long job. Run it on every host at the same time.
 
     Shows the processes that came, their versions, clocks and interfaces, and the goodput between every pair, and says
-    what to mend. Exits with 0 when there is nothing to mend, with 1 when there is, with 2 for a wrong setting.
+    what to mend. Where Slurm or MPI has started the processes, only one shows it. Exits with 0 when there is nothing
+    to mend, with 1 when there is, with 2 for a wrong setting.
     """
     from rich.console import Console
 
     from jaxhetero.doctor import Visit, run_doctor
 
+    by_hand = processes is not None
     processes = processes or read_process_count()
     if processes is None:
         raise click.UsageError("Give --processes: how many workers and reducers the job will have.")
     config = reducer_config(token_file, **options)
     timeout_s = config.start_timeout_ms / 1000
-    visit = Visit(config.coordinator, config.token, processes, config.host, timeout_s, measure_ms / 1000)
+    # What an engine has started writes to one place.
+    visit = Visit(config.coordinator, config.token, processes, config.host, timeout_s, measure_ms / 1000, by_hand)
     return run_doctor(visit, Console(no_color=not colour_wanted()))

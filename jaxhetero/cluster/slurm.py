@@ -165,8 +165,8 @@ srun {group}--label jaxhetero doctor
 """
 
 _START_REDUCERS = """\
-# In a step of their own: the end of a reducer does not end the workers.
-srun {options} jaxhetero reducer --restart {restarts} &
+# In a step of their own: the end of a reducer does not end the workers. Their lines begin with "reducer 0:".
+srun {options} jaxhetero reducer --restart {restarts} > >(sed -u 's/^ */reducer /') 2>&1 &
 reducers=$!
 """
 

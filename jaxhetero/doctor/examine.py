@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +23,7 @@ from rich.console import Console
 from jaxhetero._lookup import await_name
 from jaxhetero.config import host_name, interface_addresses, parse_address
 from jaxhetero.doctor.channel import MAX_LINE_BYTES, PATIENCE_S, Channel, connected, describe_error
-from jaxhetero.doctor.report import Findings, Pair, Patient, problems, show
+from jaxhetero.doctor.report import SLOW, Findings, Pair, Patient, problems, show
 from jaxhetero.errors import AuthenticationError, InternalError, JaxheteroError, StartTimeout
 
 _BLOCK = bytes(1 << 16)
@@ -52,6 +53,8 @@ class Visit:
     """How long to wait for all processes."""
     seconds: float = 0.5
     """How long each pair sends."""
+    everyone_shows: bool = field(default=True, repr=False)
+    """Whether all processes show the findings, or only the one at the coordinator's address."""
 
 
 def run_doctor(visit: Visit, console: Console) -> int:
@@ -86,12 +89,14 @@ def run_doctor(visit: Visit, console: Console) -> int:
       'nothing to mend'
     """
     await_name(visit.coordinator, visit.start_timeout_s)
-    findings = asyncio.run(_take_part(visit))
-    show(findings, console)
+    findings, leads = asyncio.run(_take_part(visit))
+    if leads or visit.everyone_shows:
+        show(findings, console)
     return 1 if problems(findings) else 0
 
 
-async def _take_part(visit: Visit) -> Findings:
+async def _take_part(visit: Visit) -> tuple[Findings, bool]:
+    """The findings, and whether this process leads."""
     leader = _Leader(visit)
     host, port = parse_address("coordinator", visit.coordinator)
     try:
@@ -101,12 +106,12 @@ async def _take_part(visit: Visit) -> Findings:
         # host leads.
         if error.errno not in (None, errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             raise StartTimeout(f"cannot listen on {visit.coordinator}: {error.strerror}") from None
-        return await _follow(visit)
+        return await _follow(visit), False
     async with server:
         leading = asyncio.create_task(leader.lead())
         findings = await _follow(visit)
         await leading
-        return findings
+        return findings, True
 
 
 # --- Every process: follow the leader.
@@ -122,8 +127,8 @@ async def _follow(visit: Visit) -> Findings:
         server = await asyncio.start_server(receiver.greet, address, 0, limit=MAX_LINE_BYTES)
         await stack.enter_async_context(server)
         await channel.send(patient=asdict(_describe(address)), port=server.sockets[0].getsockname()[1])
-        # The leader waits for all processes, and for the measurements of other pairs.
-        patience_s = visit.start_timeout_s + visit.process_count * (visit.seconds + 2 * PATIENCE_S) + PATIENCE_S
+        # The leader waits for all processes, and for the measurements of other pairs, some of them twice.
+        patience_s = visit.start_timeout_s + 2 * visit.process_count * (visit.seconds + 2 * PATIENCE_S) + PATIENCE_S
         while True:
             try:
                 order = await channel.receive(patience_s)
@@ -298,12 +303,25 @@ class _Leader:
             if "failure" in answer:
                 failures[source, target] = str(answer["failure"])
             else:
-                goodput[source, target] = float(answer["bytes_per_s"])
+                goodput[source, target] = max(float(answer["bytes_per_s"]), goodput.get((source, target), 0.0))
 
-        for pairs in tournament(len(self._followers)):
+        async def measure_both_ways(pairs: list[Pair]) -> None:
             both_ways = [*pairs, *((target, source) for source, target in pairs)]
             await asyncio.gather(*(measure(source, target) for source, target in both_ways))
+
+        for pairs in tournament(len(self._followers)):
+            await measure_both_ways(pairs)
+        # Alone, a pair is not slow because other processes have kept its processors busy.
+        for pair in slowest_pairs(goodput, len(self._followers)):
+            await measure_both_ways([pair])
         return goodput, failures
+
+
+def slowest_pairs(goodput: dict[Pair, float], count: int) -> list[Pair]:
+    """At most ``count`` pairs that are slow in one direction, the slowest first."""
+    typical = statistics.median(goodput.values()) if goodput else 0.0
+    slow = sorted((rate, min(pair), max(pair)) for pair, rate in goodput.items() if rate < SLOW * typical)
+    return list(dict.fromkeys((one, other) for _, one, other in slow))[:count]
 
 
 def tournament(count: int) -> Iterator[list[Pair]]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 # A host is slow below this share of the typical goodput. Headers and other traffic take a part on every host.
-_SLOW = 0.6
+SLOW = 0.6
 _CLOCK_S = 1.0
 
 
@@ -111,7 +111,7 @@ def _slow(findings: Findings) -> Iterator[str]:
         best = _best(findings, end)
         typical = statistics.median(best.values()) if best else 0.0
         for index, rate in best.items():
-            if rate < _SLOW * typical:
+            if rate < SLOW * typical:
                 yield (
                     f"{findings.patients[index].name} {direction} at most {_mbit(rate)} Mbit/s where most hosts reach "
                     f"{_mbit(typical)}; check its interface, its cable and its port of the switch"
@@ -119,7 +119,7 @@ def _slow(findings: Findings) -> Iterator[str]:
     sends, receives = _best(findings, 0), _best(findings, 1)
     for (source, target), rate in sorted(findings.goodput.items()):
         could = min(sends[source], receives[target])
-        if rate < _SLOW * could:
+        if rate < SLOW * could:
             yield (
                 f"{findings.patients[source].name} sends {_mbit(rate)} Mbit/s to {findings.patients[target].name}, "
                 f"though with others both reach {_mbit(could)}; check the network between them"
