@@ -12,13 +12,19 @@ author = "the jaxhetero authors"
 copyright = f"{author}, Apache License 2.0"
 version = release = jaxhetero.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "_extension"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton", "_extension"]
 exclude_patterns = ["_static"]
 
 # Markdown: links to headings work in a rendered page as they do in a repository.
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 smartquotes = False  # "--workers" stays as it must be typed
+
+# A block that does not name its language is a command or an output.
+highlight_language = "text"
+# The prompt of an example is not copied.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 # Docstrings: Google style; a word in single backquotes is code.
 default_role = "code"

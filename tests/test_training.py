@@ -119,6 +119,24 @@ def test_every_stretch_ends_with_a_checkpoint_and_some_with_an_evaluation(tmp_pa
     assert len(result.losses) == result.step_count == STEPS
 
 
+def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
+    """Also of a run before: a resumed one counts them all."""
+    console = Console(file=io.StringIO(), width=200)
+    toy().run(RunOptions(output=tmp_path, keep=2), console)
+    assert saved_steps(tmp_path) == {"6", "9"}
+    resumed = toy().run(RunOptions(output=tmp_path, resume="6", keep=1), console)
+    assert resumed.first_step == 6
+    assert "resumed from step 6 of 9" in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(SettingsError, match="keep is 0; it must be at least 1"):
+        RunOptions(keep=0)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(CheckpointError, match=rf"cannot write checkpoint 3 in {tmp_path}/checkpoints: "):
+        run(toy(), tmp_path)
+
+
 def test_what_an_evaluation_found_is_drawn(tmp_path: Path) -> None:
     """The picture of the last evaluation as a file, and those of all in TensorBoard's log."""
     training, shades = toy(), iter((50, 200))

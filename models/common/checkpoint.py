@@ -23,8 +23,12 @@ T = TypeVar("T")
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        """``identity``: settings that a run and its checkpoints must have in common, as JSON values."""
+    def __init__(self, folder: Path, identity: dict[str, Any], keep: int | None = None) -> None:
+        """``identity``: settings that a run and its checkpoints must have in common, as JSON values.
+
+        ``keep``: of more checkpoints than this, the latest are kept.
+        """
+        self._keep = keep
         self._folder = folder.absolute()
         self._identity = json.loads(json.dumps(identity))  # as it is read again: JSON has no tuples
 
@@ -60,7 +64,7 @@ class Checkpoints:
             run = {"identity": self._identity, "shapes": _shapes(_flatten(state)), "history": history}
             args = ocp.args.Composite(state=ocp.args.StandardSave(_flatten(state)), run=ocp.args.JsonSave(run))
             try:
-                with _manager(self._folder, create=True) as manager:
+                with _manager(self._folder, create=True, max_to_keep=self._keep) as manager:
                     manager.save(step, args=args)
             except (OSError, ValueError, RuntimeError) as error:  # such as those of a full disk
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -159,9 +163,9 @@ def _orbax() -> Any:
     return ocp
 
 
-def _manager(folder: Path, *, create: bool = False) -> Any:
+def _manager(folder: Path, *, create: bool = False, max_to_keep: int | None = None) -> Any:
     ocp = _orbax()
-    options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
+    options = ocp.CheckpointManagerOptions(max_to_keep=max_to_keep, create=create, enable_async_checkpointing=False)
     return ocp.CheckpointManager(folder, options=options, item_names=("state", "run"))
 
 

@@ -44,6 +44,8 @@ class RunOptions:
     resume: str | None = None
     """Continue from a checkpoint in the output folder: the number of its step, or "latest". After a restart by
     `jaxhetero launch --max-restarts` the run always continues from the latest checkpoint, if there is one."""
+    keep: int | None = None
+    """How many checkpoints to keep: the latest ones. By default all."""
     stages: int = 1
     """Workers that hold the model together, each a part of it: see `jaxhetero.pipeline`. The number of workers must be
     a multiple of it."""
@@ -64,6 +66,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         require(self.output is not None or self.resume is None, "--resume needs --output, the folder of checkpoints")
+        require(self.keep is None or self.keep >= 1, f"keep is {self.keep}; it must be at least 1")
         require(self.stages >= 1, f"stages is {self.stages}; it must be at least 1")
         require(
             self.stages > 1 or not self.microbatches, "--microbatches is for --stages; without it, use --micro-batch"

@@ -72,7 +72,7 @@ class Training:
 
         The run continues from a checkpoint if the options say so, or if the launcher has restarted the job.
         """
-        checkpoints = Checkpoints(options.output / CHECKPOINTS, self.identity) if options.output else None
+        checkpoints = Checkpoints(options.output / CHECKPOINTS, self.identity, options.keep) if options.output else None
         first_step = 0
         history: dict[str, Any] = {"losses": [], "evaluations": []}
         if checkpoints and (chosen := checkpoints.choose(options.resume)):
