@@ -12,7 +12,14 @@ author = "the jaxhetero authors"
 copyright = f"{author}, Apache License 2.0"
 version = release = jaxhetero.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton", "_extension"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "_extension",
+]
 exclude_patterns = ["_static"]
 
 # Markdown: links to headings work in a rendered page as they do in a repository.

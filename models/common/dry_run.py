@@ -48,6 +48,8 @@ class DryRun:
         table.add_row("gradient", f"{gradient_bytes:,} bytes")
         table.add_row("buckets", f"{len(buckets)}, the largest {_largest(buckets, sizes):,} bytes")
         table.add_row("bytes per worker and step", f"{gradient_bytes if workers > 1 else 0:,} each way")
+        if workers == 1:
+            table.caption = "for the workers and reducers of a job: jaxhetero launch ... --dry-run"
         if workers > 1:
             table.add_row(
                 f"best possible all-reduce at {self.network_gbps:g} Gbit/s", f"{seconds * 1e3:.2f} ms per step"
