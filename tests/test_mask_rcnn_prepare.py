@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,10 @@ def test_a_file_that_is_not_the_wheel_is_refused(tmp_path: Path, capsys: pytest.
         prepare.run(["nuclei", str(tmp_path / "coco"), "--wheel", str(tmp_path / "other.whl")])
     with pytest.raises(DataError, match=r"there is no file \S+none.whl"):
         prepare.run(["nuclei", str(tmp_path / "coco"), "--wheel", str(tmp_path / "none.whl")])
+    with zipfile.ZipFile(tmp_path / "damaged.whl", "w") as wheel:
+        wheel.writestr("stardist/data/images/img2d.tif", b"II*\0" + bytes(20))
+    with pytest.raises(DataError, match=r"damaged.whl is not the wheel of stardist==0.9.2"):
+        prepare.run(["nuclei", str(tmp_path / "coco"), "--wheel", str(tmp_path / "damaged.whl")])
     assert not (tmp_path / "coco").exists()
 
 

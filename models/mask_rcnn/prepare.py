@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def _read_from_zip(path: Path, name: str) -> NDArray[Any]:
             return np.asarray(Image.open(file))
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} is not the wheel of {_STARDIST}: {error}") from None
 
 

