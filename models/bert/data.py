@@ -102,7 +102,7 @@ class PreTrainingData:
                 f"{name} is {facts[name]} in {path} and {value} in the settings" for name, value in differing.items()
             )
             options = " ".join(f"--{name.replace('_', '-')} {facts[name]}" for name in differing)
-            raise DataError(f"{'; '.join(texts)}: prepare the text again with --preset, or give {options}")
+            raise DataError(f"{'; '.join(texts)}; prepare the text again with --preset, or give {options}")
 
 
 def to_model(example: Example) -> tuple[Batch, Targets]:
