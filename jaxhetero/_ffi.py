@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -22,13 +23,28 @@ def register(with_stand_in: bool = False) -> None:
     Args:
       with_stand_in: let arrays of this host go the way of a GPU's, through a stand-in for the driver.
     """
-    jax.local_devices()
+    _clients()
     if with_stand_in:
         _register(_native.stand_in_target(), "jaxhetero_cuda_call_site", "cpu")
         return
     _register(_native.host_target(), "jaxhetero_call_site", "cpu")
     if _gpus():
         register_for_gpus()
+
+
+def leave_clients() -> None:
+    """In a forked child: never destroy XLA's clients, not even at the end of the process.
+
+    A client waits for its threads then. The child has none of them, and dies of a segmentation fault (JAX 0.10.2).
+    """
+    for client in _clients():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+
+@functools.cache
+def _clients() -> list[Any]:
+    devices = [*jax.local_devices(), *jax.local_devices(backend="cpu"), *_gpus()]
+    return list({id(device.client): device.client for device in devices}.values())
 
 
 def register_for_gpus() -> None:

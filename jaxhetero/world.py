@@ -141,6 +141,8 @@ class World:
 @dataclass
 class _Current:
     world: World | None = None
+    parent: Config | None = None
+    """In a forked child, the settings of the worker that it was forked from."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -218,6 +220,7 @@ def initialize(
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
         config = _make_config(settings, held)
+        _current.parent = None
         # Not by the first program that has one in it: JAX would compile that program again at its second call, because
         # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
         importlib.import_module("jaxhetero.collectives")
@@ -261,15 +264,42 @@ def _shutdown_at_exit() -> None:
         logger.info("shutdown at exit: %s", error)
 
 
+def _leave_to_parent() -> None:
+    """In a forked child: it has no part in its parent's job, and a thread that only the parent has may hold the lock.
+
+    The native core closes the child's copies of all connections by itself.
+    """
+    _current.lock = threading.RLock()
+    atexit.unregister(_shutdown_at_exit)
+    if _current.world is not None and not _current.world.is_alone:
+        from jaxhetero import _ffi
+
+        _ffi.leave_clients()
+        _current.parent, _current.world = _current.world.config, None
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def current() -> World:
     """The initialized world; raises ``NotInitializedError`` if there is none."""
-    if _current.world is None:
-        raise NotInitializedError("call jaxhetero.initialize() before using a collective")
-    return _current.world
+    if _current.world is not None:
+        return _current.world
+    if _current.parent is not None:
+        raise NotInitializedError(
+            f"process {os.getpid()} was forked from the worker of rank {_current.parent.rank} and takes no part in its "
+            "job; only rank(), size() and restart_count() answer here, so let the worker itself do the rest"
+        )
+    raise NotInitializedError("call jaxhetero.initialize() before using a collective")
+
+
+def _settings() -> Config:
+    """Those of the initialized world, or in a forked child of its parent's."""
+    return current().config if _current.parent is None else _current.parent
 
 
 def rank() -> int:
-    """This worker's number, from 0 to ``size() - 1``. Does not block.
+    """This worker's number, from 0 to ``size() - 1``. Does not block. In a forked child, that of its parent.
 
     Raises:
       NotInitializedError: before ``initialize()``.
@@ -278,11 +308,11 @@ def rank() -> int:
       >>> jaxhetero.rank()
       0
     """
-    return current().rank
+    return _settings().rank
 
 
 def size() -> int:
-    """The number of workers in the job. Does not block.
+    """The number of workers in the job. Does not block. In a forked child, as in its parent.
 
     Raises:
       NotInitializedError: before ``initialize()``.
@@ -292,7 +322,7 @@ def size() -> int:
       >>> len(rows)
       64
     """
-    return current().size
+    return _settings().worker_count
 
 
 def restart_count() -> int:
@@ -307,7 +337,7 @@ def restart_count() -> int:
       >>> jaxhetero.restart_count() > 0  # then load the latest checkpoint
       False
     """
-    return current().config.restart_count
+    return _settings().restart_count
 
 
 def has_stand_in() -> bool:

@@ -111,8 +111,10 @@ class Cluster:
         return name
 
     def start_worker(self, rank: int, program: str, *arguments: str, **settings: str) -> None:
-        own = {"JAXHETERO_RANK": str(rank), **settings}
-        self._start(f"worker {rank}", [str(PROGRAMS / program), *arguments], own)
+        self.start_program(f"worker {rank}", program, *arguments, JAXHETERO_RANK=str(rank), **settings)
+
+    def start_program(self, name: str, program: str, *arguments: str, **settings: str) -> None:
+        self._start(name, [str(PROGRAMS / program), *arguments], settings)
 
     def start_workers(self, program: str, *arguments: str, **settings: str) -> None:
         for rank in range(self.workers):
@@ -147,6 +149,10 @@ class Cluster:
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """The process called "worker 0" or "reducer 1"."""
         return self._processes[name]
+
+    def output(self, name: str) -> str:
+        """What the process has printed so far."""
+        return self._log(name, "out").read_text()
 
     def wait_for_output(self, name: str, text: str, timeout_s: float = 60) -> None:
         """Until the process has printed ``text``."""

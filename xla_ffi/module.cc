@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
@@ -99,6 +100,16 @@ class Settings {
  private:
   const nb::dict& values_;
 };
+
+// An object that native threads use. A forked child has its memory without them, and one may have held its locks: so it
+// is never destroyed there.
+template <typename T, typename... Arguments>
+std::shared_ptr<T> make_with_threads(Arguments&&... arguments) {
+  const auto drop = [maker = getpid()](T* made) {
+    if (getpid() == maker) delete made;
+  };
+  return {new T(std::forward<Arguments>(arguments)...), drop};
+}
 
 CommunicatorConfig communicator_config(const nb::dict& values) {
   const Settings settings(values);
@@ -233,12 +244,12 @@ class BoundTransfer {
   std::unique_ptr<Buffers> buffers_;  // used with the GIL
 };
 
-std::unique_ptr<BoundTransfer> post(Communicator& communicator, Transfer::Direction direction, uint32_t peer,
+std::shared_ptr<BoundTransfer> post(Communicator& communicator, Transfer::Direction direction, uint32_t peer,
                                     uint32_t channel, const nb::list& objects, uint64_t tag, std::string text) {
   const bool sends = direction == Transfer::Direction::kSend;
   auto buffers = std::make_unique<Buffers>(objects, sends ? PyBUF_SIMPLE : PyBUF_WRITABLE);
   Transfer::Message message{peer, channel, tag, std::move(text), buffers->memory()};
-  return std::make_unique<BoundTransfer>(communicator.post(direction, std::move(message)), std::move(buffers));
+  return make_with_threads<BoundTransfer>(communicator.post(direction, std::move(message)), std::move(buffers));
 }
 
 void bind_transfer(nb::module_& module) {
@@ -252,8 +263,7 @@ void bind_transfer(nb::module_& module) {
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
-          "__init__",
-          [](ReducerServer* self, const nb::dict& settings) { new (self) ReducerServer(reducer_config(settings)); },
+          nb::new_([](const nb::dict& settings) { return make_with_threads<ReducerServer>(reducer_config(settings)); }),
           "settings"_a)
       .def(
           "start", [](ReducerServer& self) { return to_python(self.start()); }, Unlocked())
@@ -326,7 +336,7 @@ std::pair<NativeStatus, nb::object> visit_job(const std::string& coordinator, co
 void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
       .def(nb::new_(
-               [](const nb::dict& settings) { return std::make_shared<Communicator>(communicator_config(settings)); }),
+               [](const nb::dict& settings) { return make_with_threads<Communicator>(communicator_config(settings)); }),
            "settings"_a)
       .def(
           "start", [](Communicator& self) { return to_python(self.start()); }, Unlocked())
@@ -440,6 +450,8 @@ void bind_programs(nb::module_& module) {
 NB_MODULE(_native, module) {
   using namespace jaxhetero;
   module.attr("version") = JAXHETERO_VERSION;
+  // Of a forked child's parent, threads that only the parent has hold some objects: no leak of ours.
+  pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   module.attr("declared_names") = declared_names();
   bind_reducer_server(module);
   bind_transfer(module);

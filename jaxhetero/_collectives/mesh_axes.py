@@ -60,7 +60,7 @@ def axis_names(axis_name: AxisName) -> tuple[str, ...]:
 
 def classify_group(workers: Sequence[int], axis_name: AxisName, label: str) -> ReducedAxes:
     """The group of a call that names its workers by their ranks and no axes."""
-    size = world.size()
+    size = world.current().size
     ranks = tuple(sorted(map(operator.index, workers)))
     if axis_name is not None:
         raise ConfigError(
@@ -102,7 +102,7 @@ def classify(axis_name: AxisName, label: str, ranks: Sequence[int] | None = None
             f"{label}: axis {foreign[0]!r} is not one of a mesh under jax.shard_map but of jax.vmap; reduce over that "
             "with jax.lax first"
         )
-    workers = world.size()
+    workers = world.current().size
     process_count = jax.process_count()
     is_meant = workers > 1 or world.current().config.alone
     if process_count == 1 or (not names and is_meant):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import socket
 import socketserver
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -131,6 +133,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._lock = threading.Lock()
         self._deadlines: dict[socket.socket, float] = {}  # in the order of their accept; guarded by _lock
+        _servers.add(self)
 
     def close_connections(self, before: float) -> None:
         """Those whose deadline is before that time."""
@@ -171,10 +174,29 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         with contextlib.suppress(OSError):  # the peer has gone, or the thread is closing it
             connection.shutdown(socket.SHUT_RDWR)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: close its copies, and leave the port and the connections as they are."""
+        for each in (self.socket, *self._deadlines):
+            if each.fileno() >= 0:
+                os.close(each.detach())
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
         if not isinstance(error, OSError):  # those are the peer's
             logger.warning("metrics for %s: %r", client_address, error)
+
+
+# A fork asks nobody, so the child has to find them.
+_servers: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for server in _servers:
+        server.leave_to_parent()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -43,7 +43,8 @@ class RoundsFile(threading.Thread):
         self._stopping = threading.Event()
         communicator.keep_timeline(_MOST_WAITING)
         try:
-            self._file = path.open("w", encoding="utf-8")
+            # Without a buffer, which a forked child would have a copy of and write again at its end.
+            self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"cannot write timeline_file {path}: {error.strerror}") from None
         self._write([{"rank": rank, "host": host_name(), "offset_us": wall_offset_us()}])
@@ -75,8 +76,9 @@ class RoundsFile(threading.Thread):
         if self._file.closed:
             return
         try:
-            self._file.write("".join(json.dumps(line) + "\n" for line in lines))
-            self._file.flush()
+            left = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             logger.warning("the rounds in %s end here: %s", self._file.name, error.strerror)
             self._file.close()

@@ -26,9 +26,9 @@ uint64_t event_key(int fd, uint32_t generation) { return uint64_t{generation} <<
 }  // namespace
 
 Result<std::unique_ptr<EventLoop>> EventLoop::create() {
-  Fd epoll(epoll_create1(EPOLL_CLOEXEC));
+  Fd epoll([] { return epoll_create1(EPOLL_CLOEXEC); });
   if (!epoll.valid()) return system_error("epoll_create1");
-  Fd wakeup(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  Fd wakeup([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!wakeup.valid()) return system_error("eventfd");
   epoll_event event{};
   event.events = EPOLLIN;

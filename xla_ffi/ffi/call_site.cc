@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/of_process.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
@@ -24,10 +25,7 @@ struct Registry {
   uint64_t site_count = 0;
 };
 
-Registry& registry() {
-  static Registry instance;
-  return instance;
-}
+Registry& registry() { return of_process<Registry>(); }
 
 ffi::ErrorCode error_code(Code code) {
   switch (code) {
@@ -226,7 +224,10 @@ Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t r
     communicator = registry().communicator;
   }
   if (communicator == nullptr) {
-    return Status(Code::kNotInitialized, site.label + " was run before jaxhetero.initialize() or after shutdown()");
+    return Status(Code::kNotInitialized,
+                  site.label +
+                      " was run before jaxhetero.initialize(), after shutdown(), or in a forked child, which "
+                      "takes no part in its parent's job");
   }
   if (site.worker_count != communicator->worker_count()) {
     return Status(Code::kInvalidArgument, site.label + " was traced for " + std::to_string(site.worker_count) +

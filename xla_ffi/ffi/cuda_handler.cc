@@ -11,6 +11,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/base/buffers.h"
+#include "xla_ffi/base/of_process.h"
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/lane.h"
 #include "xla_ffi/ffi/call_site.h"
@@ -39,10 +40,7 @@ struct Lanes {
   std::map<int32_t, Lane> by_device;
 };
 
-Lanes& lanes() {
-  static Lanes instance;
-  return instance;
-}
+Lanes& lanes() { return of_process<Lanes>(); }
 
 // The caller holds the mutex.
 Result<Driver> open_driver() {

@@ -25,6 +25,7 @@ Result<std::span<std::byte>> map(int descriptor, size_t bytes, int protection, S
   const int pages = use == SharedMemory::Use::kBothWrite ? MAP_POPULATE : MAP_NORESERVE;
   void* address = mmap(nullptr, bytes, protection, MAP_SHARED | pages, descriptor, 0);
   if (address == MAP_FAILED) return system_error("mmap");
+  madvise(address, bytes, MADV_DONTFORK);  // a forked child would keep the pages when this process has gone
   return std::span(static_cast<std::byte*>(address), bytes);
 }
 
@@ -39,7 +40,7 @@ std::span<std::byte> SharedMemory::bytes() const { return mapped_.subspan(kHeadB
 Result<SharedMemory> SharedMemory::create(size_t bytes, Use use) {
   const std::optional<Nonce> key = fresh_nonce();
   if (!key.has_value()) return Status(Code::kInternal, "the kernel gave no random numbers");
-  Fd descriptor(memfd_create("jaxhetero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd descriptor([] { return memfd_create("jaxhetero", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
   if (!descriptor.valid()) return system_error("memfd_create");
   if (ftruncate(descriptor.get(), static_cast<off_t>(kHeadBytes + bytes)) != 0) return system_error("ftruncate");
   // If memory shrinks under a mapping, its reader is killed. So ours cannot shrink, and open() refuses memory that can.
@@ -56,7 +57,8 @@ Result<SharedMemory> SharedMemory::create(size_t bytes, Use use) {
 Result<SharedMemory> SharedMemory::open(const SharedOffer& offer, size_t bytes, Use use) {
   const bool writes = use == Use::kBothWrite;
   const std::string path = "/proc/" + std::to_string(offer.process) + "/fd/" + std::to_string(offer.descriptor);
-  const Fd descriptor(::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  const Fd descriptor(
+      [&] { return ::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); });
   if (!descriptor.valid()) return system_error("open");
   struct stat about{};
   if (fstat(descriptor.get(), &about) != 0) return system_error("fstat");

@@ -99,7 +99,8 @@ std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const
                                                       ConnectionOwner& owner, std::chrono::milliseconds patience) {
   const std::shared_ptr<TcpConnection> self(new TcpConnection(context, address, owner));
   self->phase_ = Phase::kConnecting;
-  self->socket_ = Fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  self->socket_ =
+      Fd([&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   int error = self->socket_.valid() ? 0 : errno;
   if (error == 0 && context.source.has_value()) error = bind_source(self->socket_.get(), *context.source);
   if (error == 0 &&
@@ -535,7 +536,7 @@ void TcpConnection::close() {
   phase_ = Phase::kClosed;
   context_.loop.cancel(deadline_);
   context_.loop.unwatch(socket_.get());
-  socket_.reset();
+  socket_.shut_down();
   queue_.clear();
   shared_.abandon_lent();
   incoming_.into.clear();

@@ -22,7 +22,7 @@ Result<std::unique_ptr<TcpListener>> TcpListener::bind(EventLoop& loop, const Tc
     return Status(code,
                   "cannot listen on " + address.text() + " for " + purpose + ": " + call + ": " + std::strerror(errno));
   };
-  Fd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd socket([&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!socket.valid()) return failed("socket");
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // without it, a restart has to wait
@@ -45,7 +45,7 @@ Status TcpListener::start(OnAccept on_accept) {
 
 void TcpListener::stop() {
   loop_.unwatch(socket_.get());
-  socket_.reset();
+  socket_.shut_down();
 }
 
 // Leaves new connections in the backlog for a moment: retrying at once would spin.
@@ -61,8 +61,10 @@ void TcpListener::accept_ready() {
   if (*unproved_count_ >= kMaxUnproved) return pause();
   TcpAddress peer;
   peer.length = sizeof peer.storage;
-  Fd socket(
-      ::accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  Fd socket([&] {
+    return ::accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length,
+                     SOCK_NONBLOCK | SOCK_CLOEXEC);
+  });
   if (!socket.valid()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
     return;
