@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from jaxhetero.config import format_address
 from jaxhetero.errors import ConfigError
 
 Environment: TypeAlias = Mapping[str, str]
@@ -74,7 +75,7 @@ def first_host(hosts: str) -> str:
 
 def _port_after(host: str, port: str) -> Settings:
     """Where other libraries meet, on rank 0: jaxhetero takes the port after theirs."""
-    return {"coordinator": f"{host}:{int(port) + 1}"} if host and port.isdigit() else {}
+    return {"coordinator": format_address(host.strip("[]"), int(port) + 1)} if host and port.isdigit() else {}
 
 
 def _read_torchrun(environ: Environment) -> Settings:

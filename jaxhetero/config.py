@@ -224,11 +224,12 @@ def rail_addresses(config: Config | ReducerConfig) -> list[str]:
         raise ConfigError(f"interface is {config.interface!r}, which names one interface twice")
     if len(names) > 16:
         raise ConfigError(f"interface names {len(names)} interfaces; at most 16 can be used")
-    return [interface_address(name) for name in names]
+    # Who meets at an address of IPv6 means it for the rest as well.
+    return [interface_address(name, prefers_ipv6=config.coordinator.startswith("[")) for name in names]
 
 
-def interface_address(name: str) -> str:
-    """The address of a network interface of this machine: its first IPv4 address, else its first IPv6 address.
+def interface_address(name: str, prefers_ipv6: bool = False) -> str:
+    """The address of a network interface of this machine, as ``interface_addresses`` has it.
 
     Raises:
       ConfigError: there is no such interface, or it has no address.
@@ -238,15 +239,18 @@ def interface_address(name: str) -> str:
       >>> interface_address("lo")
       '127.0.0.1'
     """
-    addresses = interface_addresses()
+    addresses = interface_addresses(prefers_ipv6)
     if name not in addresses:
         known = ", ".join(f"{other} ({address})" for other, address in addresses.items())
         raise ConfigError(f"there is no interface {name!r} with an address on host {host_name()}; there are {known}")
     return addresses[name]
 
 
-def interface_addresses() -> dict[str, str]:
+def interface_addresses(prefers_ipv6: bool = False) -> dict[str, str]:
     """The address of every network interface of this machine that is up and has one.
+
+    It is the first of IPv4, or else of IPv6; the other way round if IPv6 is preferred. A link-local address of IPv6
+    comes last: it says nothing to another host.
 
     Example:
       >>> from jaxhetero.config import interface_addresses
@@ -256,12 +260,15 @@ def interface_addresses() -> dict[str, str]:
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+
+    def rank(address: str) -> tuple[bool, bool]:
+        return address.startswith("fe80:"), (":" in address) != prefers_ipv6
+
     found: dict[str, str] = {}
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for name, addresses in psutil.net_if_addrs().items():
-            mine = [entry.address for entry in addresses if entry.family == family]
-            if name in up and mine:
-                found.setdefault(name, mine[0])
+    for name, addresses in psutil.net_if_addrs().items():
+        mine = [entry.address for entry in addresses if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        if name in up and mine:
+            found[name] = min(mine, key=rank)
     return found
 
 
@@ -316,6 +323,17 @@ def parse_address(what: str, text: str) -> tuple[str, int]:
     if not colon or not host.strip("[]") or (":" in host and not bracketed) or not 1 <= number <= 65535:
         raise ConfigError(f"{what} is {text!r}; it must be host:port or [ipv6]:port with a port in 1..65535")
     return host[1:-1] if bracketed else host, number
+
+
+def format_address(host: str, port: int) -> str:
+    """What ``parse_address`` reads.
+
+    Example:
+      >>> from jaxhetero.config import format_address
+      >>> format_address("fd00::1", 7700), format_address("10.0.0.1", 7700)
+      ('[fd00::1]:7700', '10.0.0.1:7700')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str | int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from jaxhetero.config import format_address
 from jaxhetero.errors import AddressInUse
 
 
@@ -23,5 +24,5 @@ def reserve_port(port: int, host: str = "127.0.0.1") -> socket.socket:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as error:
         holder.close()
-        raise AddressInUse(f"cannot use {host}:{port} for the coordinator: {error.strerror}") from None
+        raise AddressInUse(f"cannot use {format_address(host, port)} for the coordinator: {error.strerror}") from None
     return holder

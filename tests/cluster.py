@@ -41,12 +41,12 @@ _held_ports: deque[socket.socket] = deque()
 _HELD_PORTS = 64
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that the kernel gives to nobody else while the test's processes start.
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of this address that the kernel gives to nobody else while the test's processes start.
 
     Only a process that asks for it by its number can listen there, with SO_REUSEADDR.
     """
-    _held_ports.append(reserve_port(0))
+    _held_ports.append(reserve_port(0, host))
     if len(_held_ports) > _HELD_PORTS:
         _held_ports.popleft().close()
     return int(_held_ports[-1].getsockname()[1])
@@ -111,7 +111,7 @@ class Cluster:
         return name
 
     def start_worker(self, rank: int, program: str, *arguments: str, **settings: str) -> None:
-        self.start_program(f"worker {rank}", program, *arguments, JAXHETERO_RANK=str(rank), **settings)
+        self.start_program(f"worker {rank}", program, *arguments, **{"JAXHETERO_RANK": str(rank), **settings})
 
     def start_program(self, name: str, program: str, *arguments: str, **settings: str) -> None:
         self._start(name, [str(PROGRAMS / program), *arguments], settings)

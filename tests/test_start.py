@@ -5,6 +5,8 @@ import socket
 import pytest
 from cluster import Cluster, free_port
 
+from jaxhetero.errors import AddressInUse
+
 
 def start_rank_0(cluster: Cluster) -> None:
     """With little patience, when everybody else is already looking for it: so it finds all who can come."""
@@ -93,3 +95,24 @@ def test_coordinator_address_in_use() -> None:
         message = cluster.wait("worker 0").exception_line
         assert "AddressInUse" in message
         assert f"127.0.0.1:{port}" in message
+
+
+def free_port_of_ipv6() -> int:
+    try:
+        return free_port("::1")
+    except AddressInUse:
+        pytest.skip("this kernel has no IPv6")
+
+
+@pytest.mark.parametrize(("reducers", "interface"), [(1, ""), (0, ""), (1, "lo")])
+def test_all_meet_over_ipv6(reducers: int, interface: str) -> None:
+    """They learn of each other at addresses of IPv6, where the metrics are as well, and ``jaxhetero status`` asks."""
+    ports = [free_port_of_ipv6() for _ in range(3)]
+    settings = {"JAXHETERO_INTERFACE": interface, "JAXHETERO_MEASURE_RATES": "0"}
+    with Cluster(2, reducers, settings, coordinator=f"[::1]:{ports[2]}") as cluster:
+        cluster.start_reducers()
+        for rank in range(2):
+            cluster.start_worker(rank, "ipv6.py", JAXHETERO_METRICS_PORT=str(ports[rank]))
+        for rank, outcome in enumerate(cluster.wait_workers()):
+            seen = {"total": 3, "message": 1 - rank, "has_metrics": True, "hosts": ["[::1]"]}
+            assert outcome.result == seen

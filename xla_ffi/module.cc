@@ -325,9 +325,9 @@ std::pair<NativeStatus, nb::object> visit_job(const std::string& coordinator, co
   const auto bytes = std::as_bytes(std::span(token));
   Result<JobState> job = [&]() -> Result<JobState> {
     const nb::gil_scoped_release unlocked;
-    Result<TcpAddress> address = resolve(coordinator);
-    if (!address.ok()) return address.status();
-    return visit(*address, Bytes(bytes.begin(), bytes.end()), milliseconds(ms));
+    Result<std::vector<TcpAddress>> addresses = resolve_all(coordinator);
+    if (!addresses.ok()) return addresses.status();
+    return visit(*addresses, Bytes(bytes.begin(), bytes.end()), milliseconds(ms));
   }();
   if (!job.ok()) return {to_python(job.status()), nb::none()};
   return {to_python(Status()), to_python(*job)};

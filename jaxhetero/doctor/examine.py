@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from jaxhetero._lookup import await_name
-from jaxhetero.config import host_name, interface_addresses, parse_address
+from jaxhetero.config import format_address, host_name, interface_addresses, parse_address
 from jaxhetero.doctor.channel import MAX_LINE_BYTES, PATIENCE_S, Channel, connected, describe_error
 from jaxhetero.doctor.report import SLOW, Findings, Pair, Patient, problems, show
 from jaxhetero.errors import AuthenticationError, InternalError, JaxheteroError, StartTimeout
@@ -169,7 +169,7 @@ def _describe(address: str) -> Patient:
     stats = psutil.net_if_stats()
     # Interfaces of containers and bridges claim speeds too, but no cable leads from them to other hosts.
     hardware = {path.parent.name for path in Path("/sys/class/net").glob("*/device")}
-    interface = next((name for name, own in interface_addresses().items() if own == address), "")
+    interface = next((name for name, own in interface_addresses(":" in address).items() if own == address), "")
     return Patient(
         host=host_name(),
         address=address,
@@ -197,7 +197,7 @@ async def _measure(visit: Visit, own: str, address: str, port: int) -> dict[str,
             channel.writer.write_eof()
             return await channel.receive(visit.seconds + PATIENCE_S)
     except (OSError, TimeoutError, JaxheteroError, ValueError) as error:
-        return {"failure": f"{address}:{port}: {describe_error(error)}"}
+        return {"failure": f"{format_address(address, port)}: {describe_error(error)}"}
 
 
 class _Receiver:

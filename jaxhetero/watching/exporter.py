@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxhetero._native_log import logger
-from jaxhetero.config import Config, ReducerConfig, parse_address
+from jaxhetero.config import Config, ReducerConfig, format_address, parse_address
 from jaxhetero.errors import AddressInUse, ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def __init__(self, address: tuple[str, int]) -> None:
         host, port = address
-        self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.name = format_address(host, port)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__(address, _Handler)
@@ -240,6 +240,6 @@ def _address_towards(host: str, port: int) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            f"no address for the metrics: there is no way to the coordinator {host}:{port}: {error.strerror}; set host "
-            "or interface"
+            f"no address for the metrics: there is no way to the coordinator {format_address(host, port)}: "
+            f"{error.strerror}; set host or interface"
         ) from None

@@ -14,9 +14,13 @@
 
 #include "tests/cc/job.h"
 #include "tests/cc/loop_thread.h"
+#include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/heartbeat.h"
+#include "xla_ffi/membership/member.h"
 #include "xla_ffi/membership/visit.h"
+#include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/transport/tcp_context.h"
 #include "xla_ffi/transport/tcp_listener.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/wire/messages.h"
@@ -72,6 +76,33 @@ TEST(Start, FailsWhereTheCoordinatorsAddressIsTaken) {
   ASSERT_TRUE(other.ok()) << other.status().message();
   Communicator worker(job.worker_config(0));
   EXPECT_TRUE(failed_with(worker.start(), Code::kAddressInUse, {job.address().text(), "the coordinator"}));
+}
+
+TEST(Start, TriesEveryAddressOfTheCoordinator) {
+  const Job job({});
+  const CommunicatorConfig config = job.worker_config(0);
+  const auto at = [&](const std::string& host) { return *resolve(host, job.address().port()); };
+  LoopThread thread;
+  TcpContext context(thread.loop(), config.token);
+  EventLog log;
+  Coordinator coordinator(context, config.job, config.version, log);
+  const Status bound = coordinator.bind({at("192.0.2.1"), at("127.0.0.1")});  // the first is no address of this host
+  ASSERT_TRUE(bound.ok()) << bound.message();
+  Registration registration;
+  registration.version = "another";
+  Member member(context, {at("127.0.0.2"), at("127.0.0.1")}, registration, log, config.timeout);
+  std::promise<Status> end;
+  thread.call([&] {
+    EXPECT_TRUE(coordinator.start(kPatience, config.timeout).ok());
+    member.start(kPatience, {.on_view = {},
+                             .on_halt = {},
+                             .on_forget = {},
+                             .on_leaving = {},
+                             .on_goodbye = {},
+                             .on_failure = [&](const Status& why) { end.set_value(why); }});
+  });
+  EXPECT_EQ(end.get_future().get().code(), Code::kVersionMismatch);
+  thread.stop();
 }
 
 TEST(Start, RefusesAddressesThatAreNone) {
@@ -317,8 +348,8 @@ TEST(Start, MayBeDestroyedInAnyState) {
 TEST(Visit, BeforeTheStartLearnsWhoIsMissing) {
   Job job({.workers = 3, .reducers = 2});
   job.add_worker(0);
-  Result<JobState> state = visit(job.address(), bytes_of("secret"), kPatience);
-  while (state.ok() && state->processes.empty()) state = visit(job.address(), bytes_of("secret"), kPatience);
+  Result<JobState> state = visit({job.address()}, bytes_of("secret"), kPatience);
+  while (state.ok() && state->processes.empty()) state = visit({job.address()}, bytes_of("secret"), kPatience);
   ASSERT_TRUE(state.ok()) << state.status().message();
   EXPECT_FALSE(state->has_started);
   EXPECT_EQ(state->missing, "rank 1, rank 2, 2 of 2 reducers");
@@ -341,9 +372,9 @@ TEST(Visit, LearnsWhoIsLate) {
     }
     return ranks;
   };
-  Result<JobState> state = visit(job.address(), bytes_of("secret"), kPatience);
+  Result<JobState> state = visit({job.address()}, bytes_of("secret"), kPatience);
   while (state.ok() && late_of(*state) != std::vector<uint32_t>{2, 2}) {  // the pushes are on their way
-    state = visit(job.address(), bytes_of("secret"), kPatience);
+    state = visit({job.address()}, bytes_of("secret"), kPatience);
   }
   ASSERT_TRUE(state.ok()) << state.status().message();
   EXPECT_TRUE(state->has_started);
@@ -359,13 +390,13 @@ TEST(Visit, LearnsWhoIsLate) {
 TEST(Visit, NeedsTheToken) {
   Job job({});
   ASSERT_NO_FATAL_FAILURE(job.start());
-  EXPECT_EQ(visit(job.address(), bytes_of("guess"), kPatience).status().code(), Code::kUnauthenticated);
+  EXPECT_EQ(visit({job.address()}, bytes_of("guess"), kPatience).status().code(), Code::kUnauthenticated);
   job.expect_works({});
 }
 
 TEST(Visit, ToNobodyEnds) {
   const Job job({});
-  EXPECT_TRUE(failed_with(visit(job.address(), bytes_of("secret"), kPatience).status(), Code::kInternal, {"refused"}));
+  EXPECT_TRUE(failed_with(visit({job.address()}, bytes_of("secret"), kPatience).status(), Code::kInternal, {"refused"}));
 }
 
 TEST(Heartbeat, OfAProcessThatWasStoppedComesAfterWhatOthersHaveSent) {

@@ -40,7 +40,8 @@ class FakeWorker final : public ConnectionOwner {
     registration.job = config_.job;
     registration.version = config_.version;
     registration.host_name = config_.host_name;
-    member_ = std::make_unique<Member>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
+    member_ =
+        std::make_unique<Member>(context_, *resolve_all(config_.coordinator), registration, log_, config_.timeout);
     thread_.call([&] {
       member_->start(kPatience, {.on_view = [this](const View& view) { join(view); },
                                  .on_halt = {},
@@ -217,7 +218,8 @@ class FakeReducer final : public ConnectionOwner {
     registration.version = config_.version;
     registration.host_name = config_.host_name;
     registration.port = listener_->port();
-    member_ = std::make_unique<Member>(context_, *resolve(config_.coordinator), registration, log_, config_.timeout);
+    member_ =
+        std::make_unique<Member>(context_, *resolve_all(config_.coordinator), registration, log_, config_.timeout);
     thread_.call([&] {
       const Status status =
           listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {

@@ -236,14 +236,40 @@ TEST(Listener, SaysWhichAddressIsNotOurs) {
   EXPECT_EQ(TcpListener::bind(*loop, *resolve("192.0.2.1", 0), "a test").status().code(), Code::kAddressInUse);
 }
 
+TEST(Listener, TakesIpv4AndIpv6AtEveryInterface) {
+  Side server;
+  const uint16_t port = server.listen("").port();
+  size_t count = 0;
+  for (const std::string host : {"127.0.0.1", "::1"}) {
+    const TcpAddress address = *resolve(host, port);
+    if (!address.is_own()) continue;  // no IPv6 here
+    Side client;
+    client.connect(address);
+    ASSERT_TRUE(client.wait_open()) << host;
+    ASSERT_TRUE(server.wait_open(++count)) << host;
+    server.call([&] { EXPECT_EQ(server.connections_.back()->peer_host(), host) << "as others know it"; });
+  }
+}
+
+TEST(Connection, TakesASourceOfItsOwnFamilyAlone) {
+  if (!resolve("::1", 0)->is_own()) GTEST_SKIP() << "this kernel has no IPv6";
+  Side server;
+  Side client;
+  client.context_.source = *resolve("127.0.0.1", 0);
+  client.connect(server.listen("::1"));
+  EXPECT_TRUE(client.wait_open());
+}
+
 TEST(Resolve, ReadsEndpoints) {
-  EXPECT_EQ(resolve("127.0.0.1:4000")->text(), "127.0.0.1:4000");
-  EXPECT_EQ(resolve("[::1]:4000")->text(), "[::1]:4000");
-  EXPECT_EQ(resolve("[::1]:4000")->host(), "::1");
-  EXPECT_EQ(resolve("", 4000)->text(), "0.0.0.0:4000");
+  EXPECT_EQ(resolve_all("127.0.0.1:4000")->front().text(), "127.0.0.1:4000");
+  EXPECT_EQ(resolve_all("[::1]:4000")->front().text(), "[::1]:4000");
+  EXPECT_EQ(resolve_all("[::1]:4000")->front().host(), "::1");
+  EXPECT_EQ(resolve("::ffff:10.0.0.3", 4000)->text(), "10.0.0.3:4000");
+  EXPECT_FALSE(resolve("192.0.2.1", 4000)->is_own());
+  EXPECT_TRUE(resolve("127.0.0.1", 4000)->is_own());
   for (const char* bad : {"", ":", "localhost", ":4000", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1",
                           "127.0.0.1:4000x", "127.0.0.1: 4000"}) {
-    const Status status = resolve(std::string(bad)).status();
+    const Status status = resolve_all(bad).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << bad;
     EXPECT_NE(status.message().find(bad), std::string::npos) << status.message();
   }

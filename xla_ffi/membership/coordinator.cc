@@ -343,7 +343,7 @@ void Coordinator::release_idle() {
 void Coordinator::end(std::function<void()> done) {
   phase_ = Phase::kEnded;
   on_empty_ = std::move(done);
-  listener_->stop();
+  for (const auto& listener : listeners_) listener->stop();
   std::vector<std::shared_ptr<TcpConnection>> connections;  // closing may change guests_
   for (const auto& [connection, guest] : guests_) connections.push_back(guest.connection);
   for (const auto& connection : connections) {

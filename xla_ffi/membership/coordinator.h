@@ -55,8 +55,8 @@ class Coordinator final : private ConnectionOwner {
   Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log);
   ~Coordinator() override = default;
 
-  // Binds and listens. On any thread, before the loop runs.
-  Status bind(const TcpAddress& address);
+  // Binds and listens, on all that are this host's. On any thread, before the loop runs.
+  Status bind(const std::vector<TcpAddress>& addresses);
   // Accepts connections. Fails the job if anybody is missing after `patience`; later, if a worker does not answer a
   // halt within `timeout`, or a process is silent for most of it. On the loop's thread, like end().
   Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout);
@@ -162,7 +162,7 @@ class Coordinator final : private ConnectionOwner {
   JobShape job_;
   std::string version_;
   EventLog& log_;
-  std::unique_ptr<TcpListener> listener_;
+  std::vector<std::unique_ptr<TcpListener>> listeners_;  // one for each address
   std::map<Connection*, Guest> guests_;
   View view_;
   Phase phase_ = Phase::kGathering;

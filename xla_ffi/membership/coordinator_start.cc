@@ -1,6 +1,7 @@
 // The part of the coordinator that starts a job: it admits processes, and tells who is missing.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,10 +21,16 @@ constexpr milliseconds kReportInterval{3000};  // between reports of who is miss
 
 }  // namespace
 
-Status Coordinator::bind(const TcpAddress& address) {
-  auto listener = TcpListener::bind(context_.loop, address, "the coordinator");
-  if (!listener.ok()) return listener.status();
-  listener_ = std::move(*listener);
+// A name may stand for addresses that this host lacks: of IPv6 where that is turned off, or of another host.
+Status Coordinator::bind(const std::vector<TcpAddress>& addresses) {
+  std::vector<TcpAddress> own;
+  std::ranges::copy_if(addresses, std::back_inserter(own), &TcpAddress::is_own);
+  if (own.empty()) own.push_back(addresses.front());  // for its error
+  for (const TcpAddress& address : own) {
+    auto listener = TcpListener::bind(context_.loop, address, "the coordinator");
+    if (!listener.ok()) return listener.status();
+    listeners_.push_back(std::move(*listener));
+  }
   return {};
 }
 
@@ -32,10 +39,15 @@ Status Coordinator::start(milliseconds patience, milliseconds timeout) {
   timeout_ = timeout;
   context_.loop.after(patience, [this] { give_up(); });
   context_.loop.after(kReportInterval, [this] { report_missing(); });
-  return listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
-    auto connection = TcpConnection::accept(context_, std::move(socket), peer, *this, std::move(admission));
-    guests_[connection.get()].connection = connection;
-  });
+  for (const auto& listener : listeners_) {
+    const Status status =
+        listener->start([this](Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission) {
+          auto connection = TcpConnection::accept(context_, std::move(socket), peer, *this, admission);
+          guests_[connection.get()].connection = connection;
+        });
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 Status Coordinator::admit(Guest& guest, Registration registration) {

@@ -28,10 +28,10 @@ ProcessState process_state(uint32_t view, const Metrics& counts) {
   return state;
 }
 
-Member::Member(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+Member::Member(TcpContext& context, std::vector<TcpAddress> coordinator, Registration registration, EventLog& log,
                milliseconds timeout)
     : context_(context),
-      coordinator_(coordinator),
+      coordinator_(std::move(coordinator)),
       registration_(std::move(registration)),
       log_(log),
       timeout_(timeout) {}
@@ -44,7 +44,9 @@ void Member::start(milliseconds patience, Callbacks callbacks) {
   connect();
 }
 
-void Member::connect() { connection_ = TcpConnection::connect(context_, coordinator_, *this, kConnectPatience); }
+void Member::connect() {
+  connection_ = TcpConnection::connect(context_, coordinator_[tried_], *this, kConnectPatience);
+}
 
 void Member::on_open(Connection& connection) {
   last_problem_.clear();
@@ -124,15 +126,16 @@ void Member::on_close(Connection&, const Status& why) {
   }
   const bool final = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
   if (final) {
-    fail({why.code(), "the coordinator at " + coordinator_.text() + ": " + why.message()});
+    fail({why.code(), "the coordinator at " + coordinator_text() + ": " + why.message()});
     return;
   }
   last_problem_ = why.message();
   if (context_.loop.now_ms() >= next_report_ms_) {
     next_report_ms_ += kReportInterval.count();
     log_.add(Severity::kWarning,
-             "still trying to reach the coordinator at " + coordinator_.text() + ": " + last_problem_);
+             "still trying to reach the coordinator at " + coordinator_text() + ": " + last_problem_);
   }
+  tried_ = (tried_ + 1) % coordinator_.size();
   retry_ = context_.loop.after(kRetryInterval, [this] { connect(); });
 }
 
@@ -147,7 +150,7 @@ bool Member::beat() {
 }
 
 void Member::expire() {
-  fail({Code::kStartTimeout, "the coordinator at " + coordinator_.text() + " did not answer in time" +
+  fail({Code::kStartTimeout, "the coordinator at " + coordinator_text() + " did not answer in time" +
                                  (last_problem_.empty() ? "" : " (" + last_problem_ + ")") +
                                  "; is rank 0 running, and is the address right?"});
 }

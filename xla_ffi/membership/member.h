@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
@@ -40,7 +41,7 @@ class Member final : private ConnectionOwner {
   };
 
   // The coordinator counts as lost if it is silent for most of `timeout` once the job has started.
-  Member(TcpContext& context, TcpAddress coordinator, Registration registration, EventLog& log,
+  Member(TcpContext& context, std::vector<TcpAddress> coordinator, Registration registration, EventLog& log,
          std::chrono::milliseconds timeout);
   ~Member() override = default;
 
@@ -58,12 +59,14 @@ class Member final : private ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   void connect();
+  [[nodiscard]] std::string coordinator_text() const { return coordinator_[tried_].text(); }
   void expire();
   bool beat();
   void fail(const Status& why);
 
   TcpContext& context_;
-  TcpAddress coordinator_;
+  const std::vector<TcpAddress> coordinator_;  // its addresses, of which one is tried after the other
+  size_t tried_ = 0;                           // the index of the one that is tried now, or connected
   Registration registration_;
   EventLog& log_;
   Callbacks callbacks_;

@@ -60,9 +60,7 @@ class Visitor final : public ConnectionOwner {
   std::optional<Result<JobState>> result_;
 };
 
-}  // namespace
-
-Result<JobState> visit(const TcpAddress& coordinator, const Bytes& token, std::chrono::milliseconds patience) {
+Result<JobState> visit_at(const TcpAddress& coordinator, const Bytes& token, std::chrono::milliseconds patience) {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   TcpContext context(**loop, token);
@@ -72,6 +70,17 @@ Result<JobState> visit(const TcpAddress& coordinator, const Bytes& token, std::c
   (*loop)->run();
   connection->close();
   return visitor.result();
+}
+
+}  // namespace
+
+Result<JobState> visit(const std::vector<TcpAddress>& coordinator, const Bytes& token,
+                       std::chrono::milliseconds patience) {
+  Result<JobState> job = visit_at(coordinator.front(), token, patience);
+  for (size_t i = 1; i < coordinator.size() && job.status().code() == Code::kInternal; ++i) {
+    job = visit_at(coordinator[i], token, patience);
+  }
+  return job;
 }
 
 }  // namespace jaxhetero

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <vector>
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/tcp_address.h"
@@ -11,6 +12,8 @@
 namespace jaxhetero {
 
 // Blocks until the coordinator has answered, for at most `patience` and the time of connecting, which is as long again.
-Result<JobState> visit(const TcpAddress& coordinator, const Bytes& token, std::chrono::milliseconds patience);
+// Tries the addresses of the coordinator one after the other.
+Result<JobState> visit(const std::vector<TcpAddress>& coordinator, const Bytes& token,
+                       std::chrono::milliseconds patience);
 
 }  // namespace jaxhetero

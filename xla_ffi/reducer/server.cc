@@ -32,7 +32,7 @@ ReducerServer::~ReducerServer() {
 }
 
 Status ReducerServer::start() {
-  Result<TcpAddress> coordinator = resolve(config_.coordinator);
+  Result<std::vector<TcpAddress>> coordinator = resolve_all(config_.coordinator);
   if (!coordinator.ok()) return coordinator.status();
   if (Status status = loops_.add(); !status.ok()) return status;
   loop_ = &loops_.at(0);

@@ -83,8 +83,9 @@ void set_congestion_control(int fd) {
 }
 
 // Returns 0 or the error number. The kernel chooses the port when we connect, so that connections to different peers
-// can share one.
-int bind_source(int fd, const TcpAddress& source) {
+// can share one. An address of IPv4 is no source of a connection over IPv6: then the routing table decides.
+int bind_source(int fd, const TcpAddress& source, const TcpAddress& target) {
+  if (source.storage.ss_family != target.storage.ss_family) return 0;
   set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT);
   const auto* address = reinterpret_cast<const sockaddr*>(&source.storage);
   return ::bind(fd, address, source.length) == 0 ? 0 : errno;
@@ -102,7 +103,9 @@ std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const
   self->socket_ =
       Fd([&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   int error = self->socket_.valid() ? 0 : errno;
-  if (error == 0 && context.source.has_value()) error = bind_source(self->socket_.get(), *context.source);
+  if (error == 0 && context.source.has_value()) {
+    error = bind_source(self->socket_.get(), *context.source, address);
+  }
   if (error == 0 &&
       ::connect(self->socket_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 &&
       errno != EINPROGRESS) {

@@ -1,5 +1,6 @@
 #include "xla_ffi/transport/tcp_listener.h"
 
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -26,6 +27,8 @@ Result<std::unique_ptr<TcpListener>> TcpListener::bind(EventLoop& loop, const Tc
   if (!socket.valid()) return failed("socket");
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // without it, a restart has to wait
+  const int off = 0;
+  if (address.is_any_ipv6()) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
     return failed("bind");
   }

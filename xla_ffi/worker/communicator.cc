@@ -36,8 +36,8 @@ Communicator::~Communicator() {
 }
 
 Status Communicator::start() {
-  Result<TcpAddress> address = resolve(config_.coordinator);
-  if (!address.ok()) return address.status();
+  Result<std::vector<TcpAddress>> addresses = resolve_all(config_.coordinator);
+  if (!addresses.ok()) return addresses.status();
   for (const std::string& text : config_.sources) {
     Result<TcpAddress> source = resolve(text, 0);
     if (!source.ok()) return source.status();
@@ -50,9 +50,9 @@ Status Communicator::start() {
   if (Status status = add_channels(); !status.ok()) return status;
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
-    if (Status status = coordinator_->bind(*address); !status.ok()) return status;
+    if (Status status = coordinator_->bind(*addresses); !status.ok()) return status;
   }
-  member_ = std::make_unique<Member>(*context_, *address, registration(), log_, config_.timeout);
+  member_ = std::make_unique<Member>(*context_, *addresses, registration(), log_, config_.timeout);
   loop_->post([this] { enrol(); });
   thread_ = std::thread([this] {
     loops_.run_first();

@@ -15,7 +15,7 @@ import ray
 from ray.train.v2.jax import JaxConfig
 
 from jaxhetero.cluster.ray.reducers import Reducers
-from jaxhetero.config import write_environment
+from jaxhetero.config import format_address, write_environment
 from jaxhetero.ports import reserve_port
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _reserve_coordinator() -> str:
     host = ray.util.get_node_ip_address()
     _held_ports.append(reserve_port(0, host))
     port = _held_ports[-1].getsockname()[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)
 
 
 # A function of ours, not a method of os.environ: Ray would send the controller's whole environment with that.

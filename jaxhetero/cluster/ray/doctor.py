@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 
-from jaxhetero.config import interface_address
+from jaxhetero.config import format_address, interface_address
 from jaxhetero.doctor import Visit
 from jaxhetero.doctor import run_doctor as take_part
 
@@ -72,7 +72,7 @@ def _find_coordinator(interface: str) -> str:
     host = _address(interface)
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
         port = server.getsockname()[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)
 
 
 def _examine(visit: Visit, interface: str, width: int) -> tuple[int, str]:
