@@ -52,7 +52,8 @@ class Config:
     reducer the share that relieves the dedicated ones most, which is nothing if there are as many of them as workers.
     -1: every worker if there is no dedicated reducer, else none."""
     coordinator: str = ""
-    """``host:port`` where workers and reducers meet at the start; rank 0 listens on it."""
+    """``host:port``, or ``[address]:port`` of IPv6, where workers and reducers meet at the start; rank 0 listens on
+    it."""
     token: str = field(default="", repr=False)
     """The job's secret. A process without it is refused. Never printed."""
     host: str = ""

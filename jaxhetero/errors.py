@@ -30,7 +30,7 @@ class ConfigError(JaxheteroError, ValueError):
 
 
 class NotInitializedError(JaxheteroError):
-    """A collective was used before ``jaxhetero.initialize()`` or after ``shutdown()``."""
+    """A collective was used before ``jaxhetero.initialize()``, after ``shutdown()``, or in a forked child."""
 
 
 class AddressInUse(JaxheteroError):

@@ -220,7 +220,6 @@ def initialize(
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
         config = _make_config(settings, held)
-        _current.parent = None
         # Not by the first program that has one in it: JAX would compile that program again at its second call, because
         # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
         importlib.import_module("jaxhetero.collectives")
@@ -294,8 +293,8 @@ def current() -> World:
 
 
 def _settings() -> Config:
-    """Those of the initialized world, or in a forked child of its parent's."""
-    return current().config if _current.parent is None else _current.parent
+    """Those of the initialized world, or in a forked child without one those of its parent's."""
+    return current().config if _current.world is not None or _current.parent is None else _current.parent
 
 
 def rank() -> int:
@@ -557,7 +556,8 @@ def _stop(world: World) -> None:
 
     assert world._communicator is not None
     try:
-        if world._communicator.failure()[0] == "ok":
+        # XLA's threads are the parent's alone: of a forked child's programs, those that have not run never will.
+        if world._communicator.failure()[0] == "ok" and _current.parent is None:
             _finish_programs()
         # What a GPU has yet to begin can only end while the communicator runs.
         _native.drain_cuda_lanes(world.config.timeout_ms)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from socket import AF_INET, AF_INET6
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from jaxhetero.config import (
     Config,
     ReducerConfig,
     colour_wanted,
+    interface_addresses,
     parse_address,
     read_environment,
     read_token,
@@ -133,6 +137,23 @@ def test_a_bad_switch_in_the_environment_is_named(text: str) -> None:
 def test_an_interface_gives_the_address(config: Any) -> None:
     assert config(**_REDUCER, interface="lo").host == "127.0.0.1"
     assert config(**_REDUCER, interface="lo", host="127.0.0.2").host == "127.0.0.2"
+
+
+def test_an_interface_has_addresses_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is taken is of the coordinator's kind, and one that other hosts can reach."""
+    ipv6 = ["fe80::1%both", "fd00::1"]
+    known = {"both": [*ipv6, "10.0.0.1"], "new": ipv6, "old": ["10.0.0.2"], "local": ipv6[:1], "down": ipv6}
+    found = {
+        name: [SimpleNamespace(address=each, family=AF_INET6 if ":" in each else AF_INET) for each in addresses]
+        for name, addresses in known.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "down") for name in found})
+    both = {"new": "fd00::1", "old": "10.0.0.2", "local": "fe80::1%both"}
+    assert interface_addresses() == both | {"both": "10.0.0.1"}
+    assert interface_addresses(prefers_ipv6=True) == both | {"both": "fd00::1"}
+    assert Config(coordinator="[fd00::2]:7", interface="both").host == "fd00::1"
+    assert Config(coordinator="a:7", interface="both,new").host == "10.0.0.1"
 
 
 @pytest.mark.parametrize("text", ["", "three", "3.0", "0x3"])

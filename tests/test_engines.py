@@ -30,6 +30,10 @@ WORKERS = {
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
         {"rank": 1, "worker_count": 2, "coordinator": "10.0.0.1:29501"},
     ),
+    "torchrun over IPv6": (
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1", "MASTER_PORT": "29500"},
+        {"rank": 1, "worker_count": 2, "coordinator": "[fd00::1]:29501"},
+    ),
     "Kubeflow Trainer": (
         {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "3", "JAX_COORDINATOR_ADDRESS": "job-node-0-0.job:6666"},
         {"rank": 0, "worker_count": 3, "coordinator": "job-node-0-0.job:6667"},

@@ -255,7 +255,7 @@ TEST(Connection, TakesASourceOfItsOwnFamilyAlone) {
   if (!resolve("::1", 0)->is_own()) GTEST_SKIP() << "this kernel has no IPv6";
   Side server;
   Side client;
-  client.context_.source = *resolve("127.0.0.1", 0);
+  client.context().source = *resolve("127.0.0.1", 0);
   client.connect(server.listen("::1"));
   EXPECT_TRUE(client.wait_open());
 }

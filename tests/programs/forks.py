@@ -1,6 +1,7 @@
-"""A job whose processes fork: ``forks.py PART``. What each part shows is printed as JSON.
+"""A job whose processes fork: ``forks.py PART [PORT]``. What each part shows is printed as JSON.
 
-``children`` forks children that end in several ways, or use the package, and shuts down while one of them lives.
+``children`` forks children that end in several ways, or use the package, or meet at the port for a job of their own,
+and shuts down while some live.
 ``worker`` prints the pids of its children, and once the job fails or changes, when it has heard of that.
 ``reducer`` is a reducer that forks when it gets SIGUSR1, and prints the pid of its child.
 """
@@ -53,7 +54,7 @@ def forked(run: Callable[[], Any]) -> tuple[int, str]:
         sys.exit(7)
     os.close(target)
     with os.fdopen(source, encoding="utf-8") as said:
-        signal.alarm(30)
+        signal.alarm(60)
         text = said.read()
         signal.alarm(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text.strip()
@@ -87,9 +88,12 @@ def use_the_package() -> list[Any]:
     return [[jaxhetero.rank(), jaxhetero.size(), jaxhetero.restart_count()], *refusals]
 
 
-def begin_anew() -> int:
-    jaxhetero.initialize(rank=0, worker_count=1, reducer_count=0, metrics_port=0, timeline_file="")
-    return jaxhetero.size()
+def join_another_job(compiled: Callable[[Any], Any]) -> float:
+    """That of the children, which shut down at their end. XLA cannot compile here: its threads are the parent's."""
+    import jax.numpy as jnp
+
+    jaxhetero.initialize(coordinator=f"127.0.0.1:{sys.argv[2]}", token="another", metrics_port=0)
+    return float(compiled(jnp.float32(1)))
 
 
 def fork_again() -> tuple[int, str]:
@@ -127,7 +131,7 @@ def children() -> dict[str, Any]:
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait()
-    shown["anew"] = forked(begin_anew)
+    shown["anew"] = forked(lambda: join_another_job(compiled))
     ended.set()
     holder.join()
 
