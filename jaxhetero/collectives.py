@@ -15,6 +15,7 @@ import numpy as np
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
+from jaxhetero._collectives.moved import in_words
 from jaxhetero._collectives.reduce_tree import (
     gather_arrays,
     make_varying,
@@ -234,17 +235,17 @@ def all_gather(
     if to not in ("varying", "invarying"):
         raise ConfigError(f"{label}: to is {to!r}; it can be 'varying' or 'invarying'")
     axes = classify(axis_name, label)
+    places = [_normalize_axis(axis, jnp.ndim(leaf) + (not tiled)) for leaf in jax.tree.leaves(x)]
 
-    def gather(tree: Any) -> Any:
-        leaves, structure = prepare_leaves(tree, label, bucket_bytes)
-        places = [_normalize_axis(axis, leaf.ndim if tiled else leaf.ndim + 1) for leaf in leaves]
+    def gather(words: list[jax.Array]) -> list[jax.Array]:
+        leaves, _ = prepare_leaves(words, label, bucket_bytes, are_summed=False)
         stacks = gather_arrays(leaves, axes, label=label, bucket_bytes=bucket_bytes, to=to)
         results = [jnp.moveaxis(stack, 0, place) for stack, place in zip(stacks, places, strict=True)]
         if tiled:
             results = [_merge(result, place) for result, place in zip(results, places, strict=True)]
-        return jax.tree.unflatten(structure, results)
+        return results
 
-    return _with_bools_as_bytes(gather, x)
+    return in_words(gather, x)
 
 
 def psum_scatter(
@@ -343,9 +344,11 @@ def broadcast(
         raise ConfigError(f"{label}: root {root} is not one of workers {tuple(workers)}")
     if world.size() > 1 and axes.are_named and not axes.spans_workers:
         raise ConfigError(f"{label}: {axis_name!r} lies inside each worker; name the axis of the workers")
-    return _with_bools_as_bytes(
-        lambda tree: reduce_tree(tree, axes, Kind.BROADCAST, label=label, bucket_bytes=bucket_bytes, root=root), x
-    )
+
+    def send(words: list[jax.Array]) -> Any:
+        return reduce_tree(words, axes, Kind.BROADCAST, label=label, bucket_bytes=bucket_bytes, root=root)
+
+    return in_words(send, x)
 
 
 def replicated(

@@ -19,7 +19,7 @@ from jaxhetero._collectives import rules
 from jaxhetero._collectives.axis_groups import AxisGroups
 from jaxhetero._collectives.kinds import Kind as Kind
 from jaxhetero._collectives.mesh_axes import make_lanes
-from jaxhetero._collectives.wire_dtypes import wire_bytes
+from jaxhetero._collectives.wire_dtypes import is_float8, wire_bytes
 from jaxhetero._compat import (
     is_computed,
     lower_on_gpu_stream,
@@ -146,6 +146,8 @@ def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
     that reuses it waits for the round. An argument of the program is not aliased: XLA would copy it before the call. A
     result of another size than its operand cannot be.
     """
+    if is_float8(ctx.avals_in[0].dtype):
+        return mlir.lower_fun(_run_float8, multiple_results=True)(ctx, *bucket, **params)
     if params["in_groups"]:
         return mlir.lower_fun(_run_in_groups, multiple_results=True)(ctx, *bucket, **params)
     if world.has_stand_in() and (len(bucket) > 1 or params["wire_dtype"]):  # as on a GPU, but for the stream
@@ -159,6 +161,17 @@ def _run_in_groups(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Ar
     """Let XLA reduce between the devices of a worker that lie side by side along the workers' axis."""
     between_workers = functools.partial(bind, kind=kind, **{**params, "in_groups": False})
     return AxisGroups(params["axis_name"], params["devices_along"]).run(bucket, kind, between_workers)
+
+
+def _run_float8(*bucket: jax.Array, kind: Kind, **params: Any) -> list[jax.Array]:
+    """Move floats of 8 bits as bytes. What is summed of them, cotangents, is summed in float32 and rounded once."""
+    dtype = bucket[0].dtype
+    convert: Any = jax.lax.bitcast_convert_type
+    on_wire: Any = jnp.uint8
+    if kind in (Kind.SUM, Kind.SCATTER):
+        convert, on_wire = jax.lax.convert_element_type, jnp.float32
+    results = bind([convert(array, on_wire) for array in bucket], kind=kind, **params)
+    return [convert(result, dtype) for result in results]
 
 
 def _run_converted(*bucket: jax.Array, kind: Kind, wire_dtype: str, **params: Any) -> list[jax.Array]:
@@ -201,6 +214,8 @@ def run_on_stream(*bucket: jax.Array, **params: Any) -> list[jax.Array]:
     same way. The GPU would then be idle during every round. A call with several results is waited for at once as well,
     since XLA takes them apart there. (Seen in programs that jaxlib 0.10.2 and 0.11.2 compile for an H100.)
     """
+    if is_float8(bucket[0].dtype):
+        return _run_float8(*bucket, **params)
     if params["in_groups"]:
         return _run_in_groups(*bucket, **params)
     if params["wire_dtype"]:

@@ -43,7 +43,7 @@ def reduce_tree(
 
     ``call_bytes``: if ``x`` is a part of a larger tree, the bytes of the whole tree on the wire.
     """
-    leaves, structure = prepare_leaves(x, label, bucket_bytes)
+    leaves, structure = prepare_leaves(x, label, bucket_bytes, are_summed=kind is not Kind.BROADCAST)
     check_wire_dtype(wire_dtype, label)
     call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
     if not axes.spans_workers:
@@ -127,13 +127,14 @@ def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str
     return [row[0] for row in rows]
 
 
-def prepare_leaves(x: Any, label: str, bucket_bytes: int) -> tuple[list[jax.Array], Any]:
+def prepare_leaves(x: Any, label: str, bucket_bytes: int, *, are_summed: bool = True) -> tuple[list[jax.Array], Any]:
     """The leaves of ``x`` as arrays that can be sent, and the structure."""
     if bucket_bytes < 1:
         raise ConfigError(f"{label}: bucket_bytes is {bucket_bytes}; it must be at least 1")
     leaves, structure = jax.tree.flatten(x)
     for leaf in leaves:
-        check_dtype(leaf, label)
+        if are_summed:
+            check_dtype(leaf, label)
         aval = jax.typeof(leaf)
         if axes := partly_reduced_axes(aval) - unreduced_axes(aval):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Dtypes: which ones reducers can sum, and in which ones arrays are sent."""
+"""Dtypes: which ones reducers can sum, and in which ones arrays are sent. For those that only move, see ``moved``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ _SUPPORTED = frozenset(
 
 def check_dtype(leaf: Any, label: str) -> None:
     """Raise ``ConfigError`` for a leaf that reducers cannot sum."""
-    if str(jnp.result_type(leaf)) not in _SUPPORTED:
-        raise ConfigError(
-            f"{label}: a leaf is {describe_leaf(leaf)}, a dtype that reducers cannot sum; "
-            f"cast it first, to one of: {' '.join(sorted(_SUPPORTED))}"
-        )
+    dtype = jnp.result_type(leaf)
+    if str(dtype) in _SUPPORTED:
+        return
+    found = f"{label}: a leaf is {describe_leaf(leaf)}, a dtype that reducers cannot sum; "
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise ConfigError(f"{found}leave it out; jaxhetero.broadcast and jaxhetero.all_gather take it")
+    nearest = "float32" if jnp.issubdtype(dtype, jnp.floating) else "int32"
+    raise ConfigError(f"{found}cast it first, x.astype({nearest!r}), or to one of: {' '.join(sorted(_SUPPORTED))}")
+
+
+def is_float8(dtype: Any) -> bool:
+    """Whether it is one of the floats of a byte. Primitives take them, as bytes or in float32; sums of the user not."""
+    return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize == 1)
 
 
 def check_wire_dtype(wire_dtype: Any, label: str) -> None:
