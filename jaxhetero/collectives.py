@@ -208,7 +208,8 @@ def all_gather(
     others.
 
     Args:
-      x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool.
+      x: a pytree of arrays or numbers of any dtype, since nothing is added: also typed keys of ``jax.random``, bool,
+        int4 and float8.
       axis_name: as in ``psum``; with several axes, the order of the result is theirs. In a mesh of this process's own
         devices the workers come first.
       axis_index_groups, bucket_bytes, name: as in ``psum``.
@@ -220,7 +221,7 @@ def all_gather(
       A pytree like ``x``. Each leaf has a new axis, as long as there are workers; if ``tiled``, its own axis is longer
       by that factor. The transpose is ``psum_scatter``, or, with "invarying", a slice.
 
-    Blocking and errors are those of ``psum``.
+    Blocking and errors are those of ``psum``, but that no dtype is refused. Cotangents of float8 are summed in float32.
 
     Example:
       With ``n`` workers these shapes are ``(n, 3)`` and ``(3 * n,)``:
@@ -315,8 +316,8 @@ def broadcast(
     If workers have several devices along ``axis_name``, all get what the first device of worker ``root`` has.
 
     Args:
-      x: a pytree of arrays or numbers of the dtypes of ``psum``, or bool. The other workers pass a tree of the same
-        structure, shapes and dtypes; its values are not used.
+      x: a pytree of arrays or numbers of any dtype, as in ``all_gather``: a whole train state, or an NNX state with its
+        keys. The other workers pass a tree of the same structure, shapes and dtypes; its values are not used.
       root: the rank of the worker whose values all workers get.
       axis_name, workers, bucket_bytes, name: as in ``psum``.
 

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Tree = TypeVar("Tree")
-Back = Callable[[jax.Array], jax.Array]
+Back = Callable[[jax.Array], Any]
 
 # Dtypes of fewer than 8 bits, and bools, each with one that holds the same values.
 _WORDS = {
@@ -39,6 +40,8 @@ def as_words(leaf: Any) -> tuple[jax.Array, Back]:
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return _key_words(array)
+    if array.dtype == jax.dtypes.float0:  # what JAX has for gradients of integers: a shape, and nothing in it
+        return jnp.zeros(array.shape, jnp.uint8), lambda moved: np.zeros(moved.shape, jax.dtypes.float0)
     words = _WORDS.get(str(array.dtype))
     if words is None:
         return array, lambda moved: moved
