@@ -440,7 +440,7 @@ def barrier(*, workers: Sequence[int] | None = None, name: str | None = None) ->
       ['the', 'a', 'of']
     """
     label = _label("barrier", name)
-    arrived = psum(np.ones((), np.int32), workers=workers, name=label)
+    arrived = psum(jax.device_put(np.ones((), np.int32)), workers=workers, name=label)
     if isinstance(arrived, jax.core.Tracer):
         raise ConfigError(f"{label}: inside a traced function there is nothing to block; call barrier() outside")
     try:
@@ -471,7 +471,8 @@ def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: 
 
 def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
     total = _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes)
-    mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
+    with jax.transfer_guard("allow"):  # for the count
+        mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
     return mean
 
 

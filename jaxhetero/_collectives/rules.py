@@ -35,15 +35,24 @@ def define(
     How to compile it is up to the caller: see ``register_lowering``.
     """
 
-    @functools.partial(jax.jit, static_argnames=_PARAMETERS)
-    def run_eagerly(*bucket: jax.Array, **params: Any) -> Bucket:
-        outputs: Bucket = primitive.bind(*bucket, **params)
-        return outputs
-
     primitive.multiple_results = True
-    primitive.def_impl(run_eagerly)
+    primitive.def_impl(as_program(primitive, _PARAMETERS))
     primitive.def_abstract_eval(abstract_eval)
     batching.primitive_batchers[primitive] = batch
+
+
+def as_program(primitive: Primitive, static_argnames: Sequence[str]) -> Callable[..., Any]:
+    """What runs a primitive outside ``jax.jit``: a program of its own, also where ``jax.disable_jit`` is on."""
+
+    @functools.partial(jax.jit, static_argnames=static_argnames)
+    def run_eagerly(*operands: Any, **params: Any) -> Any:
+        return primitive.bind(*operands, **params)
+
+    def run(*operands: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):
+            return run_eagerly(*operands, **params)
+
+    return run
 
 
 def define_linear(primitive: Primitive, apply: Callable[..., Bucket], transpose: Callable[..., list[Any]]) -> None:
@@ -60,8 +69,12 @@ def define_linear(primitive: Primitive, apply: Callable[..., Bucket], transpose:
         zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
         return outputs, map_nonzero(apply, tangents, zeros, params, "tangents")
 
+    def guarded_transpose(*arguments: Any, **params: Any) -> list[Any]:
+        with jax.transfer_guard("allow"):  # for ranks and zeros
+            return transpose(*arguments, **params)
+
     ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
+    ad.primitive_transposes[primitive] = guarded_transpose
 
 
 def map_nonzero(

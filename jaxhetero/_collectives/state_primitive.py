@@ -5,7 +5,6 @@ A call stores, loads, measures or updates. ``xla_ffi/ffi/state_call.h`` lists th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from jax.interpreters import mlir
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes, attributes_of, lower_call, next_stream
+from jaxhetero._collectives.rules import as_program
 from jaxhetero._collectives.worker_devices import WorkerDevices
 from jaxhetero._compat import is_computed, lower_on_gpu_stream, register_lowering, without_varying_axis
 from jaxhetero.errors import ConfigError
@@ -84,12 +84,6 @@ class StateCall:
 
 PRIMITIVE = Primitive("jaxhetero_state")
 PRIMITIVE.multiple_results = True
-
-
-@functools.partial(jax.jit, static_argnames="call")
-def _run_eagerly(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
-    outputs: list[jax.Array] = PRIMITIVE.bind(*operands, call=call)
-    return outputs
 
 
 def _abstract_eval(*operands: Any, call: StateCall) -> list[Any]:
@@ -226,7 +220,7 @@ def _aliases(ctx: Any, operands: Sequence[Any], call: StateCall) -> dict[int, in
     return {i: i for i, is_same in enumerate(same) if is_same and is_computed(operands[i])}
 
 
-PRIMITIVE.def_impl(_run_eagerly)
+PRIMITIVE.def_impl(as_program(PRIMITIVE, ("call",)))
 PRIMITIVE.def_abstract_eval(_abstract_eval)
 register_lowering(PRIMITIVE, _lower)
 register_lowering(PRIMITIVE, _lower_on_gpu, platform="cuda")

@@ -236,7 +236,7 @@ class _Home:
         # What some reducer may still have of earlier weights must not pass for these.
         first = next(self._lives) % 2**8 * _UPDATES_OF_A_LIFE
         for number, bucket in enumerate(plan.buckets):
-            version = jnp.uint32(first)
+            version = jax.device_put(np.uint32(first))
             for slot in range(bucket.slot_count):
                 found = [_slot_leaf(plan, leaf, slot) for leaf in bucket.leaves]
                 if is_new and slot and all(state is None or state in plan.zeros for state in found):

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxhetero import _compat, collectives, world
@@ -58,7 +59,8 @@ def check_digest(own: bytes, what: str) -> None:
     """
     if world.current().is_alone:
         return
-    digests = np.asarray(collectives.all_gather(np.frombuffer(own, np.uint8), name="pipeline"))
+    given = jax.device_put(np.frombuffer(own, np.uint8))
+    digests = jax.device_get(collectives.all_gather(given, name="pipeline"))
     for rank, other in enumerate(digests):
         if not np.array_equal(other, digests[0]):
             raise MismatchError(
@@ -69,8 +71,10 @@ def check_digest(own: bytes, what: str) -> None:
 
 def measure_on_rank_0(graph: Graph) -> list[float]:
     """The seconds of each equation on the device of rank 0, on every worker. Blocks until rank 0 has measured them."""
-    measure = Measure()
     current = world.current()
-    own = [measure(equation) if current.rank == 0 else 0.0 for equation in graph.equations]
-    seconds = np.asarray(collectives.broadcast(np.array(own, np.float32), name="pipeline.costs"))
+    with jax.transfer_guard("allow"):  # for what equations are measured with
+        measure = Measure()
+        own = [measure(equation) if current.rank == 0 else 0.0 for equation in graph.equations]
+    given = jax.device_put(np.array(own, np.float32))
+    seconds = jax.device_get(collectives.broadcast(given, name="pipeline.costs"))
     return [float(second) for second in seconds]

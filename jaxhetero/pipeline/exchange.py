@@ -120,6 +120,6 @@ class Outbox:
             self._channels.finish(post.result())
 
     def _post(self, route: Route, message: Message, arrays: Sequence[jax.Array]) -> Transfer:
-        buffers = [np.asarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        buffers = [jax.device_get(array).reshape(-1).view(np.uint8) for array in arrays]
         text = f"{route.text}, {message.text}"
         return self._channels.post_send(route.peer, route.number, buffers, message.tag, text)

@@ -109,10 +109,11 @@ def _tables_of_all(own: list[_Entry]) -> list[list[_Entry]]:
     text = np.frombuffer(json.dumps(own).encode(), np.uint8)
     if world.current().is_alone:
         return [json.loads(bytes(text))]
-    longest = int(collectives.pmax(np.int32(text.size), name="pipeline.gather"))
+    longest = int(jax.device_get(collectives.pmax(jax.device_put(np.int32(text.size)), name="pipeline.gather")))
     padded = np.full(longest, ord(" "), np.uint8)
     padded[: text.size] = text
-    return [json.loads(bytes(row)) for row in np.asarray(collectives.all_gather(padded, name="pipeline.gather"))]
+    rows = jax.device_get(collectives.all_gather(jax.device_put(padded), name="pipeline.gather"))
+    return [json.loads(bytes(row)) for row in rows]
 
 
 def _givers(number: int, entries: Sequence[_Entry]) -> list[int]:

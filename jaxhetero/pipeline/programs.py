@@ -15,7 +15,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,7 +53,7 @@ class Program:
             return evaluate(self.equations, self.constants | known, self.outputs)
 
         shapes = [value.shape for value in self.donated_inputs], [value.shape for value in self.other_inputs]
-        return jax.jit(run, donate_argnums=0).lower(*shapes).compile()
+        return compiled(run, *shapes, donate_argnums=0)
 
     @cached_property
     def donated_inputs(self) -> tuple[Value, ...]:
@@ -162,6 +162,18 @@ def make_programs(stage: Stage, graph: Graph, holding: Holding, *, parted: bool)
       parted: whether gradients of received values and gradients of parameters are programs of their own.
     """
     return _Dealer(stage, graph, holding).programs(parted)
+
+
+def compiled(function: Callable[..., Any], *shapes: Any, donate_argnums: int | tuple[()] = ()) -> Callable[..., Any]:
+    """A program of ``function`` for arguments of these shapes; it is one under ``jax.disable_jit`` as well."""
+    with jax.disable_jit(False):
+        program = jax.jit(function, donate_argnums=donate_argnums).lower(*shapes).compile()
+
+    def run(*arguments: Any) -> Any:
+        with jax.disable_jit(False):
+            return program(*arguments)
+
+    return run
 
 
 def sum_dtype(dtype: Any) -> Any:

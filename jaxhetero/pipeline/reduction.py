@@ -13,7 +13,7 @@ import jax
 from jaxhetero.collectives import psum
 from jaxhetero.pipeline.graph import Graph
 from jaxhetero.pipeline.places import Places
-from jaxhetero.pipeline.programs import sum_dtype
+from jaxhetero.pipeline.programs import compiled, sum_dtype
 from jaxhetero.pipeline.schedules import Schedule
 from jaxhetero.pipeline.stages import Stage
 
@@ -117,4 +117,4 @@ class Reduction:
                 sums = psum(sums, workers=unit.workers, name=unit.text)
             return [(total / count).astype(value.aval.dtype) for total, value in zip(sums, values, strict=True)]
 
-        return jax.jit(reduce).lower(shapes).compile()
+        return compiled(reduce, shapes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxhetero.pipeline.graph import Value
 from jaxhetero.pipeline.programs import Program, Programs
@@ -57,7 +58,7 @@ class StageRunner:
         self._prepare = _Compiled(programs.prepare)
         self._kept = programs.kept
         self._kept_for_weights = programs.kept_for_weights
-        self._seed = [jnp.ones(value.aval.shape, value.aval.dtype) for value in programs.inputs.seed]
+        self._seed = [jax.device_put(np.ones(value.aval.shape, value.aval.dtype)) for value in programs.inputs.seed]
         self._zeros = jax.jit(lambda: [jnp.zeros(value.aval.shape, value.aval.dtype) for value in programs.inputs.sums])
         self._common: dict[Value, Any] = {}
         self._microbatches: dict[int, dict[Value, Any]] = {}
