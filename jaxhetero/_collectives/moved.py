@@ -38,14 +38,27 @@ def as_words(leaf: Any) -> tuple[jax.Array, Back]:
       moved or made longer, but for the new last axes of keys.
     """
     array = jnp.asarray(leaf)
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    dtype = array.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return _key_words(array)
-    if array.dtype == jax.dtypes.float0:  # what JAX has for gradients of integers: a shape, and nothing in it
+    if dtype == jax.dtypes.float0:  # what JAX has for gradients of integers: a shape, and nothing in it
         return jnp.zeros(array.shape, jnp.uint8), lambda moved: np.zeros(moved.shape, jax.dtypes.float0)
-    words = _WORDS.get(str(array.dtype))
+    words = _WORDS.get(str(dtype))
     if words is None:
         return array, lambda moved: moved
-    return array.astype(words), lambda moved: moved.astype(array.dtype)
+    return array.astype(words), lambda moved: moved.astype(dtype)
+
+
+def word_type(type_: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, Back]:
+    """What ``as_words`` gives for an array of this type."""
+    backs: list[Back] = []
+
+    def words(array: jax.Array) -> jax.Array:
+        array, back = as_words(array)
+        backs.append(back)
+        return array
+
+    return jax.eval_shape(words, type_), backs[0]
 
 
 def in_words(move: Callable[[list[jax.Array]], list[jax.Array]], tree: Tree) -> Tree:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.graph import Graph, trace
+from jaxhetero.pipeline.layout import Layout
 from jaxhetero.pipeline.operations import Roles
 from jaxhetero.pipeline.stacked import Span, split_leaves
 
@@ -20,6 +23,18 @@ def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape"):
         leaf = np.asarray(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True))
+
+
+def _shape_in(argnum: int, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+    """Of a leaf of an argument."""
+    try:
+        return shape_of(leaf)
+    except TypeError as error:
+        raise ConfigError(
+            f"pipeline: {jax.tree_util.keystr(path)} of argument {argnum} is a {type(leaf).__name__} and no array; let "
+            "the loss close over it, and give the arrays alone, with None in its place: Equinox has eqx.partition and "
+            "eqx.combine for this"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class TracedLoss:
     Attributes:
       graph: its equations.
       roles: what its inputs and outputs are.
-      trees: the structure of each argument.
+      layouts: of each argument.
       aux_tree: the structure of what comes with the loss, without the state.
       names: of the leaves of the parameters, for people.
       spans: which parameters are rows of a leaf, by their numbers.
@@ -56,7 +71,7 @@ class TracedLoss:
 
     graph: Graph
     roles: Roles
-    trees: tuple[Any, ...]
+    layouts: tuple[Layout, ...]
     aux_tree: Any
     names: tuple[str, ...]
     spans: dict[int, Span]
@@ -72,7 +87,7 @@ def trace_loss(
     """
     shapes = []
     for argnum, argument in enumerate(arguments):
-        own = jax.tree.map(shape_of, argument)
+        own = jax.tree_util.tree_map_with_path(functools.partial(_shape_in, argnum), argument)
         shapes.append(_microbatch(own, argnum, microbatches) if signature.is_batch(argnum) else own)
     trees: dict[str, Any] = {}
 
@@ -81,8 +96,7 @@ def trace_loss(
         return [trees.pop("loss"), *aux, *state]
 
     whole = trace(flat, *shapes, scan_parts=scan_parts)
-    structures: tuple[Any, ...] = tuple(jax.tree.structure(shape) for shape in shapes)
-    counts = [structure.num_leaves for structure in structures]
+    counts = [len(jax.tree.leaves(shape)) for shape in shapes]
     starts = [sum(counts[:argnum]) for argnum in range(len(counts))]
     numbers = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
     aux_count = trees["aux"].num_leaves
@@ -99,7 +113,7 @@ def trace_loss(
     )
     paths = jax.tree_util.tree_leaves_with_path(shapes[0])
     names = tuple(jax.tree_util.keystr(path) for path, _ in paths)
-    traced = TracedLoss(graph, roles, structures, trees["aux"], names, spans)
+    traced = TracedLoss(graph, roles, tuple(map(Layout.of, shapes)), trees["aux"], names, spans)
     _check(traced, signature)
     return traced
 
@@ -146,8 +160,9 @@ def _check(traced: TracedLoss, signature: Signature) -> None:
                 "keeps its shape and its dtype"
             )
     for number in roles.aux_outputs:
-        if graph.outputs[number].aval.dtype == np.bool_:
-            raise ConfigError("pipeline: what comes with the loss must be numbers, which can be added; one is bool")
+        dtype = graph.outputs[number].aval.dtype
+        if not jnp.issubdtype(dtype, jnp.number):
+            raise ConfigError(f"pipeline: what comes with the loss must be numbers, which can be added; one is {dtype}")
 
 
 def _microbatch(shapes: Any, argnum: int, microbatches: int) -> Any:

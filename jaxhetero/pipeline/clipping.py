@@ -9,19 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero.collectives import psum
+from jaxhetero.pipeline.layout import Layout
 from jaxhetero.pipeline.places import Places
-from jaxhetero.pipeline.rows import Holding, is_leaf
+from jaxhetero.pipeline.programs import sum_dtype
+from jaxhetero.pipeline.rows import Holding
 
 if TYPE_CHECKING:
     import optax
 
 
 def clip_by_global_norm(
-    max_norm: float, holding: Holding, sharers: Mapping[int, int], places: Places
+    max_norm: float, layout: Layout, holding: Holding, sharers: Mapping[int, int], places: Places
 ) -> optax.GradientTransformation:
     """Scale gradients down if their norm over all stages is larger than ``max_norm``.
 
     Args:
+      layout: of the parameters.
       holding: what this worker holds.
       sharers: by the number of a parameter, how many workers of the pipeline have it.
     """
@@ -31,9 +34,9 @@ def clip_by_global_norm(
 
     def update(grads: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
         del params
-        leaves = jax.tree.leaves(grads, is_leaf=is_leaf)
+        leaves = layout.leaves(grads, "the tree of gradients")
         squares = [
-            jnp.sum(jnp.square(part.astype(jnp.promote_types(part.dtype, jnp.float32)))) / sharers[number]
+            jnp.sum(jnp.square(part.astype(sum_dtype(part.dtype)))) / sharers[number]
             for leaf, held in enumerate(leaves)
             if held is not None
             for number, part in holding.parts(leaf, holding.array(leaf, held))

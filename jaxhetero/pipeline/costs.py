@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero import _compat
+from jaxhetero._collectives.moved import word_type
 from jaxhetero.pipeline.graph import Equation, aval_bytes
 
 # Of an accelerator of today, in operations and bytes a second. Only their ratio decides where a model is cut.
@@ -118,7 +119,6 @@ def _time(program: Callable[..., Any], operands: list[Any]) -> float:
 def _example(atom: Any) -> Any:
     if hasattr(atom, "val"):
         return atom.val
-    if jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), atom.aval.shape)
+    words, back = word_type(atom.shape)
     # Ones, not zeros: a division by zero may take another time.
-    return jnp.ones(atom.aval.shape, atom.aval.dtype)
+    return back(jnp.ones(words.shape, words.dtype))

@@ -16,7 +16,6 @@ from jaxhetero.pipeline.cut import Cut
 from jaxhetero.pipeline.executor import Executor, Made
 from jaxhetero.pipeline.reduction import Reduction
 from jaxhetero.pipeline.results import Results
-from jaxhetero.pipeline.rows import is_leaf
 from jaxhetero.pipeline.runner import Step
 
 
@@ -41,21 +40,23 @@ class Engine:
 
     def run(self, params: Any, arguments: Sequence[Any]) -> Any:
         """A step. After one that has failed, every further one fails in the same way."""
-        leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
         if self._failure is not None:
             raise self._failure
         step = self._step(self._arrays([params, *arguments]))
+        layout = self._cut.traced.layouts[0]
+        leaves = layout.leaves(params, "the tree of parameters")
         self._refuse_others(leaves)
         try:
             made, outputs = self._run(step)
         except Exception as error:
             self._failure = error  # other workers wait for messages of this step, and this one for theirs
             raise
-        gradients = [
-            None if leaf is None else self._gradient(number, leaf, made.gradients) for number, leaf in enumerate(leaves)
-        ]
-        value = self._value(outputs, made.state, arguments)
-        return value, jax.tree.unflatten(structure, gradients)
+        gradients = {
+            number: self._gradient(number, leaf, made.gradients)
+            for number, leaf in enumerate(leaves)
+            if leaf is not None
+        }
+        return self._value(outputs, made.state, arguments), layout.filled(params, gradients)
 
     def _gradient(self, number: int, leaf: Any, gradients: dict[int, Any]) -> Any:
         joined = self._cut.holding.join(number, gradients)
@@ -73,8 +74,8 @@ class Engine:
         aux = jax.tree.unflatten(traced.aux_tree, [outputs[number] for number in traced.roles.aux_outputs])
         if signature.state_argnum is None:
             return (loss, aux) if signature.has_aux else loss
-        structure = jax.tree.structure(arguments[signature.state_argnum - 1], is_leaf=is_leaf)
-        new_state = jax.tree.unflatten(structure, [state.get(number) for number in traced.roles.state])
+        leaves = {place: state[number] for place, number in enumerate(traced.roles.state) if number in state}
+        new_state = traced.layouts[signature.state_argnum].filled(arguments[signature.state_argnum - 1], leaves)
         return (loss, (aux, new_state)) if signature.has_aux else (loss, new_state)
 
     def _refuse_others(self, params: Sequence[Any]) -> None:
@@ -89,18 +90,13 @@ class Engine:
     def _arrays(self, arguments: Sequence[Any]) -> dict[int, Any]:
         """The leaves of all arguments, by their numbers."""
         traced = self._cut.traced
-        if len(arguments) != len(traced.trees):
+        if len(arguments) != len(traced.layouts):
             raise ConfigError(
-                f"pipeline: called with {len(arguments)} arguments; the loss was cut for {len(traced.trees)}"
+                f"pipeline: called with {len(arguments)} arguments; the loss was cut for {len(traced.layouts)}"
             )
         arrays: list[Any] = []
-        for argnum, (argument, tree) in enumerate(zip(arguments, traced.trees, strict=True)):
-            leaves = jax.tree.leaves(argument, is_leaf=is_leaf)
-            if len(leaves) != tree.num_leaves:
-                raise ConfigError(
-                    f"pipeline: argument {argnum} has {len(leaves)} leaves; the loss was cut for {tree.num_leaves}"
-                )
-            arrays += leaves
+        for argnum, (argument, layout) in enumerate(zip(arguments, traced.layouts, strict=True)):
+            arrays += layout.leaves(argument, f"argument {argnum}")
         return dict(enumerate(arrays))
 
     def _step(self, arrays: dict[int, Any]) -> Step:

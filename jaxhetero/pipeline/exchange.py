@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxhetero._collectives.moved import as_words, word_type
+
 if TYPE_CHECKING:
     from jaxhetero._channels import Channels
     from jaxhetero._native import Transfer
@@ -60,6 +62,7 @@ class Inbox:
         self._channels = channels
         self._route = route
         self._messages = messages
+        self._words = [word_type(shape) for shape in route.shapes]
         self._posted: deque[_Posted] = deque()
         self._next = 0
 
@@ -74,12 +77,13 @@ class Inbox:
         posted = self._posted.popleft()
         self._channels.finish(posted.transfer)
         self._post()
-        return [jax.device_put(array, may_alias=True) for array in posted.arrays]
+        arrays = (jax.device_put(array, may_alias=True) for array in posted.arrays)
+        return [back(array) for (_, back), array in zip(self._words, arrays, strict=True)]
 
     def _post(self) -> None:
         if self._next == len(self._messages):
             return
-        arrays = tuple(_aligned(shape) for shape in self._route.shapes)
+        arrays = tuple(_aligned(shape) for shape, _ in self._words)
         buffers = [array.reshape(-1).view(np.uint8) for array in arrays]
         message = self._messages[self._next]
         text = f"{self._route.text}, {message.text}"
@@ -120,6 +124,7 @@ class Outbox:
             self._channels.finish(post.result())
 
     def _post(self, route: Route, message: Message, arrays: Sequence[jax.Array]) -> Transfer:
-        buffers = [jax.device_get(array).reshape(-1).view(np.uint8) for array in arrays]
+        words = [jax.device_get(as_words(array)[0]) for array in arrays]
+        buffers = [array.reshape(-1).view(np.uint8) for array in words]
         text = f"{route.text}, {message.text}"
         return self._channels.post_send(route.peer, route.number, buffers, message.tag, text)

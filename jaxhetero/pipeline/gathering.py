@@ -22,7 +22,8 @@ def gather(tree: T) -> T:
 
     Args:
       tree: a pytree of arrays, such as parameters or the state of an optimizer. Leaves that another worker holds are
-        None; of stacked ones there may be ``Rows``. Where several hold the same, that of the lowest rank is taken.
+        None; of stacked ones there may be ``Rows``. Where several hold the same, that of the lowest rank is taken. What
+        is None on all workers stays None.
 
     Returns:
       The tree with all leaves. It takes the memory of the whole on every worker.
@@ -30,7 +31,7 @@ def gather(tree: T) -> T:
     Blocks until all workers have come.
 
     Raises:
-      ConfigError: nobody holds a leaf, or some rows of one.
+      ConfigError: nobody holds some rows of a leaf.
       MismatchError: the trees of two workers have another structure.
 
     Example:
@@ -40,6 +41,11 @@ def gather(tree: T) -> T:
       >>> jax.tree.map(jnp.shape, jaxhetero.pipeline.gather(params))
       {'in': (2, 3), 'out': (3, 1)}
     """
+    with jax.transfer_guard("allow"):  # for what tells of the leaves, and for what stands for those of others
+        return _gather(tree)
+
+
+def _gather(tree: T) -> T:
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
     tables = _tables_of_all([_entry(leaf) for leaf in leaves])
     if any(len(table) != len(leaves) for table in tables):
@@ -88,6 +94,7 @@ def part(tree: Any, like: T) -> T:
     return parted
 
 
+_KEY = "key of "
 # What a worker holds of a leaf, as JSON: nothing; or the shape and the dtype of its array, and if these are rows, their
 # ranges and the length of the leaf.
 _Entry = Any
@@ -98,7 +105,7 @@ def _entry(leaf: Any) -> _Entry:
         return None
     array = _array(leaf)
     ranges, length = (list(map(list, leaf.ranges)), leaf.length) if isinstance(leaf, Rows) else (None, None)
-    return [list(jnp.shape(array)), str(jnp.asarray(array).dtype), ranges, length]
+    return [list(jnp.shape(array)), _dtype_name(jnp.asarray(array)), ranges, length]
 
 
 def _array(leaf: Any) -> Any:
@@ -109,11 +116,10 @@ def _tables_of_all(own: list[_Entry]) -> list[list[_Entry]]:
     text = np.frombuffer(json.dumps(own).encode(), np.uint8)
     if world.current().is_alone:
         return [json.loads(bytes(text))]
-    longest = int(jax.device_get(collectives.pmax(jax.device_put(np.int32(text.size)), name="pipeline.gather")))
+    longest = int(collectives.pmax(np.int32(text.size), name="pipeline.gather"))
     padded = np.full(longest, ord(" "), np.uint8)
     padded[: text.size] = text
-    rows = jax.device_get(collectives.all_gather(jax.device_put(padded), name="pipeline.gather"))
-    return [json.loads(bytes(row)) for row in rows]
+    return [json.loads(bytes(row)) for row in np.asarray(collectives.all_gather(padded, name="pipeline.gather"))]
 
 
 def _givers(number: int, entries: Sequence[_Entry]) -> list[int]:
@@ -131,8 +137,6 @@ def _givers(number: int, entries: Sequence[_Entry]) -> list[int]:
         if not missing.isdisjoint(rows):
             givers.append(rank)
             missing -= rows
-    if missing is None:
-        raise ConfigError(f"pipeline: gather found leaf {number} of the tree on no worker")
     if missing:
         raise ConfigError(f"pipeline: gather found rows {sorted(missing)} of leaf {number} of the tree on no worker")
     return givers
@@ -143,15 +147,28 @@ def _given(leaf: Any, entry: _Entry) -> Any:
     if _entry(leaf) == entry:
         return _array(leaf)
     shape, dtype, _, _ = entry
-    return jnp.zeros(shape, dtype)
+    return _zeros(shape, dtype)
+
+
+def _dtype_name(array: jax.Array) -> str:
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return f"{_KEY}{jax.random.key_impl(array)}" if is_key else str(array.dtype)
+
+
+def _zeros(shape: Sequence[int], dtype_name: str) -> jax.Array:
+    if dtype_name.startswith(_KEY):
+        return jnp.broadcast_to(jax.random.key(0, impl=dtype_name.removeprefix(_KEY)), shape)
+    return jnp.zeros(shape, dtype_name)
 
 
 def _whole(arrays: Sequence[tuple[_Entry, Any]]) -> Any:
-    """A leaf, of the arrays of those that gave it."""
+    """A leaf, of the arrays of those that gave it; None of nobody."""
+    if not arrays:
+        return None
     (shape, dtype, ranges, length), array = arrays[0]
     if ranges is None:
         return array
-    whole = jnp.zeros((length, *shape[1:]), dtype)
+    whole = _zeros((length, *shape[1:]), dtype)
     for (_, _, own_ranges, _), rows in arrays:
         first = 0
         for begin, end in own_ranges:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from jaxhetero import _compat, world
-from jaxhetero.errors import ConfigError
+from jaxhetero.errors import ConfigError, JaxheteroError
 from jaxhetero.pipeline.agreement import check_digest, cut_digest, digest, measure_on_rank_0
 from jaxhetero.pipeline.arguments import Signature, trace_loss
 from jaxhetero.pipeline.clipping import clip_by_global_norm
@@ -20,7 +20,7 @@ from jaxhetero.pipeline.graph import evaluate, trace
 from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.report import Report
-from jaxhetero.pipeline.rows import is_leaf
+from jaxhetero.pipeline.rows import Rows, is_leaf
 from jaxhetero.pipeline.schedules import ScheduleName
 from jaxhetero.pipeline.simulation import Network, Simulation
 from jaxhetero.pipeline.stages import make_stages
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # A scan is taken apart into several times as many as there are stages, so that these can be nearly equal.
 _SCAN_PARTS_PER_STAGE = 4
+_HOW_TO_CUT = (
+    "pipeline: some parameters are None, or Rows; give cut() the shapes of all parameters, for example those of "
+    "jax.eval_shape(init_fn), before the function is called with those of one worker"
+)
 _HOW_TO_SPLIT = (
     "it runs many programs, in the order of a schedule. Call it between jitted functions: "
     "`loss, grads = grad_fn(params, batch)`, then `params, opt_state = jax.jit(update)(grads, opt_state, params)`"
@@ -128,7 +132,8 @@ class Pipeline:
         Nothing is computed, and no memory is taken for parameters.
 
         Args:
-          params: the whole tree: arrays, or ``jax.ShapeDtypeStruct``, for example of ``jax.eval_shape``.
+          params: the whole tree: arrays, or ``jax.ShapeDtypeStruct``, for example of ``jax.eval_shape``. None in it is
+            no parameter, and stays None.
           arguments: as the function is called; a whole batch of one replica.
 
         Returns:
@@ -183,8 +188,9 @@ class Pipeline:
           The tree of parameters, with None in the place of leaves that only other workers use, and ``Rows`` in the
           place of those that are stacked over a scan of which this worker computes a part.
         """
-        structure = jax.tree.structure(jax.eval_shape(init_fn, *arguments))
-        self._check_structure(structure)
+        whole = jax.eval_shape(init_fn, *arguments)
+        layout = self._known_cut.traced.layouts[0]
+        layout.leaves(whole, "what init_fn makes")
         graph = trace(lambda *traced: jax.tree.leaves(init_fn(*traced)), *arguments)
         holding = self._known_cut.holding
         part = graph.keep_live([graph.outputs[leaf] for leaf in holding.leaves])
@@ -194,14 +200,14 @@ class Pipeline:
             made = evaluate(part.equations, known, part.outputs)
             return {leaf: holding.take(leaf, array) for leaf, array in zip(holding.leaves, made, strict=True)}
 
-        return self._tree(structure, jax.jit(make)(jax.tree.leaves(arguments)))
+        return layout.filled(whole, jax.jit(make)(jax.tree.leaves(arguments)))
 
     def own(self, params: Any) -> Any:
         """This worker's part of the tree of parameters, as ``init`` makes it. Does not block."""
-        leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
-        self._check_structure(structure)
-        holding = self._known_cut.holding
-        return self._tree(structure, {leaf: holding.take(leaf, leaves[leaf]) for leaf in holding.leaves})
+        cut = self._known_cut
+        layout, holding = cut.traced.layouts[0], cut.holding
+        leaves = layout.leaves(params, "the tree of parameters")
+        return layout.filled(params, {leaf: holding.take(leaf, leaves[leaf]) for leaf in holding.leaves})
 
     def clip_by_global_norm(self, max_norm: float) -> optax.GradientTransformation:
         """As ``optax.clip_by_global_norm``, over the gradients of all stages of the pipeline.
@@ -220,7 +226,7 @@ class Pipeline:
           0.100
         """
         cut = self._known_cut
-        return clip_by_global_norm(max_norm, cut.holding, cut.sharers(), cut.places)
+        return clip_by_global_norm(max_norm, cut.traced.layouts[0], cut.holding, cut.sharers(), cut.places)
 
     def __call__(self, params: Any, *arguments: Any) -> Any:
         """The loss and the gradients of this worker's parameters.
@@ -243,7 +249,7 @@ class Pipeline:
         if _compat.is_tracing():
             raise ConfigError(f"pipeline: value_and_grad was called inside a traced function; {_HOW_TO_SPLIT}")
         if self._cut is None:
-            self._cut = self._make_cut(params, arguments)
+            self._cut = self._cut_for(params, arguments)
         if self._engine is None:
             self._engine = Engine(self._cut)
         return self._engine.run(params, arguments)
@@ -254,12 +260,20 @@ class Pipeline:
             raise ConfigError("pipeline: nothing has been cut yet; call cut() with the shapes of the parameters first")
         return self._cut
 
+    def _cut_for(self, params: Any, arguments: Sequence[Any]) -> Cut:
+        """The cut of a function that is called before ``cut`` was: are the parameters whole?"""
+        try:
+            return self._make_cut(params, arguments)
+        except JaxheteroError:
+            raise
+        except Exception as error:
+            if None in jax.tree.leaves(params, is_leaf=lambda node: node is None):
+                raise ConfigError(f"{_HOW_TO_CUT}. The loss raised {type(error).__name__}: {error}") from error
+            raise
+
     def _make_cut(self, params: Any, arguments: Sequence[Any]) -> Cut:
-        if any(map(is_leaf, jax.tree.leaves(params, is_leaf=is_leaf))):
-            raise ConfigError(
-                "pipeline: some parameters are None, or Rows; give cut() the shapes of all parameters, for example "
-                "those of jax.eval_shape(init_fn), before the function is called with those of one worker"
-            )
+        if any(isinstance(leaf, Rows) for leaf in jax.tree.leaves(params, is_leaf=is_leaf)):
+            raise ConfigError(_HOW_TO_CUT)
         current = world.current()
         workers = self._wishes.stages or current.size
         scan_parts = _SCAN_PARTS_PER_STAGE * workers * (self._wishes.stages_per_worker or 2)
@@ -274,14 +288,3 @@ class Pipeline:
         stages = make_stages(operations, decision.partition.edges)
         check_digest(cut_digest(decision.schedule, decision.partition.edges, stages), "the cut")
         return Cut(traced, self._signature, operations, decision, places, stages)
-
-    def _check_structure(self, structure: Any) -> None:
-        wanted = self._known_cut.traced.trees[0].num_leaves
-        if structure.num_leaves != wanted:
-            raise ConfigError(
-                f"pipeline: the tree has {structure.num_leaves} leaves; the one that was cut has {wanted}"
-            )
-
-    @staticmethod
-    def _tree(structure: Any, leaves: dict[int, Any]) -> Any:
-        return jax.tree.unflatten(structure, [leaves.get(number) for number in range(structure.num_leaves)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import _compat
+from jaxhetero._collectives.moved import word_type
 from jaxhetero.errors import ConfigError
 
 
@@ -42,11 +44,15 @@ class Value:
 def aval_bytes(aval: Any) -> int:
     """The size in memory of an array of this type."""
     count = int(math.prod(aval.shape))
-    try:
-        item_bytes: int = np.dtype(aval.dtype).itemsize
-    except TypeError:  # a key of jax.random
-        item_bytes = 16
-    return count * item_bytes
+    return count * _item_bytes(aval.dtype)
+
+
+@functools.cache
+def _item_bytes(dtype: Any) -> int:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        words, _ = word_type(jax.ShapeDtypeStruct((), dtype))
+        return int(words.size * words.dtype.itemsize)
+    return int(np.dtype(dtype).itemsize)
 
 
 # An operand: a value, or a constant that is written in the program.

@@ -116,7 +116,7 @@ class Operations:
             if value in self.uses:
                 made.append(position)
                 used.append(self.uses[value])
-                sizes.append(_size_of(value))
+                sizes.append(float(value.bytes))
         for first, last in self._state_spans():
             made.append(first)
             used.append([last])
@@ -133,11 +133,3 @@ class Operations:
             if users and min(users) < max(users):
                 spans.append((min(users), max(users)))
         return spans
-
-
-def _size_of(value: Value) -> float:
-    try:
-        np.dtype(value.aval.dtype)
-    except TypeError:  # a key of jax.random: it has no bytes that could be sent
-        return FORBIDDEN
-    return float(value.bytes)

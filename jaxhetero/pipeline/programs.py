@@ -178,7 +178,7 @@ def compiled(function: Callable[..., Any], *shapes: Any, donate_argnums: int | t
 
 def sum_dtype(dtype: Any) -> Any:
     """In which the gradients of a parameter are added up: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32)
 
 
 def _sum_shape(value: Value) -> jax.ShapeDtypeStruct:
