@@ -50,6 +50,17 @@ def test_number_of_stages_and_schedule_may_be_chosen(costs: str) -> None:
     assert len({worker["stages"] for worker in found}) == 1
 
 
+def test_none_of_the_user_and_values_of_any_dtype() -> None:
+    """In parameters, batch, state, optimizer and checkpoint; keys, bools, int4 and float8 from stage to stage."""
+    for worker in run("pipeline_values.py", workers=2, reducers=1):
+        found = worker["none_is_the_users"]
+        assert found.pop("parted")
+        assert max(found.values()) < 1e-6
+        assert worker["stages_send_every_dtype"]["received"]
+        assert worker["stages_send_every_dtype"]["gradients"] < 1e-6
+        assert worker["gathered_keys"] == {"same": True, "nobody": True}
+
+
 def train(workers: int, model: dict[str, Any], **cut: Any) -> list[Any]:
     """What each worker has found; each drew its own parameters, and a checkpoint has everything."""
     found = run("pipeline_training.py", json.dumps(model), json.dumps(cut), workers=workers, reducers=1)

@@ -2,6 +2,7 @@
 
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,8 @@ W, X = jnp.ones(3), jnp.ones((8, 3))
         (lambda w, x: (good(w, x), jnp.all(x > 0)), W, (X,), {"has_aux": True}, "one is bool"),
         (lambda w, s, x: (good(w, x), s[:1]), W, (X[0], X), {"state_argnum": 1}, "keeps its shape"),
         (good, [W, None], (X,), {}, "give cut"),
+        (good, {"w": W, "act": jnp.tanh}, (X,), {}, r"\['act'\] of argument 0 is a .* and no array.*eqx.partition"),
+        (lambda w, x: (good(w, x), jax.random.key(0)), W, (X,), {"has_aux": True}, "one is key<fry>"),
         (good, W, (X,), {"stages": 2}, "1 workers cannot be pipelines of 2"),
         (good, W, (X,), {"stages_per_worker": 50}, "too few for 50 stages"),
         (good, W, (X,), {"memory_bytes": 10}, "no cut into stages of at most 10 bytes"),
@@ -282,6 +285,37 @@ def test_bad_input(loss: Any, params: Any, arguments: Any, settings: dict[str, A
     options = {"stages": 1, "schedule": "breadth_first", "stages_per_worker": 1} | settings
     with pytest.raises(ConfigError, match=message):
         jaxhetero.pipeline.value_and_grad(loss, microbatches=MICROBATCHES, **options)(params, *arguments)
+
+
+def test_a_leaf_in_the_place_of_none_is_refused() -> None:
+    grad_fn = cut(Model(lambda params, x: good(params[0], x), [W, None], (X,)), 1)
+    grad_fn.cut([W, None], X)
+    with pytest.raises(ConfigError, match="parameters has a leaf at place 1, for which the loss was cut with None"):
+        grad_fn.own([W, W])
+    with pytest.raises(ConfigError, match="argument 0 has 1 leaves, with each None; the loss was cut for 2"):
+        grad_fn([W], X)
+
+
+def test_a_key_that_a_scan_carries_does_not_move_the_cut() -> None:
+    """Equal layers are cut in the middle, whether a key for dropout goes with the activations or not."""
+    params = jnp.stack([jnp.eye(16)] * 8)
+
+    def loss(params: Any, x: Any, key: Any, *, draws: bool) -> Any:
+        def layer(carry: Any, kernel: Any) -> Any:
+            x, key = carry
+            key = jax.random.fold_in(key, x[0, 0].astype(int)) if draws else key
+            return (jnp.tanh(x @ kernel), key), None
+
+        (x, key), _ = jax.lax.scan(layer, (x, key), params)
+        return jnp.mean(x * jax.random.bernoulli(key, 0.5, x.shape))
+
+    keys = jax.random.key(0)
+    for draws in (False, True):
+        model = Model(partial(loss, draws=draws), params, (jnp.ones((8, 16)), keys), {"whole_argnums": (2,)})
+        report = cut(model, 2).cut(params, *model.arguments)
+        assert [round(stage.cost, 1) for stage in report.stages] == [0.5, 0.5]
+        _, grads = cut(model, 2)(params, *model.arguments)
+        assert max(errors(grads, reference(model, params, model.arguments)[1])) < 1e-6
 
 
 def test_a_bad_call_does_no_harm() -> None:

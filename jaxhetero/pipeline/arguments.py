@@ -27,14 +27,14 @@ def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _shape_in(argnum: int, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     """Of a leaf of an argument."""
-    try:
-        return shape_of(leaf)
-    except TypeError as error:
+    shape = shape_of(leaf)
+    if getattr(shape.dtype, "kind", "V") in "OSU":  # objects and texts of NumPy
         raise ConfigError(
             f"pipeline: {jax.tree_util.keystr(path)} of argument {argnum} is a {type(leaf).__name__} and no array; let "
             "the loss close over it, and give the arrays alone, with None in its place: Equinox has eqx.partition and "
             "eqx.combine for this"
-        ) from error
+        )
+    return shape
 
 
 @dataclass(frozen=True)
