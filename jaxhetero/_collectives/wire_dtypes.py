@@ -35,6 +35,11 @@ def is_float8(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize == 1)
 
 
+def sum_dtype(dtype: Any) -> Any:
+    """In which values of a floating dtype are added up where it is up to us: at least float32."""
+    return jnp.dtype(dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32)
+
+
 def check_wire_dtype(wire_dtype: Any, label: str) -> None:
     """Raise ``ConfigError`` for anything but None and the 16-bit floats."""
     if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in _WIRE_DTYPES:

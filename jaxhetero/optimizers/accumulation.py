@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxhetero._collectives.wire_dtypes import sum_dtype
 from jaxhetero.errors import ConfigError
 from jaxhetero.optimizers._conditional import update_if
 
@@ -80,7 +81,8 @@ def accumulate_gradients(inner: optax.GradientTransformation, every: int) -> opt
     ) -> tuple[optax.Updates, AccumulationState]:
         # A running mean: the sum of some float16 gradients could leave the range of float16, which inner gets.
         count = state.micro_step + 1
-        mean = jax.tree.map(lambda old, new: old + (new - old) / count, state.mean, updates)
+        with jax.numpy_dtype_promotion("standard"):  # of the count, and of 16 bits
+            mean = jax.tree.map(lambda old, new: old + (new - old) / count, state.mean, updates)
         is_last = count == every
         gradients = jax.tree.map(lambda leaf, given: leaf.astype(given.dtype), mean, updates)
         new_updates, inner_state = update_if(is_last, inner, gradients, state.inner_state, params, extra)
@@ -92,4 +94,4 @@ def accumulate_gradients(inner: optax.GradientTransformation, every: int) -> opt
 
 
 def _zeros(param: jax.Array) -> jax.Array:
-    return jnp.zeros_like(param, dtype=jnp.promote_types(param.dtype, jnp.float32))
+    return jnp.zeros_like(param, dtype=sum_dtype(param.dtype))

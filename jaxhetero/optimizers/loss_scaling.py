@@ -37,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxhetero._collectives.wire_dtypes import sum_dtype
 from jaxhetero.errors import ConfigError
 from jaxhetero.optimizers._conditional import update_if
 
@@ -211,4 +212,4 @@ def _all_finite(tree: optax.Updates) -> jax.Array:
 
 def _unscale(gradient: jax.Array, scale: jax.Array) -> jax.Array:
     """In float32 at least: a division in float16 would lose small gradients again."""
-    return gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32)) / scale
+    return gradient.astype(sum_dtype(gradient.dtype)) / scale

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxhetero._collectives.wire_dtypes import sum_dtype
 from jaxhetero.collectives import psum
 from jaxhetero.pipeline.layout import Layout
 from jaxhetero.pipeline.places import Places
-from jaxhetero.pipeline.programs import sum_dtype
 from jaxhetero.pipeline.rows import Holding
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def clip_by_global_norm(
             square = psum(square, workers=workers, name="pipeline.clip_by_global_norm")
         norm = jnp.sqrt(square)
         factor = jnp.where(norm > max_norm, max_norm / norm, 1.0)
-        return jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), grads), state
+        with jax.numpy_dtype_promotion("standard"):  # of 16 bits, and the factor of 32
+            return jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), grads), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

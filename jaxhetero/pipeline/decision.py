@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from jaxhetero._collectives.wire_dtypes import sum_dtype
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.costs import BACKWARD
 from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.partition import Fits, Partition, cut
-from jaxhetero.pipeline.programs import sum_dtype
 from jaxhetero.pipeline.schedules import NAMES, Kind, Schedule, ScheduleName, Task, make_schedule
 from jaxhetero.pipeline.simulation import Network, Simulation, simulate
 

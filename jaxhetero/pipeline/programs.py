@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxhetero._collectives.wire_dtypes import sum_dtype
 from jaxhetero.pipeline.graph import Equation, Graph, Value, evaluate, live, trace
 from jaxhetero.pipeline.rows import Holding
 from jaxhetero.pipeline.stages import Stage
@@ -174,11 +175,6 @@ def compiled(function: Callable[..., Any], *shapes: Any, donate_argnums: int | t
             return program(*arguments)
 
     return run
-
-
-def sum_dtype(dtype: Any) -> Any:
-    """In which the gradients of a parameter are added up: at least float32."""
-    return jnp.dtype(dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32)
 
 
 def _sum_shape(value: Value) -> jax.ShapeDtypeStruct:

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 
+from jaxhetero._collectives.wire_dtypes import sum_dtype
 from jaxhetero.collectives import psum
 from jaxhetero.pipeline.graph import Graph
 from jaxhetero.pipeline.places import Places
-from jaxhetero.pipeline.programs import compiled, sum_dtype
+from jaxhetero.pipeline.programs import compiled
 from jaxhetero.pipeline.schedules import Schedule
 from jaxhetero.pipeline.stages import Stage
 
