@@ -7,15 +7,18 @@ checked with JAX 0.10.2 and 0.12.0. When a later JAX changes one, tests of the c
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax._src import core, distributed, effects, source_info_util
+from jax._src import core, distributed, effects, source_info_util, tree, tree_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
@@ -362,6 +365,56 @@ def equation_source(equation: Equation) -> str:
 def equation_functions(equation: Equation) -> list[str]:
     """The functions of the user's program, and of libraries, in which an equation was made; the innermost first."""
     return [frame.function_name for frame in source_info_util.user_frames(equation.source_info.traceback)]
+
+
+def describe_flattener() -> str | None:
+    """Who takes a node of a pytree apart, called in the node's ``tree_flatten``; None if JAX does so to carry it.
+
+    JAX carries nodes in and out of functions. Out of a branch of ``lax.cond`` it carries those of ours alone: the other
+    branch has to give such a node as well. And nobody computes with a structure that has no leaves.
+
+    Why: JAX does not tell a node who asks, and its own files are told by their names. Since 0.10.
+    """
+    frames = _frames_from(2)
+    asked = [frame.f_code.co_name for frame in itertools.takewhile(_is_of_trees, frames)]
+    rest = frames[len(asked) :]
+    passed = [frame.f_code.co_filename for frame in itertools.takewhile(_is_of_jax, rest)]
+    callers = rest[len(passed) :]
+    in_branch = any(name.endswith("conditionals.py") for name in passed)
+    is_carried = (passed or not asked) and not (in_branch and _package(callers[0]) != __package__)
+    if is_carried or "tree_structure" in asked or not callers:
+        return None
+    who = callers[0]
+    user = next((frame for frame in callers if not _is_of_jax(frame) and _package(frame) != _package(who)), who)
+    name = who.f_code.co_qualname.split(".<locals>.update")[0]
+    where = " in a branch of jax.lax.cond" if in_branch else ""
+    return f"{name} ({_place(who)}; called from {_place(user)}){where}"
+
+
+def _frames_from(depth: int) -> list[FrameType]:
+    """Of the functions that run, the innermost first: from the caller's caller on for a ``depth`` of 2."""
+    frames = []
+    frame = inspect.currentframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[1 + depth :]
+
+
+def _is_of_trees(frame: FrameType) -> bool:
+    return frame.f_code.co_filename in {tree.__file__, tree_util.__file__}
+
+
+def _is_of_jax(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(str(Path(jax.__file__).parent))
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def is_tracing() -> bool:

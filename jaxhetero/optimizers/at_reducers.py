@@ -402,7 +402,7 @@ def _replacing(weights: Any, params: Any) -> Any:
     """The updates that make ``params`` these weights, in their own dtypes."""
     if params is None:
         return jax.tree.map(NewWeights, weights)
-    return jax.tree.map(lambda leaf, param: NewWeights(leaf.astype(param.dtype)), weights, params)
+    return jax.tree.map(lambda leaf, param: NewWeights(leaf.astype(param.dtype), param), weights, params)
 
 
 def _slot_leaf(plan: _Plan, leaf: int, slot: int) -> int | None:
