@@ -426,13 +426,15 @@ class _Step:
 
     def run(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The weights, the versions of the buckets, and the totals that workers need."""
-        most = max((len(bucket.stages) for bucket in self._plan.buckets), default=0)
-        for number in range(most - 1):
-            for index, bucket in enumerate(self._plan.buckets):
-                if number < len(bucket.stages) - 1:
-                    (totals,) = self._run_stage(index, number)
-                    self._measured[index].append(totals)
-                    self._totals |= zip(bucket.stages[number].totals, totals, strict=True)
+        measures = [
+            (stage.level, index, number)
+            for index, bucket in enumerate(self._plan.buckets)
+            for number, stage in enumerate(bucket.stages[:-1])
+        ]
+        for _, index, number in sorted(measures):
+            (totals,) = self._run_stage(index, number)
+            self._measured[index].append(totals)
+            self._totals |= zip(self._plan.buckets[index].stages[number].totals, totals, strict=True)
         for index, bucket in enumerate(self._plan.buckets):
             self._run_stage(index, len(bucket.stages) - 1)
         totals = [self._totals[number] for number in self._plan.update.returned_totals]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxhetero.optimizers._programs.program import OutputType, Program
-from jaxhetero.optimizers._programs.update import Leaf, Origin, Source, Update
+from jaxhetero.optimizers._programs.update import Leaf, Origin, Pass, Source, Update
 
 _CONSTANT, _SENT, _DERIVED = 1, 2, 3
 
@@ -24,11 +24,13 @@ class Stage:
       sent: the scalars that workers send: the totals of the bucket's earlier measures, in their order; other totals
         and the workers' own numbers.
       totals: the numbers of the totals that a measure gives.
+      level: of a measure, as of its passes.
     """
 
     description: bytes
     sent: tuple[Source, ...]
     totals: tuple[int, ...]
+    level: int
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,12 @@ def plan_bucket(update: Update, leaves: Sequence[int], sizes: Sequence[int], wei
       weights: as what workers get the weights.
     """
     members = [update.leaves[leaf] for leaf in leaves]
-    stage_count = max(len(member.passes) for member in members)
     state_count = max(len(member.states) for member in members)
     stages: list[Stage] = []
-    for number in range(stage_count - 1):
-        runs = [_measure(update, member, number) for member in members]
+    for level in sorted({pass_.level for member in members for pass_ in member.passes[:-1]}):
+        runs = [_measure(update, member, level) for member in members]
         stages.append(_Writer(update, stages).stage(runs, sizes, state_count, OutputType.F32, has_outputs=False))
-    runs = [_run(update, member, len(member.passes) - 1) for member in members]
+    runs = [_run(update, member.passes[-1]) for member in members]
     stages.append(_Writer(update, stages).stage(runs, sizes, state_count, weights, has_outputs=True))
     return BucketPlan(tuple(leaves), 1 + state_count, tuple(stages))
 
@@ -74,18 +75,17 @@ class _Run:
     program: Program
     scalars: tuple[Source, ...] = ()
     totals: tuple[int, ...] = ()
+    level: int = 0
 
 
-def _run(update: Update, leaf: Leaf, number: int) -> _Run:
-    pass_ = leaf.passes[number]
-    return _Run(update.programs[pass_.program], pass_.scalars, pass_.totals)
+def _run(update: Update, pass_: Pass) -> _Run:
+    return _Run(update.programs[pass_.program], pass_.scalars, pass_.totals, pass_.level)
 
 
-def _measure(update: Update, leaf: Leaf, number: int) -> _Run:
-    """Of a leaf that has fewer sums than others of its bucket: a pass that does nothing."""
-    if number < len(leaf.passes) - 1:
-        return _run(update, leaf, number)
-    return _Run(Program(2 + len(leaf.states), 0, 0, (), (), ()))
+def _measure(update: Update, leaf: Leaf, level: int) -> _Run:
+    """Of a leaf that has no sums of this level, as others of its bucket have: a pass that does nothing."""
+    nothing = _Run(Program(2 + len(leaf.states), 0, 0, (), (), ()))
+    return next((_run(update, pass_) for pass_ in leaf.passes[:-1] if pass_.level == level), nothing)
 
 
 class _Writer:
@@ -117,7 +117,8 @@ class _Writer:
         programs = [struct.pack("<I", len(encoded)) + encoded for encoded in map(Program.encode, self._programs)]
         head = struct.pack("<IIIBB", len(self._sent), state_count, len(self._totals), weights, has_outputs)
         description = head + _list(programs) + _list(self._derivations) + _list(leaves)
-        return Stage(description, tuple(self._sent), tuple(self._totals))
+        level = max(run.level for run in runs)
+        return Stage(description, tuple(self._sent), tuple(self._totals), level)
 
     def _pass(self, run: _Run) -> bytes:
         scalars = _list([self._scalar(source) for source in run.scalars])
@@ -134,7 +135,7 @@ class _Writer:
         """The number of a derived scalar here; those that it needs come before it."""
         if number not in self._derived:
             pass_ = self._update.derived[number]
-            encoded = self._pass(_Run(self._update.programs[pass_.program], pass_.scalars))
+            encoded = self._pass(_run(self._update, pass_))
             self._derived[number] = len(self._derivations)
             self._derivations.append(encoded)
         return self._derived[number]

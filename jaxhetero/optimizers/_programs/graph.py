@@ -6,6 +6,7 @@ on any input is computed here; and the same call with the same operands is there
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero._compat import Equation, bind, equation_functions, equation_source, inner_programs
+from jaxhetero.optimizers._programs.vectors import FOLDS, MOST_ITEMS, MOVES, Items, as_items, folded, mapped, moved
 
 Primitive: TypeAlias = Any
 
@@ -54,6 +56,13 @@ class Constant(Value):
     """What is known when the function is traced."""
 
     value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Value):
+    """A small array, by its items: sums over tensors, such as norms that were stacked, and what is computed of them."""
+
+    items: Items
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +105,8 @@ class Call:
 
 def sums_before(value: Value) -> int:
     """How many sums come one after the other up to a value."""
+    if isinstance(value, Listed):
+        return max(map(sums_before, value.items.flat))
     return value.call.sums if isinstance(value, Result) else 0
 
 
@@ -115,8 +126,10 @@ class Graph:
         self._constants: dict[Any, Constant] = {}
         self._choices: dict[Value, tuple[Value, Value, Value] | None] = {}
         self._current: Any = None  # the equation from which calls are made
+        # The equation that runs a jitted function. JAX traces that once, and knows its first caller alone.
+        self._caller: Any = None
         self.inputs = [Input(tuple(v.aval.shape), v.aval.dtype, i) for i, v in enumerate(traced.jaxpr.invars)]
-        self.outputs = self._run(traced, self.inputs)
+        self.outputs = [self._whole(value) for value in self._run(traced, self.inputs)]
 
     def _run(self, program: Any, operands: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr."""
@@ -134,12 +147,21 @@ class Graph:
         return [read(atom) for atom in open_program.outvars]
 
     def _equation(self, equation: Equation, operands: list[Value]) -> list[Value]:
-        self._current = equation
+        self._current = self._caller or equation
         name, inner = equation.primitive.name, list(inner_programs(equation.params))
         if name == "cond":
             return self._choice(inner, operands[0], operands[1:])
         if inner and name not in _LOOPS:
-            return self._run(inner[0], operands)
+            outer = self._caller
+            self._caller = outer or (equation if _is_of_tx(equation) else None)
+            results = self._run(inner[0], operands)
+            self._caller = outer
+            return results
+        if name in ELEMENTWISE:
+            operands = self._spread(equation, operands)
+        listed = self._listed(equation, operands)
+        if listed is not None:
+            return listed
         other = self._rewritten(equation, operands) or self._summed(equation, operands)
         if other is not None:
             return [other]
@@ -151,13 +173,69 @@ class Graph:
         operands = [self._as_array(value, shape) for value, shape in zip(operands, shapes, strict=True)]
         return self.call(equation.primitive, equation.params, operands, dtypes, [shape for shape, _ in types])
 
+    def _spread(self, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+        """The operands of an elementwise equation; those that JAX repeats along an axis of length 1, repeated."""
+        shape, _ = _type(equation.outvars[0])
+        return [
+            value if _is_as_good_in(shape, value) else self._repeated(value, _type(variable)[0], shape)
+            for value, variable in zip(operands, equation.invars, strict=True)
+        ]
+
+    def _repeated(self, value: Value, given: tuple[int, ...], shape: tuple[int, ...]) -> Value:
+        params = {"shape": shape, "broadcast_dimensions": tuple(range(len(shape))), "sharding": None}
+        items = self._items(value, given)
+        if items is not None:
+            return self._of_items(moved(jax.lax.broadcast_in_dim_p, params, [items], [])[0])
+        value = self._as_array(value, given)
+        return self.call(jax.lax.broadcast_in_dim_p, params, [value], [value.dtype], [shape])[0]
+
+    def _listed(self, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+        """The results of an equation that moves or combines items of small arrays; None of any other."""
+        name, params = equation.primitive.name, equation.params
+        is_listed = [isinstance(value, Listed) for value in operands]
+        if name in FOLDS and is_listed == [True]:
+            items = self._items(operands[0], operands[0].shape)
+            axes = params["axes"]
+            return [self._of_items(folded(functools.partial(self.apply, FOLDS[name]), items, axes))]
+        if name not in MOVES or not (any(is_listed) or MOVES[name] is None):
+            return None
+        count = MOVES[name] or len(operands)
+        shapes = [_type(variable)[0] for variable in equation.invars]
+        arrays = [self._items(*pair) for pair in zip(operands[:count], shapes, strict=False)]
+        others = [value.value for value in operands[count:] if isinstance(value, Constant)]
+        known = [items for items in arrays if items is not None]
+        is_small = sum(math.prod(_type(variable)[0]) for variable in equation.outvars) <= MOST_ITEMS
+        if len(known) + len(others) < len(operands) or not is_small or all(isinstance(v, Constant) for v in operands):
+            return None
+        return [self._of_items(items) for items in moved(equation.primitive, params, known, others)]
+
+    def _items(self, value: Value, shape: tuple[int, ...]) -> Items | None:
+        """The items of a small array that JAX thinks to have this shape; None if they are not known one by one."""
+        if value.shape == () and math.prod(shape) <= MOST_ITEMS:
+            return as_items(value, shape)
+        if isinstance(value, Constant) and math.prod(value.shape) <= MOST_ITEMS:
+            return mapped(lambda item: self.constant(item, value.dtype))(np.reshape(value.value, shape).astype(object))
+        return value.items if isinstance(value, Listed) else None
+
+    def _of_items(self, items: Items) -> Value:
+        return items.flat[0] if items.size == 1 else Listed(items.shape, items.flat[0].dtype, items)
+
+    def _whole(self, value: Value) -> Value:
+        """A value for a primitive that cannot take it item by item."""
+        if not isinstance(value, Listed):
+            return value
+        rows = [self._as_array(item, (1,)) for item in value.items.flat]
+        flat = self.call(jax.lax.concatenate_p, {"dimension": 0}, rows, [value.dtype], [(len(rows),)])[0]
+        return self._as_array(flat, value.shape)
+
     def _rewritten(self, equation: Equation, operands: Sequence[Value]) -> Value | None:
         """The result of an elementwise equation that needs no call, or another one."""
         if not operands:
             return None
         name, first, last = equation.primitive.name, operands[0], operands[-1]
         shape, dtype = _type(equation.outvars[0])
-        if name in {"broadcast_in_dim", "reshape", "squeeze"} and _is_as_good_in(shape, first):
+        keeps_order = equation.params.get("dimensions") is None or name == "squeeze"
+        if name in {"broadcast_in_dim", "reshape", "squeeze"} and keeps_order and _is_as_good_in(shape, first):
             return first
         if name == "convert_element_type" and first.dtype == dtype:
             return first
@@ -195,6 +273,7 @@ class Graph:
 
     def _as_array(self, value: Value, shape: tuple[int, ...]) -> Value:
         """The value in the shape that JAX thinks it has, for a primitive to which the shape matters."""
+        value = self._whole(value)
         if value.shape == tuple(shape):
             return value
         primitive = jax.lax.broadcast_in_dim_p if value.shape == () else jax.lax.reshape_p
@@ -221,6 +300,8 @@ class Graph:
         """
         if value.shape == ():
             return self.apply(jax.lax.mul_p, value, self.constant(math.prod(shape), value.dtype))
+        if isinstance(value, Listed):
+            return self._of_items(folded(functools.partial(self.apply, jax.lax.add_p), value.items, range(len(shape))))
         choice = self._uniform_choice(value)
         if choice is not None and max(map(sums_before, choice[1:])) < sums_before(value):
             predicate, when_false, when_true = choice
@@ -288,6 +369,16 @@ class Graph:
           dtypes: of the results.
           shapes: of the results. ``None`` where each element is computed from the same element of the operands.
         """
+        if shapes is None and any(isinstance(value, Listed) for value in operands):
+            return self._by_items(primitive, params, operands, dtypes)
+        chosen = self._chosen_number(operands) if shapes is None and primitive.name != "select_n" else None
+        if chosen is not None:
+            place, predicate, *cases = chosen
+            results = [
+                self.call(primitive, params, [*operands[:place], case, *operands[place + 1 :]], dtypes, None)[0]
+                for case in cases
+            ]
+            return [self.select(predicate, *results)]
         key = (primitive, repr(params), tuple(operands))
         if key in self._known:
             return self._known[key]
@@ -303,6 +394,39 @@ class Graph:
         self._known[key] = list(call.results)
         return self._known[key]
 
+    def _chosen_number(self, operands: Sequence[Value]) -> tuple[int, Value, Value, Value] | None:
+        """``i, p, a, b`` where operand ``i`` is the whole number ``b if p else a``, and ``p`` depends on sums.
+
+        Programs have no whole numbers. They need none where those that depend on sums, such as how many steps in a row
+        had a gradient that was not finite, are chosen among numbers of the workers.
+        """
+        for place, value in enumerate(operands):
+            if not isinstance(value, Result) or value.shape != () or not np.issubdtype(value.dtype, np.integer):
+                continue
+            call = value.call
+            if sums_before(call.operands[0]) == 0:
+                continue
+            if call.name == "select_n" and len(call.operands) == 3:
+                return (place, *call.operands)
+            if call.name == "convert_element_type" and call.operands[0].dtype == bool:
+                zero, one = (self.constant(number, value.dtype) for number in (0, 1))
+                return place, call.operands[0], zero, one
+        return None
+
+    def _by_items(
+        self, primitive: Primitive, params: dict[str, Any], operands: Sequence[Value], dtypes: Sequence[Any]
+    ) -> list[Value]:
+        """The results of an elementwise call on small arrays: one call for each item, if all are known by items."""
+        shape = max((value.shape for value in operands), key=len)
+        arrays = [self._items(value, value.shape) for value in operands]
+        if any(items is None for items in arrays):
+            return self.call(primitive, params, [self._whole(value) for value in operands], dtypes, None)
+
+        def item(*values: Value) -> Value:
+            return self.call(primitive, params, values, dtypes, None)[0]
+
+        return [self._of_items(np.broadcast_to(mapped(item)(*arrays), shape))]
+
     def _compute(self, primitive: Primitive, params: dict[str, Any], operands: Sequence[Value]) -> list[Value]:
         with jax.ensure_compile_time_eval():
             found = bind(primitive, params, [value.value for value in operands if isinstance(value, Constant)])
@@ -311,6 +435,11 @@ class Graph:
     def _known_array(self, array: Any) -> Constant:
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.extended)
         return self.constant(array) if is_key else self.constant(np.asarray(array), array.dtype)
+
+
+def _is_of_tx(equation: Equation) -> bool:
+    """Whether the transformation made the equation, and not ``lower``, where all of the transformation is jitted."""
+    return not equation_functions(equation)[0].startswith("lower.<locals>")
 
 
 def _type(variable: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -51,6 +51,10 @@ class Homes:
         assert isinstance(value, Result)
         return self._calls[value.call]
 
+    def is_total(self, call: Call) -> bool:
+        """Whether a call adds up a tensor of the reducers."""
+        return call.name == SUM and self[call.operands[0]] >= 0
+
     def _known(self, state: int) -> set[Home]:
         """What needs no change: a number made of totals goes back to the workers, and is theirs in the next step."""
         home = self._inputs.get(state, WORKERS)
@@ -85,7 +89,7 @@ def needed_calls(homes: Homes, home: Home, values: Sequence[Value]) -> list[Call
             continue
         call = value.call
         needed.add(call)
-        if not (home == TOTALS and call.name == SUM):
+        if not homes.is_total(call):
             waiting += [operand for operand in call.operands if homes[operand] == home]
     return in_order(needed)
 

@@ -19,6 +19,7 @@ from jaxhetero.optimizers._programs.homes import NOWHERE, TOTALS, WORKERS, Home,
 from jaxhetero.optimizers._programs.program import Opcode, OutputType, Program
 from jaxhetero.optimizers._programs.rules import RULES, Writer
 from jaxhetero.optimizers._programs.update import Leaf, Origin, Pass, Source, Update
+from jaxhetero.optimizers._programs.vectors import MOVES
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 _DTYPES = {np.dtype(np.float32), _BFLOAT16, np.dtype(bool)}
@@ -52,7 +53,13 @@ def lower(tx: optax.GradientTransformation, params: Any, *, weights_dtype: Any =
         return jax.tree.unflatten(structure, shaped)
 
     def step(gradients: Sequence[Any], weights: Sequence[Any], state: Any) -> Any:
-        updates, state = tx.update(as_params(gradients), state, as_params(weights))
+        try:
+            updates, state = tx.update(as_params(gradients), state, as_params(weights))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "this optimizer cannot run on reducers: its update() takes more than gradients, state and params, as "
+                f"reducers have no extra arguments, such as value=..., to give; or it fails by itself: {error}"
+            ) from error
         return jax.tree.leaves(optax.apply_updates(as_params(weights), updates)), state
 
     # With an axis each, so that the element of a leaf without one is not taken for a number that all elements share.
@@ -91,7 +98,7 @@ class _Lowering:
         leaves = tuple(self._leaf(number) for number in range(self._leaf_count))
         kept = self._states[WORKERS]
         sent, after = list(self._sent), [self._next[number] for number in kept]
-        returned = [call for call in needed_calls(self._homes, TOTALS, after) if call.name == SUM]
+        returned = [call for call in needed_calls(self._homes, TOTALS, after) if self._homes.is_total(call)]
         compute_scalars = self._computation([], sent)
         compute_states = self._computation([call.results[0] for call in returned], after)
         shapes = [self._graph.inputs[number].shape for number in kept]
@@ -122,7 +129,8 @@ class _Lowering:
                 raise _refusal(self._next[number], f"keeps a state of {state.dtype} for each element")
         if any(self._homes[value] == NOWHERE for value in self._graph.outputs):
             culprits = (call for call in self._graph.calls if self._homes[call.results[0]] == NOWHERE)
-            raise _refusal(next(culprits).results[0], "combines elements of several tensors")
+            culprit = next(culprits)
+            raise _refusal(culprit.results[0], f"calls {culprit.name}, which combines elements of several tensors")
 
     def _outputs(self, leaf: int) -> list[tuple[Value, OutputType]]:
         """The weights, the states, and the weights for the workers if those are of another type."""
@@ -139,7 +147,7 @@ class _Lowering:
             homes = {self._homes[value] for value in waiting}
             calls = [call for home in homes for call in needed_calls(self._homes, home, waiting)]
             scalars = [*waiting, *(operand for call in calls for operand in call.operands)]
-            totals = {call for call in needed_calls(self._homes, TOTALS, scalars) if call.name == SUM}
+            totals = {call for call in needed_calls(self._homes, TOTALS, scalars) if self._homes.is_total(call)}
             for call in totals:
                 if call.results[0].shape != ():
                     raise _refusal(call.results[0], f"calls {SUM} over some axes, and programs add up whole tensors")
@@ -183,10 +191,12 @@ class _Lowering:
         if not program.is_small:
             raise _refusal(outputs[0][0] if outputs else sums[0].results[0], "needs a program that is too large")
         number = self._programs.setdefault(program, len(self._programs))
-        return Pass(number, tuple(scalars), tuple(self._totals[call] for call in sums))
+        level = max((call.sums for call in sums), default=0)
+        return Pass(number, tuple(scalars), tuple(self._totals[call] for call in sums), level)
 
     def _source(self, value: Value) -> Source:
         """Where a program gets what is the same for all elements."""
+        self._check_scalars(value)
         if value.shape != ():
             made = f"that {value.call.name} makes" if isinstance(value, Result) else "that it was given"
             raise _refusal(value, f"uses an array {made}, which does not depend on gradients and parameters alone")
@@ -201,6 +211,12 @@ class _Lowering:
             self._derivations.append(self._pass(TOTALS, [], [], [(value, OutputType.F32)]))
             self._derived[value] = len(self._derived)
         return Source(Origin.DERIVED, self._derived[value])
+
+    def _check_scalars(self, value: Value) -> None:
+        """Refuses what is computed of sums by a primitive that needs all of a small array, such as a sort."""
+        for call in needed_calls(self._homes, TOTALS, [value]):
+            if not (self._homes.is_total(call) or call.name in RULES or call.name in MOVES):
+                raise _refusal(call.results[0], f"calls {call.name}, which no program can do")
 
     def _computation(
         self, given: Sequence[Value], wanted: Sequence[Value]
@@ -235,7 +251,7 @@ def _write(writer: Writer, call: Call, operands: Sequence[Operand]) -> Operand:
         raise _refusal(result, f"calls {call.name}, which no program can do")
     is_count = call.name == "convert_element_type" and call.operands[0].dtype == bool
     if result.dtype not in _DTYPES and not is_count:
-        raise _refusal(result, f"computes with {result.dtype}; programs compute with float32")
+        raise _refusal(result, f"calls {call.name} and computes with {result.dtype}; programs compute with float32")
     return RULES[call.name](writer, operands, call.params)
 
 

@@ -50,11 +50,13 @@ class Pass:
       program: its number.
       scalars: one source for each scalar of the program. The pass can run once they are known.
       totals: the number of the total that each summand of the program gives.
+      level: how many sums come one after the other up to these totals. They need those of lower levels alone.
     """
 
     program: int
     scalars: tuple[Source, ...]
     totals: tuple[int, ...] = ()
+    level: int = 0
 
 
 @dataclass(frozen=True)
