@@ -384,11 +384,19 @@ def describe_flattener() -> str | None:
     is_carried = (passed or not asked) and not (in_branch and _package(callers[0]) != __package__)
     if is_carried or "tree_structure" in asked or not callers:
         return None
+    return _describe(callers) + (" in a branch of jax.lax.cond" if in_branch else "")
+
+
+def describe_caller() -> str:
+    """Who calls a method of ours, by an operator that JAX may have been asked for. Why and since: as above."""
+    return _describe(list(itertools.dropwhile(_is_of_jax, _frames_from(2))))
+
+
+def _describe(callers: Sequence[FrameType]) -> str:
     who = callers[0]
     user = next((frame for frame in callers if not _is_of_jax(frame) and _package(frame) != _package(who)), who)
     name = who.f_code.co_qualname.split(".<locals>.update")[0]
-    where = " in a branch of jax.lax.cond" if in_branch else ""
-    return f"{name} ({_place(who)}; called from {_place(user)}){where}"
+    return f"{name} ({_place(who)}; called from {_place(user)})"
 
 
 def _frames_from(depth: int) -> list[FrameType]:

@@ -155,6 +155,11 @@ def rows(tx_or_function: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+def accumulated_if_finite() -> optax.GradientTransformation:
+    steps = optax.MultiSteps(optax.sgd(0.1), 2, should_skip_update_fn=optax.skip_not_finite)
+    return steps.gradient_transformation()
+
+
 REFUSED: dict[str, tuple[Callable[[], optax.GradientTransformation], str]] = {
     "noise": (lambda: optax.add_noise(0.1, 0.5, jax.random.key(0)), r"add_noise .* uses an array that mul makes"),
     "a primitive": (lambda: rows(jnp.tanh), r"rows \(test_updates.py:rows.* calls tanh, which no program can do"),

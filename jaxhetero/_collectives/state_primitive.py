@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
@@ -104,6 +104,16 @@ def _run_shared(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
     # A measure does not write the leaves.
     own = call.leaf_count if call.kind is Kind.MEASURE else 0
     return [*results[:own], *(devices.share(result, call.caller) for result in results[own:])]
+
+
+def _refuse_transform(name: str) -> Any:
+    def refuse(*_: Any, call: StateCall, **__: Any) -> Any:
+        raise ConfigError(
+            f"{call.label}: {name} cannot go through an optimizer on reducers, which keep one model: call init() and "
+            "update() outside of it, once for each model"
+        )
+
+    return refuse
 
 
 _lower_shared = mlir.lower_fun(_run_shared, multiple_results=True)
@@ -222,6 +232,8 @@ def _aliases(ctx: Any, operands: Sequence[Any], call: StateCall) -> dict[int, in
 
 PRIMITIVE.def_impl(as_program(PRIMITIVE, ("call",)))
 PRIMITIVE.def_abstract_eval(_abstract_eval)
+batching.primitive_batchers[PRIMITIVE] = _refuse_transform("jax.vmap")
+ad.primitive_jvps[PRIMITIVE] = _refuse_transform("a derivative")
 register_lowering(PRIMITIVE, _lower)
 register_lowering(PRIMITIVE, _lower_on_gpu, platform="cuda")
 _packed.def_abstract_eval(_packed_type)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from jaxhetero._compat import describe_flattener
+from jaxhetero._compat import describe_caller, describe_flattener
 from jaxhetero.errors import ConfigError
 
 _BITS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
@@ -51,7 +51,7 @@ class NewWeights:
 
     def __radd__(self, params: Any) -> Any:
         if self._replaced is not None and params is not self._replaced:
-            raise _refusal("a sum with something else than the parameters that update() was given")
+            raise _refusal(f"a sum with other parameters than update() was given, in {describe_caller()},")
         bits = jax.random.key_data(self._sealed)[..., 0].astype(_BITS[self._dtype.itemsize])
         return jax.lax.bitcast_convert_type(bits, self._dtype)
 
@@ -59,7 +59,7 @@ class NewWeights:
         return f"NewWeights({self._dtype}{list(jnp.shape(self._sealed))})"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal("arithmetic")
+        raise _refusal(f"arithmetic in {describe_caller()}")
 
     __add__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = __neg__ = __pos__ = __abs__ = _refuse

@@ -19,7 +19,7 @@ from jaxhetero._collectives.mesh_axes import AxisName, axis_names, classify
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.together import together
-from jaxhetero._collectives.wire_dtypes import check_wire_dtype, wire_bytes
+from jaxhetero._collectives.wire_dtypes import check_wire_dtype, primitive_wire_dtype, wire_bytes
 from jaxhetero._collectives.worker_devices import WorkerDevices
 from jaxhetero.buckets import make_buckets
 from jaxhetero.errors import ConfigError
@@ -31,9 +31,34 @@ from jaxhetero.optimizers._programs.program import OutputType
 from jaxhetero.optimizers._programs.update import Origin, Update
 
 _numbers = itertools.count()
-_UPDATES_OF_A_LIFE = 2**24
+# In place of a version, for a store of weights: see StateModels in xla_ffi/worker/state_models.h.
+_NEW_MODEL, _LATEST_MODEL = 0xFFFFFFFF, 0xFFFFFFFE
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Model:
+    """What the parameters of a model are, but for their values; and the optimizer that it has."""
+
+    optimizer: str
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype[Any], ...]
+
+    @classmethod
+    def of(cls, optimizer: str, params: Any) -> Model:
+        """That of these parameters."""
+        leaves, structure = jax.tree.flatten(params)
+        dtypes = tuple(np.dtype(jnp.result_type(leaf)) for leaf in leaves)
+        return cls(optimizer, structure, tuple(tuple(jnp.shape(leaf)) for leaf in leaves), dtypes)
+
+    def params(self, dtype: Any = None) -> Any:
+        """Their types, all of this dtype if it is given."""
+        types = zip(self.shapes, self.dtypes, strict=True)
+        leaves = [jax.ShapeDtypeStruct(shape, dtype or own) for shape, own in types]
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 class ReducersState(NamedTuple):
@@ -43,6 +68,7 @@ class ReducersState(NamedTuple):
       versions: for each bucket of weights, uint32[]: a number that grows with each update that the reducers make.
       own: the optimizer's state as optax has it. What stays with the workers is there, such as counts of steps and the
         scale of the loss, so that ``optax.tree.get`` and ``scale_loss`` find it. The rest is None.
+      model: which parameters it is the state for: their structure, shapes and dtypes. It has no arrays.
       weights: None, but in a world of one worker and no reducer. That worker has it all: these weights in float32, and
         the whole state in ``own``.
 
@@ -55,10 +81,11 @@ class ReducersState(NamedTuple):
 
     versions: tuple[jax.Array, ...]
     own: optax.OptState
+    model: Model
     weights: Any = None
 
 
-class ReducersOptimizer(optax.GradientTransformation):  # type: ignore[misc]  # optax has no types
+class ReducersOptimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]  # optax has no types
     """What ``on_reducers`` gives: a transformation of optax with two more methods.
 
     Example:
@@ -86,14 +113,18 @@ class ReducersOptimizer(optax.GradientTransformation):  # type: ignore[misc]  # 
         """
         return self._home.pull(state)
 
-    def push(self, params: Any, opt_state: optax.OptState) -> ReducersState:
+    def push(self, params: Any, opt_state: optax.OptState, state: ReducersState | None = None) -> ReducersState:
         """Give the reducers weights and a state of the optimizer, such as those of a checkpoint; those of rank 0 count.
 
         Every worker calls it. What the reducers kept before is gone.
 
+        Args:
+          params, opt_state: as ``pull`` gives them.
+          state: of the model whose place they take, if this optimizer has several; else of that which was made last.
+
         Does not block. Errors are those of ``init``.
         """
-        return self._home.push(params, opt_state)
+        return self._home.push(params, opt_state, state)
 
 
 def on_reducers(
@@ -126,7 +157,7 @@ def on_reducers(
       weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
       wire_dtype: as in ``jaxhetero.psum``, of the gradients.
       backups: 1: another reducer backs up each share, and the loss of a reducer changes no bit; 0: none does.
-      bucket_bytes: as in ``jaxhetero.psum``, counted in float32.
+      bucket_bytes: as in ``jaxhetero.psum``, counted in the dtypes of the parameters, of which each bucket has one.
       name: of the optimizer in messages; every worker makes the same optimizers in the same order.
 
     Returns:
@@ -171,7 +202,9 @@ def on_reducers(
     def init(params: Any) -> ReducersState:
         return home.init(params)
 
-    def update(gradients: Any, state: ReducersState, params: Any = None, **_: Any) -> tuple[Any, ReducersState]:
+    def update(gradients: Any, state: ReducersState, params: Any = None, **extra: Any) -> tuple[Any, ReducersState]:
+        if extra and isinstance(tx, optax.GradientTransformationExtraArgs):
+            raise ConfigError(f"{label}: update() is given {', '.join(extra)}, and reducers have no extra arguments")
         return home.update(gradients, state, params)
 
     optimizer = ReducersOptimizer(init, update)
@@ -183,8 +216,7 @@ def on_reducers(
 class _Plan:
     """What ``tx`` is for weights of certain shapes."""
 
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
+    model: Model
     update: Update
     buckets: tuple[BucketPlan, ...]
     opt_state: Any  # of shapes
@@ -211,32 +243,40 @@ class _Home:
     label: str
 
     def __post_init__(self) -> None:
-        self._plans: dict[Any, _Plan] = {}
-        self._lives = itertools.count(1)
+        self._plans: dict[Model, _Plan] = {}
 
     def init(self, params: Any) -> ReducersState:
-        return self._store(params, self.tx.init(params), is_new=True)
+        return self._store(Model.of(self.label, params), params, self.tx.init(params), _NEW_MODEL)
 
-    def push(self, params: Any, opt_state: Any) -> ReducersState:
-        return self._store(params, opt_state, is_new=False)
+    def push(self, params: Any, opt_state: Any, state: ReducersState | None) -> ReducersState:
+        if state is not None:
+            self._check(state, params, "params")
+            return self._store(state.model, params, opt_state, state)
+        # ``pull`` gives all weights in float32, whatever the model has.
+        model = Model.of(self.label, params)
+        model = next((known for known in reversed(self._plans) if known.shapes == model.shapes), model)
+        return self._store(model, params, opt_state, _LATEST_MODEL)
 
-    def _store(self, params: Any, opt_state: Any, *, is_new: bool) -> ReducersState:
-        """``is_new``: the state is that of ``tx.init``, of which reducers need not be told what is 0."""
-        self._check_dtypes(params)
+    def _store(self, model: Model, params: Any, opt_state: Any, place: int | ReducersState) -> ReducersState:
+        """``place``: of the model among those of this optimizer. A new model has the state of ``tx.init``.
+
+        Of such a state, reducers need not be told what is 0.
+        """
+        is_new = place == _NEW_MODEL
+        self._check_dtypes(params, "params")
         axis_name = self._axis_name_here()
-        plan, devices = self._plan_of(params), self._devices(axis_name)
+        plan, devices = self._plan_of(model), self._devices(axis_name)
         weights, states = jax.tree.leaves(params), jax.tree.leaves(opt_state)
         given: Any = jax.tree.structure(opt_state)
         if given != jax.tree.structure(plan.opt_state):
             raise ConfigError(f"{self.label}: the state is not one of this optimizer for these parameters")
         if world.current().is_alone:
             # With memory of its own: a step may be given both, to use their memory.
-            return ReducersState((), opt_state, jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params))
+            kept = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+            return ReducersState((), opt_state, plan.model, kept)
         versions = []
-        # What some reducer may still have of earlier weights must not pass for these.
-        first = next(self._lives) % 2**8 * _UPDATES_OF_A_LIFE
         for number, bucket in enumerate(plan.buckets):
-            version = jax.device_put(np.uint32(first))
+            version = jax.device_put(np.uint32(place)) if isinstance(place, int) else place.versions[number]
             for slot in range(bucket.slot_count):
                 found = [_slot_leaf(plan, leaf, slot) for leaf in bucket.leaves]
                 if is_new and slot and all(state is None or state in plan.zeros for state in found):
@@ -246,25 +286,26 @@ class _Home:
                     for leaf, state in zip(bucket.leaves, found, strict=True)
                 ]
                 arrays = [
-                    jnp.broadcast_to(array, plan.shapes[leaf]) if array.ndim == 0 else array
+                    jnp.broadcast_to(array, plan.model.shapes[leaf]) if array.ndim == 0 else array
                     for array, leaf in zip(arrays, bucket.leaves, strict=True)
                 ]
                 (version,) = self._call(plan, number, Kind.STORE, devices, (), slot=slot)(*arrays, version)
             versions.append(version)
         own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
         own = collectives.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
-        return ReducersState(tuple(versions), plan.with_states(dict(zip(plan.update.worker_states, own, strict=True))))
+        kept = plan.with_states(dict(zip(plan.update.worker_states, own, strict=True)))
+        return ReducersState(tuple(versions), kept, plan.model)
 
     def pull(self, state: ReducersState) -> tuple[Any, Any]:
         if world.current().is_alone:
             return state.weights, state.own
-        (plan,) = self._plans.values()
+        plan = self._plan_of(state.model)
         devices = self._devices(self._axis_name_here())
-        weights: list[Any] = [None] * len(plan.shapes)
+        weights: list[Any] = [None] * len(plan.model.shapes)
         states = dict(zip(plan.update.worker_states, jax.tree.leaves(state.own), strict=True))
         types = jax.tree.leaves(plan.opt_state)
         for number, bucket in enumerate(plan.buckets):
-            results = tuple((plan.shapes[leaf], "float32") for leaf in bucket.leaves)
+            results = tuple((plan.model.shapes[leaf], "float32") for leaf in bucket.leaves)
             for slot in range(bucket.slot_count):
                 call = self._call(plan, number, Kind.LOAD, devices, results, slot=slot)
                 *arrays, _ = call(state.versions[number])
@@ -274,32 +315,35 @@ class _Home:
                         weights[leaf] = array
                     elif index is not None:
                         states[index] = array.reshape(types[index].shape).astype(types[index].dtype)
-        return jax.tree.unflatten(plan.structure, weights), plan.with_states(states)
+        return jax.tree.unflatten(plan.model.structure, weights), plan.with_states(states)
 
     def update(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        self._check(state, gradients, "gradients")
+        if params is not None:
+            self._check(state, params, "params")
         refuse_invariant(gradients, self.axis_name, self.label, mean=None)
         devices = self._devices(self.axis_name)
         if self.mean and devices.count > 1:
             gradients = jax.tree.map(lambda leaf: leaf / devices.count, gradients)
         if world.current().is_alone:
             return self._update_alone(jax.tree.map(devices.sum, gradients), state, params)
-        plan, leaves = self._plan_of(gradients), jax.tree.leaves(gradients)
-        if len(state.versions) != len(plan.buckets):
-            raise ConfigError(f"{self.label}: the state is that of other parameters than the gradients are of")
+        plan = self._plan_of(state.model)
+        leaves, structure = jax.tree.flatten(gradients)
         step = _Step(self, plan, devices, leaves, state)
         weights, versions, totals = step.run()
         own = plan.update.advance(
             jax.tree.leaves(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32)
         )
-        updates = _replacing(jax.tree.unflatten(plan.structure, weights), params)
-        return updates, ReducersState(tuple(versions), jax.tree.unflatten(jax.tree.structure(state.own), own))
+        updates = _replacing(jax.tree.unflatten(structure, weights), params)
+        kept = jax.tree.unflatten(jax.tree.structure(state.own), own)
+        return updates, ReducersState(tuple(versions), kept, state.model)
 
     def _update_alone(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
         gradients = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradients)
         updates, own = self.tx.update(gradients, state.own, state.weights)
         weights = optax.apply_updates(state.weights, updates)
         rounded = jax.tree.map(lambda leaf: leaf.astype(self.weights_dtype), weights)
-        return _replacing(rounded, params), ReducersState((), own, weights)
+        return _replacing(rounded, params), ReducersState((), own, state.model, weights)
 
     def call(
         self, plan: _Plan, bucket: int, stage: int, leaves: Sequence[Any], devices: WorkerDevices, call_bytes: int
@@ -308,7 +352,7 @@ class _Home:
         known = plan.buckets[bucket]
         is_last = stage == len(known.stages) - 1
         dtypes = [self.weights_dtype if is_last else leaf.dtype for leaf in leaves]
-        results = tuple((plan.shapes[leaf], str(dtype)) for leaf, dtype in zip(known.leaves, dtypes, strict=True))
+        results = tuple((plan.model.shapes[leaf], str(dtype)) for leaf, dtype in zip(known.leaves, dtypes, strict=True))
         if not is_last:
             results = (*results, ((len(known.stages[stage].totals),), "float32"))
         return self._call(
@@ -319,7 +363,7 @@ class _Home:
             results,
             update=known.stages[stage].description,
             resumes=stage > 0,
-            wire_dtype="" if self.wire_dtype is None else str(np.dtype(self.wire_dtype)),
+            wire_dtype=primitive_wire_dtype(leaves[0].dtype, self.wire_dtype),
             call_bytes=call_bytes,
         )
 
@@ -341,12 +385,23 @@ class _Home:
             **options,
         )
 
-    def _check_dtypes(self, params: Any) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    def _check(self, state: ReducersState, tree: Any, name: str) -> None:
+        """Raises where gradients or parameters are not those of the state. Flax has its trees in several structures."""
+        self._check_dtypes(tree, name)
+        if state.model.optimizer != self.label:
+            raise ConfigError(
+                f"{self.label}: the state is one of {state.model.optimizer}. What makes an optimizer anew in each step, "
+                "as optax.inject_hyperparams does, goes inside: on_reducers(optax.inject_hyperparams(...)(...))"
+            )
+        if Model.of(self.label, tree).shapes != state.model.shapes:
+            raise ConfigError(f"{self.label}: {name} are those of another model than the state is of")
+
+    def _check_dtypes(self, tree: Any, name: str) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if jnp.result_type(leaf) not in _DTYPES:
                 raise ConfigError(
-                    f"{self.label}: params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}; reducers keep "
-                    "weights of float32, from parameters of float32, bfloat16 or float16"
+                    f"{self.label}: {name}{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}; reducers keep "
+                    "weights of float32, from parameters and gradients of float32, bfloat16 or float16"
                 )
 
     def _axis_name_here(self) -> AxisName:
@@ -361,30 +416,27 @@ class _Home:
     def _devices(self, axis_name: AxisName) -> WorkerDevices:
         return WorkerDevices.of(classify(axis_name, self.label))
 
-    def _plan_of(self, tree: Any) -> _Plan:
-        """Of a tree of parameters or of gradients."""
-        leaves, structure = jax.tree.flatten(tree)
-        key = (structure, tuple(tuple(jnp.shape(leaf)) for leaf in leaves))
-        if key not in self._plans:
+    def _plan_of(self, model: Model) -> _Plan:
+        if model not in self._plans:
             with jax.sharding.use_abstract_mesh(_NO_MESH):  # ``tx`` as it is: in a mesh JAX puts in what is about that
-                self._plans[key] = self._make_plan(*key)
-        return self._plans[key]
+                self._plans[model] = self._make_plan(model)
+        return self._plans[model]
 
-    def _make_plan(self, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> _Plan:
-        params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
+    def _make_plan(self, model: Model) -> _Plan:
+        params = model.params(np.float32)
         update = lower(self._scaled(), params, weights_dtype=self.weights_dtype)
         weights = OutputType.BF16 if self.weights_dtype == jnp.bfloat16 else OutputType.F32
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in model.shapes]
         buckets = tuple(
             plan_bucket(update, leaves, [sizes[leaf] for leaf in leaves], weights)
-            for leaves in make_buckets(params, self.bucket_bytes)
+            for leaves in make_buckets(model.params(), self.bucket_bytes)
         )
         opt_state = jax.eval_shape(self.tx.init, params)
         new_state = Graph(jax.make_jaxpr(lambda given: jax.tree.leaves(self.tx.init(given)))(params)).outputs
         zeros = {i for i, value in enumerate(new_state) if isinstance(value, Constant) and not np.any(value.value)}
         descriptions = [stage.description for bucket in buckets for stage in bucket.stages]
         digest = hashlib.blake2b(b"".join(descriptions)).hexdigest()
-        return _Plan(structure, shapes, update, buckets, opt_state, frozenset(zeros), digest)
+        return _Plan(model, update, buckets, opt_state, frozenset(zeros), digest)
 
     def _scaled(self) -> optax.GradientTransformation:
         """``tx`` on the sum of the gradients."""
@@ -419,6 +471,11 @@ class _Step:
     ) -> None:
         self._home, self._plan, self._devices = home, plan, devices
         self._leaves, self._versions = [jnp.asarray(leaf) for leaf in leaves], list(state.versions)
+        for bucket in plan.buckets:
+            # Parameters of a bucket have one dtype, but their gradients may have several.
+            if len({self._leaves[leaf].dtype for leaf in bucket.leaves}) > 1:
+                for leaf in bucket.leaves:
+                    self._leaves[leaf] = self._leaves[leaf].astype(jnp.float32)
         self._scalars = plan.update.scalars(jax.tree.leaves(state.own))
         self._totals: dict[int, Any] = {}
         self._measured: list[list[Any]] = [[] for _ in plan.buckets]

@@ -97,13 +97,13 @@ struct Call {
 };
 
 Result<Call> make_call(CudaCallSite& site, int32_t device, const ffi::RemainingArgs& args,
-                       const ffi::RemainingRets& rets) {
+                       const ffi::RemainingRets& rets, Communicator& communicator) {
   if (!uses_state(site.kind)) {
     Result<RoundRequest> request = make_request(site, device, args, rets);
     if (!request.ok()) return request.status();
     return Call{std::move(*request), {}};
   }
-  Result<StateCall> call = make_state_call(site, args, rets);
+  Result<StateCall> call = make_state_call(site, args, rets, communicator.state_models());
   if (!call.ok()) return call.status();
   return Call{
       std::move(call->request),
@@ -114,7 +114,7 @@ Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream 
                     const ffi::RemainingRets& rets) {
   const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site, run);
   if (!communicator.ok()) return communicator.status();
-  Result<Call> call = make_call(site, device, args, rets);
+  Result<Call> call = make_call(site, device, args, rets, *communicator.value());
   if (!call.ok()) return call.status();
   RoundRequest& request = call->request;
   if (request.narrows) return Status(Code::kInternal, "what a GPU sends is converted there");

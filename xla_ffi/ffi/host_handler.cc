@@ -85,7 +85,7 @@ ffi::Future wait_for_caller(HostCallSite& site, int64_t run, std::shared_ptr<Com
 
 ffi::Future run_state_call(HostCallSite& site, int64_t run, const ffi::RemainingArgs& args,
                            const ffi::RemainingRets& rets, Communicator& communicator) {
-  Result<StateCall> call = make_state_call(site, args, rets);
+  Result<StateCall> call = make_state_call(site, args, rets, communicator.state_models());
   if (!call.ok()) {
     if (site.outcomes != nullptr) site.outcomes->end(run, call.status());
     return failed(call.status());

@@ -146,7 +146,8 @@ Status take_packed(ffi::AnyBuffer& all, const UpdateDescription& update, StateCa
 
 }  // namespace
 
-Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
+Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
+                                  StateModels& models) {
   Result<Buffers> taken = Buffers::take(args, rets);
   if (!taken.ok()) return taken.status();
   std::vector<ffi::AnyBuffer>& operands = taken->operands;
@@ -251,13 +252,21 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
     }
     spec.dtype = *site.wire_dtype;
   }
-  call.begin = [step](std::span<const std::byte> from, RoundRequest& request) {
+  const bool stores_weights = site.kind == Kind::kStore && site.state.slot == 0;
+  call.begin = [step, stores_weights, &models](std::span<const std::byte> from, RoundRequest& request) {
     StepInputs& inputs = step->inputs;
     inputs.scalars.resize(from.size() / sizeof(uint32_t) - 1);
     const std::span<const std::byte> scalars = from.first(inputs.scalars.size() * sizeof(uint32_t));
     if (!scalars.empty()) std::memcpy(inputs.scalars.data(), scalars.data(), scalars.size());
     uint32_t version = 0;
     std::memcpy(&version, from.last(sizeof version).data(), sizeof version);
+    StateUse& state = request.spec.state;
+    if (stores_weights) version = models.start(state.number, version);
+    state.number = StateModels::number_for(state.number, version);
+    request.op = StateModels::number_for(request.op, version);
+    if (const uint32_t model = StateModels::model_of(version); model > 0) {
+      request.description += " of model " + std::to_string(model);
+    }
     inputs.version = version;
     request.step = step;
   };

@@ -10,11 +10,12 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/state_models.h"
 
 namespace jaxhetero {
 
 struct StateCall {
-  RoundRequest request;  // without its step, which `begin` sets
+  RoundRequest request;  // without its step and its model, which `begin` sets
   // What is not of the bucket: small values that the round needs, and that come of it.
   Leaves step_operands;
   Leaves step_results;
@@ -32,8 +33,9 @@ struct StateCall {
 //
 // Leaves are those of the bucket. A call that resumes does not read them, and a measure does not write them: they pass
 // on the memory of the gradients to the new weights. Scalars are one or more float32[...], one behind the other;
-// totals are float32[...]; a version is uint32[]. Only the types of the buffers are read, not their contents.
+// totals are float32[...]; a version is uint32[]. A store of weights takes what StateModels::start() does in its place.
+// Only the types of the buffers are read, not their contents. `models` outlives the call.
 Result<StateCall> make_state_call(CallSite& site, const xla::ffi::RemainingArgs& args,
-                                  const xla::ffi::RemainingRets& rets);
+                                  const xla::ffi::RemainingRets& rets, StateModels& models);
 
 }  // namespace jaxhetero

@@ -17,9 +17,17 @@ Status is_lost() {
           "checkpoint"};
 }
 
+// A version has the number of updates behind that of the store: see StateModels::start().
 Status is_elsewhere(uint64_t wanted, uint64_t kept) {
-  return {Code::kInvalidArgument, "this state of the optimizer is that after " + std::to_string(wanted) +
-                                      " updates, and the reducers keep the one after " + std::to_string(kept) +
+  constexpr uint64_t kUpdates = (uint64_t{1} << 24) - 1;
+  if ((wanted | kUpdates) != (kept | kUpdates)) {
+    return {Code::kInvalidArgument,
+            "the weights of another init() or push() have taken the place of those that this state of the optimizer is "
+            "for; give push() the state whose place its weights are to take"};
+  }
+  return {Code::kInvalidArgument, "this state of the optimizer is that after " + std::to_string(wanted & kUpdates) +
+                                      " updates, and the reducers keep the one after " +
+                                      std::to_string(kept & kUpdates) +
                                       "; an update changes the state there, so that each one can be used once"};
 }
 

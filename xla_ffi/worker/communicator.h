@@ -41,6 +41,7 @@
 #include "xla_ffi/worker/planner.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/round_ledger.h"
+#include "xla_ffi/worker/state_models.h"
 #include "xla_ffi/worker/strand.h"
 #include "xla_ffi/worker/timeline.h"
 
@@ -111,6 +112,8 @@ class Communicator {
   // Why no round or transfer can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const { return inbox_.why_closed(); }
   [[nodiscard]] Metrics metrics() const;
+  // Of optimizers on reducers. Any thread.
+  [[nodiscard]] StateModels& state_models() { return state_models_; }
   // The completed rounds. Any thread.
   [[nodiscard]] Timeline& timeline() { return timeline_; }
   // Which job this is; nothing before the first view. Any thread.
@@ -170,6 +173,7 @@ class Communicator {
   EventLog log_;
   Place place_;
   Timeline timeline_;
+  StateModels state_models_;
   Inbox<RoundRequest> inbox_;  // closed once rounds cannot run any more
   std::promise<Status> ready_promise_;
   const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
