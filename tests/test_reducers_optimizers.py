@@ -137,6 +137,7 @@ def test_the_devices_of_a_worker_share_an_update(kind: str, workers: int) -> Non
     ("mistake", "words"),
     [
         ("twice", ["jaxhetero.ConfigError", "each one can be used once"]),
+        ("replaced", ["jaxhetero.ConfigError", "another init() or push() have taken the place"]),
         ("rates", ["jaxhetero.MismatchError", "have other numbers for the step", "learning rate"]),
         ("lost", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),
         ("lost on two devices", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),

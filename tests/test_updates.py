@@ -148,6 +148,61 @@ def test_lamb_needs_one_pass_before_the_last() -> None:
     assert [len(leaf.passes) for leaf in clipped.leaves] == [2, 3, 2, 2]
 
 
+def norms(tree: Tree) -> jax.Array:
+    return jnp.stack([jnp.linalg.norm(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def divided(number: Callable[[jax.Array], Any]) -> optax.GradientTransformation:
+    """By a number that comes from the norms of all leaves."""
+    return optax.chain(
+        optax.stateless(lambda updates, _: jax.tree.map(lambda leaf: leaf / (1 + number(norms(updates))), updates)),
+        optax.sgd(0.1),
+    )
+
+
+def outer(left: jax.Array, right: jax.Array) -> jax.Array:
+    return left[:, None] * right[None]
+
+
+OF_SUMS: dict[str, Callable[[jax.Array], Any]] = {
+    "their norm": jnp.linalg.norm,
+    "their mean": jnp.mean,
+    "their variance": jnp.var,
+    "the largest": jnp.max,
+    "one of them": lambda found: found[1],
+    "some of them": lambda found: jnp.sum(found[1:3]),
+    "a scalar product": lambda found: jnp.dot(found, found[::-1]),
+    "all products": lambda found: jnp.sum(outer(found, found) * jnp.arange(4.0)),
+    "some more numbers": lambda found: jnp.prod(jnp.concatenate([found, jnp.full(2, 0.5)])),
+    "whether all are small": lambda found: jnp.where(jnp.all(found < 9), 1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", OF_SUMS)
+def test_numbers_from_several_sums_are_those_of_optax(name: str) -> None:
+    for ours, theirs in zip(*trained(divided(OF_SUMS[name]), 4), strict=True):
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+def test_sums_over_sums_over_sums() -> None:
+    """Each leaf is divided by what comes from the norms of all leaves, three times over."""
+    link = optax.stateless(lambda updates, _: jax.tree.map(lambda g: g / jnp.linalg.norm(norms(updates)), updates))
+    for ours, theirs in zip(*trained(optax.chain(link, link, link, optax.adam(0.1)), 4), strict=True):
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+def test_apply_if_finite_gives_up_when_optax_does() -> None:
+    tx = optax.apply_if_finite(optax.adam(0.1), 2)
+    params, gradients = weights(), recorded(9)
+    for number in (1, 3, 4, 5, 7):
+        gradients[number]["bias"][number] = np.nan
+    job = Job(lower(tx, params), NativePasses(Random(3)), params, tx.init(params))
+    for number, each in enumerate(gradients):
+        job.step(each)
+        for ours, theirs in zip(job.weights, by_optax(tx, params, gradients[: number + 1]), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def rows(tx_or_function: Any) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return jax.tree.map(tx_or_function, updates), state
@@ -172,6 +227,14 @@ REFUSED: dict[str, tuple[Callable[[], optax.GradientTransformation], str]] = {
     ),
     "a loop": (lambda: rows(lambda g: jax.lax.fori_loop(0, 3, lambda _, x: x * x, g)), "calls (scan|while)"),
     "a transposed leaf": (lambda: rows(lambda g: g + g.T), "calls transpose"),
+    "an outer product": (lambda: rows(lambda g: g * jnp.sum(outer(g[0], g[0]))), "calls (slice|squeeze)"),
+    "a product with itself": (
+        lambda: rows(lambda g: g / jnp.sum(outer(g.ravel(), g.ravel()))),
+        r"rows .* calls reshape",
+    ),
+    "another order": (lambda: rows(lambda g: jax.lax.reshape(g, (4, 4), dimensions=(1, 0))), r"rows .* calls reshape"),
+    "a sort of norms": (lambda: divided(lambda found: jnp.sort(found)[0]), "calls sort, which no program can do"),
+    "an extra argument": (optax.contrib.reduce_on_plateau, "missing 1 required keyword-only argument: 'value'"),
 }
 
 
@@ -180,6 +243,22 @@ def test_what_cannot_be_lowered_is_refused(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message):
         lower(make(), {"w": np.zeros((4, 4), np.float32)})
+
+
+def test_a_refusal_names_the_caller_and_not_who_called_a_jitted_function_first() -> None:
+    @jax.jit
+    def shared(leaf: jax.Array) -> jax.Array:
+        return jnp.tanh(leaf)
+
+    def first(leaf: jax.Array) -> jax.Array:
+        return shared(leaf)
+
+    def second(leaf: jax.Array) -> jax.Array:
+        return shared(leaf)
+
+    jax.eval_shape(first, jax.ShapeDtypeStruct((4, 4), jnp.float32))
+    with pytest.raises(ConfigError, match=r"<locals>.second\) calls tanh"):
+        lower(rows(second), {"w": np.zeros((4, 4), np.float32)})
 
 
 def test_parameters_are_float32() -> None:

@@ -12,7 +12,7 @@ from jax.extend.random import define_prng_impl
 from jaxhetero._compat import describe_caller, describe_flattener
 from jaxhetero.errors import ConfigError
 
-_BITS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+_BITS: dict[int, Any] = {2: np.uint16, 4: np.uint32}
 
 
 def _no_key(*_: Any, **__: Any) -> NoReturn:

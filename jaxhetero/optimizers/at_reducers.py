@@ -203,8 +203,8 @@ def on_reducers(
         return home.init(params)
 
     def update(gradients: Any, state: ReducersState, params: Any = None, **extra: Any) -> tuple[Any, ReducersState]:
-        if extra and isinstance(tx, optax.GradientTransformationExtraArgs):
-            raise ConfigError(f"{label}: update() is given {', '.join(extra)}, and reducers have no extra arguments")
+        if extra:
+            home.check_unused(state.model, extra)
         return home.update(gradients, state, params)
 
     optimizer = ReducersOptimizer(init, update)
@@ -390,11 +390,23 @@ class _Home:
         self._check_dtypes(tree, name)
         if state.model.optimizer != self.label:
             raise ConfigError(
-                f"{self.label}: the state is one of {state.model.optimizer}. What makes an optimizer anew in each step, "
-                "as optax.inject_hyperparams does, goes inside: on_reducers(optax.inject_hyperparams(...)(...))"
+                f"{self.label}: the state is one of {state.model.optimizer}. What makes an optimizer in each step, as "
+                "optax.inject_hyperparams does, goes inside: on_reducers(optax.inject_hyperparams(...)(...))"
             )
         if Model.of(self.label, tree).shapes != state.model.shapes:
             raise ConfigError(f"{self.label}: {name} are those of another model than the state is of")
+
+    def check_unused(self, model: Model, extra: dict[str, Any]) -> None:
+        """Raises where ``tx`` does another thing with these extra arguments than without."""
+        tx, params = optax.with_extra_args_support(self.tx), model.params(np.float32)
+        state = jax.eval_shape(tx.init, params)
+
+        def traced(**extra: Any) -> str:
+            return str(jax.make_jaxpr(lambda params, state: tx.update(params, state, params, **extra))(params, state))
+
+        if traced(**extra) != traced():
+            names = ", ".join(extra)
+            raise ConfigError(f"{self.label}: update() is given {names}, and reducers have no extra arguments for it")
 
     def _check_dtypes(self, tree: Any, name: str) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

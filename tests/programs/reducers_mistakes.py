@@ -38,6 +38,9 @@ def main() -> None:
     after = run(state)
     if mistake == "twice":
         run(state)
+    if mistake == "replaced":
+        optimizer.push(*optimizer.pull(after))
+        run(after)
     print("running", flush=True)
     while mistake.startswith("lost"):
         after = run(after)

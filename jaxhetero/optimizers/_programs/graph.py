@@ -191,23 +191,26 @@ class Graph:
 
     def _listed(self, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
         """The results of an equation that moves or combines items of small arrays; None of any other."""
-        name, params = equation.primitive.name, equation.params
-        is_listed = [isinstance(value, Listed) for value in operands]
-        if name in FOLDS and is_listed == [True]:
-            items = self._items(operands[0], operands[0].shape)
-            axes = params["axes"]
-            return [self._of_items(folded(functools.partial(self.apply, FOLDS[name]), items, axes))]
-        if name not in MOVES or not (any(is_listed) or MOVES[name] is None):
+        name, params, first = equation.primitive.name, equation.params, operands[0] if operands else None
+        if name in FOLDS and isinstance(first, Listed):
+            return [self._folded(FOLDS[name], first, params["axes"])]
+        # Scalars that are put together make a small array.
+        if name not in MOVES or not (MOVES[name] is None or any(isinstance(value, Listed) for value in operands)):
+            return None
+        if all(isinstance(value, Constant) for value in operands):
             return None
         count = MOVES[name] or len(operands)
         shapes = [_type(variable)[0] for variable in equation.invars]
-        arrays = [self._items(*pair) for pair in zip(operands[:count], shapes, strict=False)]
+        found = [self._items(*pair) for pair in zip(operands[:count], shapes, strict=False)]
+        items = [each for each in found if each is not None]
         others = [value.value for value in operands[count:] if isinstance(value, Constant)]
-        known = [items for items in arrays if items is not None]
-        is_small = sum(math.prod(_type(variable)[0]) for variable in equation.outvars) <= MOST_ITEMS
-        if len(known) + len(others) < len(operands) or not is_small or all(isinstance(v, Constant) for v in operands):
+        is_small = all(math.prod(_type(variable)[0]) <= MOST_ITEMS for variable in equation.outvars)
+        if len(items) + len(others) < len(operands) or not is_small:
             return None
-        return [self._of_items(items) for items in moved(equation.primitive, params, known, others)]
+        return [self._of_items(each) for each in moved(equation.primitive, params, items, others)]
+
+    def _folded(self, primitive: Primitive, value: Listed, axes: Sequence[int]) -> Value:
+        return self._of_items(folded(functools.partial(self.apply, primitive), value.items, axes))
 
     def _items(self, value: Value, shape: tuple[int, ...]) -> Items | None:
         """The items of a small array that JAX thinks to have this shape; None if they are not known one by one."""
@@ -301,7 +304,7 @@ class Graph:
         if value.shape == ():
             return self.apply(jax.lax.mul_p, value, self.constant(math.prod(shape), value.dtype))
         if isinstance(value, Listed):
-            return self._of_items(folded(functools.partial(self.apply, jax.lax.add_p), value.items, range(len(shape))))
+            return self._folded(jax.lax.add_p, value, range(len(value.shape)))
         choice = self._uniform_choice(value)
         if choice is not None and max(map(sums_before, choice[1:])) < sums_before(value):
             predicate, when_false, when_true = choice

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from jaxhetero._compat import bind
 
-Items: TypeAlias = "NDArray[np.object_]"
+Items: TypeAlias = "NDArray[Any]"  # of objects
 
 # An array with more items is left whole: a scalar for each would make programs too large.
 MOST_ITEMS = 4096
