@@ -67,7 +67,7 @@ def is_like_workers(
     tx: optax.GradientTransformation, *dtypes: Any, gradient_dtypes: Any = (), rtol: float = 1e-5, **options: Any
 ) -> None:
     """The weights after some steps, and those that the reducers keep, are those of the optimizer on workers."""
-    optimizer = on_reducers(tx, bucket_bytes=16, **options)
+    optimizer = on_reducers(tx, **options)
     params = parameters(1.0, *dtypes)
     state = optimizer.init(params)
     for _ in range(STEPS):
@@ -103,7 +103,7 @@ def norms(tree: Tree) -> jax.Array:
 
 
 def uneven(grads: Tree) -> Tree:
-    """The kernel's norm waits for that of the bias, and that of the other leaf for the kernel's."""
+    """The kernel's norm waits for that of the bias, and that of the other leaf for the kernel's; each has a bucket."""
     kernel = grads["kernel"] / (1 + jnp.linalg.norm(grads["bias"]))
     half = grads["half"] / (1 + jnp.linalg.norm(kernel))
     return {"kernel": kernel, "half": half, "bias": grads["bias"] / (1 + jnp.linalg.norm(half))}
@@ -118,7 +118,7 @@ SUMS: dict[str, Callable[[], Any]] = {
     "the norm of norms": lambda: is_like_workers(
         scaled(lambda g: jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(norms(g)), g))
     ),
-    "sums of other leaves": lambda: is_like_workers(scaled(uneven)),
+    "sums of other leaves": lambda: is_like_workers(scaled(uneven), bucket_bytes=16),
     "apply_if_finite inside": lambda: is_like_workers(optax.apply_if_finite(optax.adam(0.1), 3)),
 }
 
