@@ -7,6 +7,7 @@ checked with JAX 0.10.2 and 0.12.0. When a later JAX changes one, tests of the c
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import math
@@ -15,7 +16,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 from jax._src import core, distributed, effects, source_info_util, tree, tree_util
@@ -100,26 +100,74 @@ def program_device_count(context: mlir.LoweringRuleContext) -> int:
     return math.prod(size for name, size in axis_context.mesh.shape.items() if name not in axis_context.manual_axes)
 
 
-def new_channel(context: mlir.LoweringRuleContext) -> int:
-    """A number that no other call in the program has that is lowered; the same one on every worker.
+def place_in_program(context: mlir.LoweringRuleContext, key: Hashable) -> int:
+    """How-manyth call of this ``key`` in the program is lowered here, from 1; whatever its other calls are.
 
-    Why: ``module_context`` is not public. JAX numbers its own collectives so. Since 0.10.
+    Each call in the program that runs has a place of its own. JAX lowers a function that a program calls twice only
+    once, and XLA would have two copies of each call in it, which it may order as it likes.
+
+    Why: ``module_context`` is not public. It is another one inside ``jax.shard_map``, with the same ``lowering_cache``.
+    Since 0.10.
     """
-    return int(context.module_context.new_channel())
+    return context.module_context.lowering_cache.calls.place_of(key)
 
 
-_numbers: WeakKeyDictionary[Any, Counter[Hashable]] = WeakKeyDictionary()
+class _Calls:
+    """The calls of one program that have been lowered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._places: Counter[Hashable] = Counter()
+
+    def place_of(self, key: Hashable) -> int:
+        self.count += 1
+        self._places[key] += 1
+        return self._places[key]
 
 
-def new_number(context: mlir.LoweringRuleContext, key: Hashable) -> int:
-    """A number that no other call of this ``key`` in the program has that is lowered, whatever its other calls are.
+class _Lowered(dict[Any, Any]):
+    """The functions that JAX has lowered for a program and will not lower again; but none that has a call of ours.
 
-    Why: ``module_context`` is not public, and is another one inside ``jax.shard_map``. Of what it has once for a whole
-    program, ``shape_poly_state`` is an object that a weak reference can hold. Since 0.10.
+    Why: JAX has no other way to have a function lowered each time that a program calls it. JAX looks a function up, and
+    sets it once it is lowered. Since 0.10, where ``ModuleContext`` has two such dicts, ``lowering_cache`` and
+    ``cached_primitive_lowerings``.
     """
-    counts = _numbers.setdefault(context.module_context.shape_poly_state, Counter())
-    counts[key] += 1
-    return counts[key]
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+        self._earlier: dict[Any, int] = {}  # how many calls there were, of the functions that are being lowered
+
+    def __missing__(self, key: Any) -> Any:
+        self._earlier[key] = self.calls.count
+        raise KeyError(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __setitem__(self, key: Any, function: Any) -> None:
+        if self._earlier.pop(key, None) == self.calls.count:
+            super().__setitem__(key, function)
+
+
+def _count_calls_in_programs() -> None:
+    """Have each program that JAX lowers keep its functions in ``_Lowered``. Why and since: as there."""
+    make = mlir.ModuleContext.__init__
+
+    @functools.wraps(make)
+    def make_with_calls(self: Any, **fields: Any) -> None:
+        if fields.get("lowering_cache") is None:
+            calls = _Calls()
+            fields |= {"lowering_cache": _Lowered(calls), "cached_primitive_lowerings": _Lowered(calls)}
+        make(self, **fields)
+
+    mlir.ModuleContext.__init__ = make_with_calls  # type: ignore[method-assign]
+
+
+_count_calls_in_programs()
 
 
 def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:

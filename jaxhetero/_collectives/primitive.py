@@ -23,9 +23,8 @@ from jaxhetero._collectives.wire_dtypes import is_float8, wire_bytes
 from jaxhetero._compat import (
     is_computed,
     lower_on_gpu_stream,
-    new_channel,
-    new_number,
     operation_name,
+    place_in_program,
     program_device_count,
     program_mesh,
     register_lowering,
@@ -53,7 +52,7 @@ class CallAttributes:
     """The attributes of the FFI call, which xla_ffi/ffi/call_site.h declares by the same names."""
 
     label: str
-    channel: np.int64
+    place: np.int64
     kind: np.int64
     root: np.int64
     wire_dtype: str
@@ -84,7 +83,8 @@ def all_reduce(
 
     Args:
       bucket: arrays of one dtype.
-      label: the name of this op in messages and traces. The label and the program's order make the op's number.
+      label: the name of this op in messages and traces. The label, the place in the program and the group make the op's
+        number.
       kind: how contributions become a result.
       root: the rank whose contribution a broadcast takes, else 0.
       worker_count: how many workers the program was traced for; checked against the world when the program runs.
@@ -283,8 +283,7 @@ def attributes_of(
         ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
     return CallAttributes(
         label=label,
-        # The programs of a group's members may differ in all other calls.
-        channel=np.int64(new_number(ctx, (label, group)) if group else new_channel(ctx)),
+        place=np.int64(place_in_program(ctx, (label, group))),
         kind=np.int64(kind),
         root=np.int64(root),
         wire_dtype=wire_dtype,

@@ -21,7 +21,6 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::shared_ptr<Communicator> communicator;
-  std::unordered_map<uint64_t, uint64_t> instance_counts;
   uint64_t site_count = 0;
 };
 
@@ -109,19 +108,6 @@ Leaves in_rows(const std::vector<iovec>& buffers, size_t row_count) {
   return leaves;
 }
 
-// Rounds pair up by the order in which a program is launched. XLA numbers the launches; two threads that race to launch
-// one program may be seen in the wrong order here, and in another one on other hosts, which must not pass silently.
-Status check_launch_order(CallSite& site, int64_t run) {
-  const std::lock_guard lock(site.mutex);
-  const bool backwards = site.last_run.has_value() && static_cast<int32_t>(run - *site.last_run) < 0;
-  site.last_run = run;
-  if (!backwards) return {};
-  return {Code::kInvalidArgument,
-          "several threads launch the program with " + site.label +
-              " at once, so its rounds have no order that all workers share; launch it from one "
-              "thread"};
-}
-
 // Number, slots, slot, whether it resumes, whether it is backed up, and the lane of the device that makes the call.
 void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   const std::vector<uint64_t> state(attributes.state.begin(), attributes.state.end());
@@ -178,10 +164,12 @@ ffi::ErrorOr<CallSiteAttributes> read_attributes(const ffi::Dictionary& dictiona
   return ffi::Unexpected(to_error({Code::kInternal, "the custom call lacks its attribute " + unreadable}));
 }
 
-// The number of an op must be the same on every worker. JAX numbers the calls of a program in the order in which they
-// are written, before XLA knows the program's constants, by which it may order calls of one label differently on
-// another worker. The members of a group may have different programs, so it is numbered within its group alone. The
-// rest is "the how-manyth instruction of this label, number and group that this process instantiates".
+// The number of an op must be the same on every worker, however often each of them has compiled the program. So it is
+// made of what the call is: its label, its place in the program and its group; and of a call about a state, which state
+// and what is done with it. JAX tells the place in the order in which the calls are written, before XLA knows the
+// program's constants, by which it may order calls of one label differently on another worker. The members of a group
+// may have different programs, so the place counts calls of this label and group alone. Shapes and dtypes do not count:
+// reducers compare them round by round, and refuse workers that differ at once.
 void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.label = attributes.label;
   site.kind = static_cast<Kind>(attributes.kind);
@@ -201,13 +189,18 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   if (uses_state(site.kind) && last_lane > 0) site.outcomes = std::make_unique<SharedOutcomes>(last_lane);
   Hash hash;
   hash.add(site.label);
-  hash.add(static_cast<uint64_t>(attributes.channel));
+  hash.add(static_cast<uint64_t>(attributes.place));
   if (!site.group.empty()) site.site = hash.value();
   for (const uint32_t rank : site.group) hash.add(uint64_t{rank});
-  const std::lock_guard lock(registry().mutex);
-  hash.add(registry().instance_counts[hash.value()]++);
+  // XLA does not run programs of one device and of several in the order in which they are launched.
+  if (last_lane > 0) hash.add(static_cast<uint64_t>(last_lane));
+  if (uses_state(site.kind)) {
+    for (const uint64_t part : {uint64_t(site.kind), site.state.number, uint64_t{site.state.slot}}) hash.add(part);
+  }
   site.op = hash.value();
-  // Compiled in the same order as elsewhere, most often; nothing but speed hangs on it.
+  if (attributes.place > 1) site.label += " call " + std::to_string(attributes.place);
+  const std::lock_guard lock(registry().mutex);
+  // Compiled in the same order as elsewhere, most often; nothing but speed hangs on that.
   site.sequence = registry().site_count++;
 }
 
@@ -217,7 +210,7 @@ bool is_made_elsewhere(const CallSite& site, int32_t device) {
   return lane != site.lanes.end() && lane->second != site.caller;
 }
 
-Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run) {
+Result<std::shared_ptr<Communicator>> communicator_for(const CallSite& site) {
   std::shared_ptr<Communicator> communicator;
   {
     const std::lock_guard lock(registry().mutex);
@@ -234,15 +227,16 @@ Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t r
                                               " workers, but there are " +
                                               std::to_string(communicator->worker_count()) + "; trace it again");
   }
-  if (Status status = check_launch_order(site, run); !status.ok()) return status;
   return communicator;
 }
 
-Result<RoundRequest> make_request(CallSite& site, int32_t device, const ffi::RemainingArgs& args,
+Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
                                   const ffi::RemainingRets& rets) {
   RoundRequest request;
   request.op = op_of_device(site, device);
   request.sequence = site.sequence;
+  request.device = device;
+  request.run = run;
   request.spec.kind = site.kind;
   request.spec.root = site.root;
   request.spec.call_bytes = site.call_bytes;

@@ -24,7 +24,7 @@ namespace jaxhetero {
 // plugin of XLA numbers the types that it knows by itself.
 struct CallSite {
   uint64_t op = 0;
-  uint64_t sequence = 0;
+  uint64_t sequence = 0;  // unlike that of any other call of this process
   std::string label;
   Kind kind = Kind::kSum;
   uint32_t root = 0;
@@ -40,14 +40,12 @@ struct CallSite {
   std::unique_ptr<SharedOutcomes> outcomes;    // if the devices of other lanes share what comes of it
   std::once_flag described;
   std::string description;
-  std::mutex mutex;
-  std::optional<int64_t> last_run;  // guarded by mutex
 };
 
 // The attributes of the instruction, as jaxhetero/_collectives/primitive.py writes them.
 struct CallSiteAttributes {
   std::string_view label;
-  int64_t channel = 0;  // unlike that of any other call of the program with this label and group
+  int64_t place = 0;  // in the program: how-manyth call of this label and group, from 1
   int64_t kind = 0;
   int64_t root = 0;
   std::string_view wire_dtype;  // "bfloat16", "float16", or "" for that of the operands
@@ -64,7 +62,7 @@ struct CallSiteAttributes {
 template <typename Visit>
 void for_each_attribute(Visit&& visit) {
   visit("label", &CallSiteAttributes::label);
-  visit("channel", &CallSiteAttributes::channel);
+  visit("place", &CallSiteAttributes::place);
   visit("kind", &CallSiteAttributes::kind);
   visit("root", &CallSiteAttributes::root);
   visit("wire_dtype", &CallSiteAttributes::wire_dtype);
@@ -97,8 +95,8 @@ inline auto bind_instantiate() { return xla::ffi::Ffi::BindInstantiate().Attrs()
 // Whether another device of this worker makes the call.
 bool is_made_elsewhere(const CallSite& site, int32_t device);
 
-// The communicator, if this run of the call may use it.
-Result<std::shared_ptr<Communicator>> communicator_for(CallSite& site, int64_t run);
+// The communicator, if the call may use it.
+Result<std::shared_ptr<Communicator>> communicator_for(const CallSite& site);
 
 // FNV-1a, 64 bit.
 class Hash {
@@ -118,7 +116,7 @@ class Hash {
 };
 
 // The round that this run of the call asks for, with the memory of its operands and results as XLA has it.
-Result<RoundRequest> make_request(CallSite& site, int32_t device, const xla::ffi::RemainingArgs& args,
+Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const xla::ffi::RemainingArgs& args,
                                   const xla::ffi::RemainingRets& rets);
 
 xla::ffi::Error to_error(const Status& status);

@@ -96,14 +96,14 @@ struct Call {
   CudaAside aside;
 };
 
-Result<Call> make_call(CudaCallSite& site, int32_t device, const ffi::RemainingArgs& args,
+Result<Call> make_call(CudaCallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
                        const ffi::RemainingRets& rets, Communicator& communicator) {
   if (!uses_state(site.kind)) {
-    Result<RoundRequest> request = make_request(site, device, args, rets);
+    Result<RoundRequest> request = make_request(site, run, device, args, rets);
     if (!request.ok()) return request.status();
     return Call{std::move(*request), {}};
   }
-  Result<StateCall> call = make_state_call(site, args, rets, communicator.state_models());
+  Result<StateCall> call = make_state_call(site, run, device, args, rets, communicator.state_models());
   if (!call.ok()) return call.status();
   return Call{
       std::move(call->request),
@@ -112,9 +112,9 @@ Result<Call> make_call(CudaCallSite& site, int32_t device, const ffi::RemainingA
 
 Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
                     const ffi::RemainingRets& rets) {
-  const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site, run);
+  const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site);
   if (!communicator.ok()) return communicator.status();
-  Result<Call> call = make_call(site, device, args, rets, *communicator.value());
+  Result<Call> call = make_call(site, run, device, args, rets, *communicator.value());
   if (!call.ok()) return call.status();
   RoundRequest& request = call->request;
   if (request.narrows) return Status(Code::kInternal, "what a GPU sends is converted there");

@@ -83,9 +83,9 @@ ffi::Future wait_for_caller(HostCallSite& site, int64_t run, std::shared_ptr<Com
   return future;
 }
 
-ffi::Future run_state_call(HostCallSite& site, int64_t run, const ffi::RemainingArgs& args,
+ffi::Future run_state_call(HostCallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
                            const ffi::RemainingRets& rets, Communicator& communicator) {
-  Result<StateCall> call = make_state_call(site, args, rets, communicator.state_models());
+  Result<StateCall> call = make_state_call(site, run, device, args, rets, communicator.state_models());
   if (!call.ok()) {
     if (site.outcomes != nullptr) site.outcomes->end(run, call.status());
     return failed(call.status());
@@ -109,11 +109,11 @@ ffi::Future run_state_call(HostCallSite& site, int64_t run, const ffi::Remaining
 // Copies every pointer out of the call frame, hands the round to the communicator and returns at once.
 ffi::Future execute(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
                     ffi::RemainingRets rets) {
-  Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site, run.run_id);
+  Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site);
   if (!communicator.ok()) return failed(communicator.status());
   if (is_made_elsewhere(*site, device)) return wait_for_caller(*site, run.run_id, *std::move(communicator));
-  if (uses_state(site->kind)) return run_state_call(*site, run.run_id, args, rets, **communicator);
-  Result<RoundRequest> request = make_request(*site, device, args, rets);
+  if (uses_state(site->kind)) return run_state_call(*site, run.run_id, device, args, rets, **communicator);
+  Result<RoundRequest> request = make_request(*site, run.run_id, device, args, rets);
   if (!request.ok()) return failed(request.status());
   prefer_huge_pages(rets);
 

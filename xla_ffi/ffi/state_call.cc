@@ -146,8 +146,8 @@ Status take_packed(ffi::AnyBuffer& all, const UpdateDescription& update, StateCa
 
 }  // namespace
 
-Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
-                                  StateModels& models) {
+Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
+                                  const ffi::RemainingRets& rets, StateModels& models) {
   Result<Buffers> taken = Buffers::take(args, rets);
   if (!taken.ok()) return taken.status();
   std::vector<ffi::AnyBuffer>& operands = taken->operands;
@@ -181,6 +181,8 @@ Result<StateCall> make_state_call(CallSite& site, const ffi::RemainingArgs& args
   spec.state = site.state;
   request.op = site.op;
   request.sequence = site.sequence;
+  request.device = device;
+  request.run = run;
 
   // What resumes does not read the leaves: they only bring the memory for new weights.
   const auto given = std::span(operands).first(site.state.resumes ? 0 : leaf_count);

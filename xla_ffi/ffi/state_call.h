@@ -35,7 +35,7 @@ struct StateCall {
 // on the memory of the gradients to the new weights. Scalars are one or more float32[...], one behind the other;
 // totals are float32[...]; a version is uint32[]. A store of weights takes what StateModels::start() does in its place.
 // Only the types of the buffers are read, not their contents. `models` outlives the call.
-Result<StateCall> make_state_call(CallSite& site, const xla::ffi::RemainingArgs& args,
+Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, const xla::ffi::RemainingArgs& args,
                                   const xla::ffi::RemainingRets& rets, StateModels& models);
 
 }  // namespace jaxhetero

@@ -76,7 +76,8 @@ ReducerStateMachine::ReducerStateMachine(Job job, std::shared_ptr<LentMemory> le
     : job_(std::move(job)),
       pool_(std::make_shared<Pool>(std::move(lent_memory))),
       kept_(std::move(kept)),
-      gone_(job_.worker_hosts.size(), false) {}
+      gone_(job_.worker_hosts.size(), false),
+      waiting_(job_.worker_hosts.size()) {}
 
 ReducerStateMachine::~ReducerStateMachine() = default;
 
@@ -86,7 +87,7 @@ std::string ReducerStateMachine::worker_name(uint32_t rank) const {
 }
 
 std::string ReducerStateMachine::op_name(uint64_t op_id, const OpState& op) const {
-  const std::string& text = *op.descriptions[op.first_rank];
+  const std::string& text = op.descriptions[op.first_rank]->text;
   return text.empty() ? "op " + std::to_string(op_id) : text;
 }
 
@@ -117,23 +118,41 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
     op.first_rank = rank;
     op.descriptions.resize(worker_count());
   }
-  if (op.descriptions[rank].has_value()) {
+  std::optional<Description>& own = op.descriptions[rank];
+  if (own.has_value() && header.round <= own->round) {
     return {Code::kProtocol, worker_name(rank) + " described " + op_name(header.op, op) + " twice"};
   }
-  op.descriptions[rank] = std::move(description.text);
+  own = {std::move(description.text), header.round, op.change_count};
   if (!spec.has_member(rank)) {
     fail(disagreement(header, says(rank, spec, op) + ", and is none of these ranks itself"), outgoing);
-  } else if (spec != op.spec) {
-    fail(disagreement(header, says(rank, spec, op) + "; " + says(op.first_rank, op.spec, op) +
-                                  ". Every worker must call the collective with the same tree, shapes and dtypes" +
-                                  (spec.group == op.spec.group ? "" : ", for the same workers")),
-         outgoing);
-  } else if (uses_state(spec.kind)) {
-    const Status status = use_state(header.op, op, description, is_new);
+    return fault_;
+  }
+  // No worker describes a later round before all have completed the running one.
+  const bool is_later = !op.running && header.round > op.spec_round;
+  const bool changes = spec != op.spec;
+  if (changes && !is_later) {
+    fail(other_spec(header, rank, spec, op), outgoing);
+    return fault_;
+  }
+  if (changes) own->change = change_spec(op, spec);
+  if (is_later) {
+    op.spec_round = header.round;
+    op.first_rank = rank;
+  }
+  if (uses_state(spec.kind)) {
+    const Status status = use_state(header.op, op, description, is_new || changes);
     if (status.code() == Code::kProtocol) return {status.code(), worker_name(rank) + " sent a " + status.message()};
     if (!status.ok()) fail({status.code(), op_name(header.op, op) + ": " + status.message()}, outgoing);
   }
   return fault_;
+}
+
+// Of the rounds from now on. Returns its number.
+uint64_t ReducerStateMachine::change_spec(OpState& op, const OpSpec& spec) {
+  op.earlier_spec = std::exchange(op.spec, spec);
+  op.state.reset();
+  op.told.clear();
+  return ++op.change_count;
 }
 
 Status ReducerStateMachine::use_state(uint64_t op_id, OpState& op, const OpDescription& description, bool is_new) {
@@ -207,8 +226,12 @@ Result<ReducerStateMachine::Piece*> ReducerStateMachine::start_piece(uint32_t ra
     return Status(Code::kProtocol, worker_name(rank) + " pushed a chunk of an op it never described");
   }
   OpState& op = found->second;
+  if (op.descriptions[rank]->change != op.change_count) {
+    fail(other_spec(header, rank, op.earlier_spec, op), outgoing);
+    return fault_;
+  }
   if (Status status = check_chunk(op, rank, header); !status.ok()) return status;
-  if (!op.running) start_round(op, header, now_ms);
+  if (!op.running) start_round(op, rank, header, now_ms);
   if (header.round != op.round) {
     return Status(Code::kProtocol, worker_name(rank) + " pushed round " + std::to_string(header.round) + " of " +
                                        op_name(header.op, op) + " while round " + std::to_string(op.round) + " runs");
@@ -239,8 +262,9 @@ Status ReducerStateMachine::check_chunk(const OpState& op, uint32_t rank, const 
   return {};
 }
 
-void ReducerStateMachine::start_round(OpState& op, const FrameHeader& header, int64_t now_ms) {
-  if (std::exchange(op.fresh, false) && job_.resumed) op.round = header.round;
+void ReducerStateMachine::start_round(OpState& op, uint32_t rank, const FrameHeader& header, int64_t now_ms) {
+  // Earlier rounds ran in an earlier view, or were smaller and went through other reducers. Then it is described anew.
+  if (op.descriptions[rank]->round == header.round) op.round = std::max(op.round, header.round);
   op.running = true;
   op.progress_ms = now_ms;
   op.completed_chunk_count = 0;
@@ -503,8 +527,16 @@ Status ReducerStateMachine::disagreement(const FrameHeader& header, const std::s
                                std::to_string(header.round) + ": " + how};
 }
 
+// The rank's spec is not that of the worker that described the round first.
+Status ReducerStateMachine::other_spec(const FrameHeader& header, uint32_t rank, const OpSpec& spec,
+                                       const OpState& op) const {
+  return disagreement(header, says(rank, spec, op) + "; " + says(op.first_rank, op.spec, op) +
+                                  ". Every worker must call the collective with the same tree, shapes and dtypes" +
+                                  (spec.group == op.spec.group ? "" : ", for the same workers"));
+}
+
 std::string ReducerStateMachine::says(uint32_t rank, const OpSpec& spec, const OpState& op) const {
-  return worker_name(rank) + " sent " + jaxhetero::describe(spec) + " (" + *op.descriptions[rank] + ")";
+  return worker_name(rank) + " sent " + jaxhetero::describe(spec) + " (" + op.descriptions[rank]->text + ")";
 }
 
 void ReducerStateMachine::leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing) {
@@ -526,18 +558,26 @@ void ReducerStateMachine::leave(uint32_t rank, const Status& why, std::vector<Ou
   }
 }
 
+void ReducerStateMachine::note_waiting(uint32_t rank, std::string round, int64_t now_ms) {
+  waiting_[rank] = {std::move(round), now_ms};
+}
+
 void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
                                       const std::vector<bool>& moving) const {
   if (!fault_.ok()) return;
   for (const auto& [op_id, op] : ops_) {
     if (!op.is_late(now_ms, patience_ms)) continue;
+    const std::string own_round = op_name(op_id, op) + " round " + std::to_string(op.round);
     std::string names;
     FrameHeader header;
     for (const uint32_t rank : missing_workers(op)) {
       names += (names.empty() ? "" : ", ") + worker_name(rank);
+      const Waiting& waiting = waiting_[rank];
       if (const OpState* other = find_other_group(op, rank, now_ms, patience_ms); other != nullptr) {
-        names += ", which waits in " + *other->descriptions[rank] + " instead";
+        names += ", which waits in " + other->descriptions[rank]->text + " instead";
         header.offset = 1;
+      } else if (!waiting.round.empty() && now_ms - waiting.told_ms < patience_ms && waiting.round != own_round) {
+        names += ", which waits in " + waiting.round + " instead";
       }
       header.count += rank < moving.size() && moving[rank] ? 1 : 0;
     }

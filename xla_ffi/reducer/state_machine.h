@@ -52,7 +52,6 @@ class ReducerStateMachine {
   struct Job {
     std::vector<std::string> worker_hosts;  // by rank
     JobShape shape;
-    bool resumed = false;  // not the first view: an op starts with the round that its first chunk names
   };
 
   // Totals lie in `lent_memory`.
@@ -62,8 +61,8 @@ class ReducerStateMachine {
   ReducerStateMachine(const ReducerStateMachine&) = delete;
   ReducerStateMachine& operator=(const ReducerStateMachine&) = delete;
 
-  // The spec of header.op as `rank` sees it, before its first push. If it is not the spec of the other workers, the job
-  // has a fault.
+  // The spec of header.op from header.round on, as `rank` sees it, before its first push of that round. If it is not
+  // the spec of the other workers in that round, the job has a fault.
   Status describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
                      std::vector<Outgoing>& outgoing);
 
@@ -89,8 +88,12 @@ class ReducerStateMachine {
   // `rank` is gone: in order when `why` is ok, lost otherwise. A fault if a round still needs it.
   void leave(uint32_t rank, const Status& why, std::vector<Outgoing>& outgoing);
 
-  // Tells each worker that has waited in a round for `patience_ms` without progress which workers it waits for, and how
-  // many of those still move data (`moving`, by rank): they are slow, not stuck.
+  // `rank` waits in this round for other workers, as a reducer has told it.
+  void note_waiting(uint32_t rank, std::string round, int64_t now_ms);
+
+  // Tells each worker that has waited in a round for `patience_ms` without progress which workers it waits for, in
+  // which rounds these wait themselves, and how many of them still move data (`moving`, by rank): they are slow, not
+  // stuck.
   void report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
                    const std::vector<bool>& moving = {}) const;
 
@@ -141,12 +144,25 @@ class ReducerStateMachine {
     uint64_t end = 0;   // the offset of its next chunk
     bool last = false;  // it has no next chunk
   };
+  // An op as one worker described it.
+  struct Description {
+    std::string text;
+    uint64_t round = 0;   // from this one on
+    uint64_t change = 0;  // of the op's spec, up to which it holds
+  };
+  // In which round a worker waits.
+  struct Waiting {
+    std::string round;
+    int64_t told_ms = 0;
+  };
   struct OpState {
     OpSpec spec;
-    uint32_t first_rank = 0;                               // the worker that described it first
-    std::vector<std::optional<std::string>> descriptions;  // by rank
+    OpSpec earlier_spec;                                   // before the latest change
+    uint64_t change_count = 0;                             // of the spec
+    uint64_t spec_round = 0;                               // the latest round of which a worker described it
+    uint32_t first_rank = 0;                               // the worker that described it so first
+    std::vector<std::optional<Description>> descriptions;  // by rank
     uint64_t round = 0;                                    // the running one, or the next if none runs
-    bool fresh = true;                                     // no round has run
     // Of the running round.
     bool running = false;
     int64_t progress_ms = 0;  // when it started, or last completed a chunk
@@ -172,9 +188,10 @@ class ReducerStateMachine {
     }
   };
 
+  static uint64_t change_spec(OpState& op, const OpSpec& spec);
   Result<Piece*> start_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
   [[nodiscard]] Status check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const;
-  void start_round(OpState& op, const FrameHeader& header, int64_t now_ms);
+  void start_round(OpState& op, uint32_t rank, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
   void complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing);
   Status use_state(uint64_t op_id, OpState& op, const OpDescription& description, bool is_new);
@@ -193,6 +210,8 @@ class ReducerStateMachine {
   std::shared_ptr<std::byte> reduce_widened(const OpSpec& spec, const Chunk& chunk);
   std::shared_ptr<std::byte> join(const OpSpec& spec, const Chunk& chunk);
   [[nodiscard]] Status disagreement(const FrameHeader& header, const std::string& how) const;
+  [[nodiscard]] Status other_spec(const FrameHeader& header, uint32_t rank, const OpSpec& spec,
+                                  const OpState& op) const;
   [[nodiscard]] std::string says(uint32_t rank, const OpSpec& spec, const OpState& op) const;
   [[nodiscard]] std::string op_name(uint64_t op_id, const OpState& op) const;
   [[nodiscard]] const OpState* find_other_group(const OpState& op, uint32_t rank, int64_t now_ms,
@@ -204,7 +223,8 @@ class ReducerStateMachine {
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<KeptOptimizers> kept_;
   std::unordered_map<uint64_t, OpState> ops_;
-  std::vector<bool> gone_;  // by rank
+  std::vector<bool> gone_;  // by rank, like the next
+  std::vector<Waiting> waiting_;
   Status fault_;
   uint64_t completed_round_count_ = 0;
   std::string last_completed_ = "none";

@@ -24,8 +24,8 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
       partners_(*context_, {view.job_id, view.own_index, 0, 0}, config_.timeout,
                 {[this](uint32_t, const FrameHeader& header) { note_reply(header); },
                  [this](uint32_t partner, const std::string& why) { lose_partner(partner, why); }}),
-      reducer_(std::make_unique<ReducerStateMachine>(
-          ReducerStateMachine::Job{view.worker_hosts, view.job, view.number > 0}, context_->lent_memory, kept_)),
+      reducer_(std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view.worker_hosts, view.job},
+                                                     context_->lent_memory, kept_)),
       by_rank_(view.worker_hosts.size(), nullptr) {}
 
 void ReducerStrand::start() {
@@ -86,6 +86,9 @@ Status ReducerStrand::on_frame(Connection& connection, const FrameHeader& header
       break;
     case FrameType::kPlan:
       status = take_plan(peer);
+      break;
+    case FrameType::kWaits:
+      reducer_->note_waiting(*peer.rank, decode_text(peer.control), context_->loop.now_ms());
       break;
     case FrameType::kFault:
       reducer_->fail(decode_fault(peer.control), outgoing_);
@@ -197,7 +200,7 @@ void ReducerStrand::enter_view(uint32_t number) {
   }
   context_->counters->joined_count = joined_count_ = 0;
   context_->unread.clear();  // every worker left the old view before the coordinator announced this one
-  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, true},
+  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job},
                                                    context_->lent_memory, kept_);
 }
 

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 14;
+inline constexpr uint16_t kProtocolVersion = 15;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -25,7 +25,7 @@ enum class FrameType : uint8_t {
   kView = 3,       // coordinator -> all: View; at the start, and after every change
   kReady = 4,      // reducer -> coordinator: it has the view and accepts workers
   kJoin = 5,       // worker -> reducer, or another worker that it sends messages to: Join
-  kDescribe = 6,   // worker -> reducer: OpDescription, once per op and view, before its first chunk
+  kDescribe = 6,   // worker -> reducer: OpDescription, before the op's first chunk in a view, and where it changes
   kPush = 7,       // worker -> reducer: one chunk of a contribution
   kResult = 8,     // reducer -> worker: one chunk of the total
   kLate = 9,       // reducer -> worker: text, the ranks a round waits for; count: how many of them still move data
@@ -58,8 +58,9 @@ enum class FrameType : uint8_t {
   // reducer -> coordinator: all that it keeps of optimizers has been copied to those who are to have it. round: the
   // view; count: whether there is something to keep; last: some of them are to keep it themselves in the next view
   kSettled = 35,
+  kWaits = 36,  // worker -> reducer: text, the round in which it waits for other workers
 };
-inline constexpr FrameType kLastFrameType = FrameType::kSettled;
+inline constexpr FrameType kLastFrameType = FrameType::kWaits;
 
 struct FrameHeader {
   FrameType type = FrameType::kFault;

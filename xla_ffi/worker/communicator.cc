@@ -113,6 +113,10 @@ WorkerStrand::Callbacks Communicator::strand_callbacks(bool is_first) {
           },
       .on_failure = [this, hear](const Status& why) { hear([this, why] { fail(why); }); },
       .on_told = [this, hear](const Status& why) { hear([this, why] { fail_as_told(why); }); },
+      .on_waiting =
+          [this, hear](const std::string& round) {
+            hear([this, round] { on_strands([round](WorkerStrand& strand) { strand.tell_waiting(round); }); });
+          },
   };
 }
 
@@ -332,6 +336,7 @@ void Communicator::enqueue(RoundRequest request) {
 }
 
 void Communicator::start(RoundRequest request) {
+  if (const Status wrong = launch_order_.note(request); !wrong.ok()) return complete(std::move(request), wrong);
   has_groups_ = has_groups_ || !request.spec.group.empty();
   if (uses_state(request.spec.kind) && !std::exchange(uses_states_, true)) {
     on_strands([](WorkerStrand& strand) { strand.use_states(); });

@@ -38,6 +38,7 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/callback_threads.h"
+#include "xla_ffi/worker/launch_order.h"
 #include "xla_ffi/worker/planner.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/round_ledger.h"
@@ -201,6 +202,7 @@ class Communicator {
   size_t joined_strand_count_ = 0;
   EventLoop::Clock::time_point halted_at_;
   Planner planner_{config_.job};
+  LaunchOrder launch_order_;
   std::vector<RoundRequest> early_;  // of the program, before the plan is known
   bool has_groups_ = false;          // it has run an op of a group
   bool uses_states_ = false;         // some round has had to do with an optimizer on reducers

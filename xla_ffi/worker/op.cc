@@ -7,9 +7,16 @@
 
 namespace jaxhetero {
 
-bool Op::agrees(const OpSpec& spec) {
-  if (!spec_.has_value()) spec_ = spec;
-  return *spec_ == spec;
+void Op::add(RoundRequest request) {
+  if (!spec_) spec_ = request.spec;
+  waiting_.push_back(std::move(request));
+}
+
+// The program may call with other shapes than before: then the reducers are told anew.
+void Op::set_spec(const OpSpec& spec) {
+  if (spec_ == spec) return;
+  spec_ = spec;
+  described_.clear();
 }
 
 Round& Op::start_next_round() {
@@ -17,6 +24,7 @@ Round& Op::start_next_round() {
   running_->request = std::move(waiting_.front());
   waiting_.pop_front();
   running_->number = started_count_++;
+  set_spec(running_->request.spec);
   if (running_->request.narrows) {
     const OpSpec& spec = running_->request.spec;
     narrowed_->start_copy(running_->number, spec.total_count * item_bytes(spec.dtype));
@@ -30,6 +38,7 @@ Round& Op::replay_round(uint64_t number) {
   running_->number = number;
   running_->is_replay = true;
   running_->request = replay_;
+  set_spec(replay_.spec);
   running_->request.inputs = kept_->leaves();
   return *running_;
 }

@@ -28,10 +28,8 @@ class Op {
       : kept_(std::make_unique<KeptContribution>(lent_memory)),
         narrowed_(std::make_unique<KeptContribution>(lent_memory)) {}
 
-  void add(RoundRequest request) { waiting_.push_back(std::move(request)); }
-  // Whether the spec is that of the first round: the reducers are told it once.
-  [[nodiscard]] bool agrees(const OpSpec& spec);
-  // How many workers take part; 0: all of the job.
+  void add(RoundRequest request);
+  // How many workers take part, in every round; 0: all of the job.
   [[nodiscard]] uint32_t group_size() const { return spec_ ? static_cast<uint32_t>(spec_->group.size()) : 0; }
   // The request of the next round; null if none waits.
   [[nodiscard]] const RoundRequest* next() const { return waiting_.empty() ? nullptr : &waiting_.front(); }
@@ -60,7 +58,7 @@ class Op {
   void forget(uint64_t completed_count);
   [[nodiscard]] size_t kept_bytes() const { return kept_->bytes() + narrowed_->bytes(); }
 
-  // Whether the reducer has not yet been told of the op in this view. From now on it has.
+  // Whether the reducer has not yet been told in this view what the op's rounds are of now. From now on it has.
   bool is_new_to(uint32_t reducer);
   void enter_view() { described_.clear(); }
 
@@ -68,9 +66,11 @@ class Op {
   [[nodiscard]] const std::string& kept_description() const { return replay_.description; }
 
  private:
+  void set_spec(const OpSpec& spec);
+
   std::unique_ptr<Round> running_;
   std::deque<RoundRequest> waiting_;
-  std::optional<OpSpec> spec_;
+  std::optional<OpSpec> spec_;  // of the latest round that has started; before that, of the first one that waits
   uint64_t started_count_ = 0;
   uint64_t still_count_ = 0;  // started_count_ at the latest standstill
   EventLoop::Clock::time_point ended_at_;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -96,7 +97,9 @@ struct RoundOutcome {
 // row.
 struct RoundRequest {
   uint64_t op = 0;
-  uint64_t sequence = 0;  // of several rounds, all workers push those of a lower one first
+  uint64_t sequence = 0;       // of the call; of several rounds, all workers push those of a lower one first
+  int32_t device = 0;          // that the call runs on
+  std::optional<int64_t> run;  // of the program that the call is in: XLA numbers them as they are launched
   std::string description;
   OpSpec spec;
   Leaves inputs;
@@ -114,6 +117,7 @@ struct RoundRequest {
   Stake stake{};
   std::shared_ptr<const ShardPlan> plan;  // in place of the job's; the shards then need not go in step
   bool is_internal = false;               // a round of the measurement of rates
+  bool is_compiled_anew = false;          // the first round since this process compiled the call again
   EventLoop::Clock::time_point requested_at{};
 };
 

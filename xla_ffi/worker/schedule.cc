@@ -1,17 +1,12 @@
 #include "xla_ffi/worker/schedule.h"
 
-#include "xla_ffi/wire/op_spec.h"
-
 namespace jaxhetero {
 
-Result<Op*> Schedule::add(RoundRequest& request) {
+Op& Schedule::add(RoundRequest request) {
   Op& op = ops_.try_emplace(request.op, lent_memory_).first->second;
-  if (!op.agrees(request.spec)) {
-    return Status(Code::kInternal, describe(request.spec) + " is not what " + request.description + " was before");
-  }
   op.add(std::move(request));
   ++waiting_count_;
-  return &op;
+  return op;
 }
 
 Round& Schedule::start_next_round(Op& op) {

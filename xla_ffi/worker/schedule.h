@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "xla_ffi/base/event_loop.h"
-#include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/op.h"
@@ -29,9 +28,8 @@ class Schedule {
   // Kept contributions lie in `lent_memory`.
   explicit Schedule(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
 
-  // Queues the request behind the op's others and returns the op. Fails, and leaves the request as it is, where the
-  // spec is not that of the op's earlier rounds.
-  Result<Op*> add(RoundRequest& request);
+  // Queues the request behind the op's others and returns the op.
+  Op& add(RoundRequest request);
 
   // Of an op that has a request and no running round.
   Round& start_next_round(Op& op);

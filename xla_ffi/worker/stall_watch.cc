@@ -33,10 +33,10 @@ Status StallWatch::check_rounds(Clock::time_point now) {
   return {};
 }
 
-// The first round of an op waits for the slowest compiler of the job as well.
+// The first round of a call that was compiled waits for the slowest compiler of the job as well.
 milliseconds StallWatch::patience_with(const Round& round) const {
-  const milliseconds patience = round.number == 0 ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
-  return std::min(patience, most_patience_);
+  const bool is_first = round.number == 0 || round.request.is_compiled_anew;
+  return std::min(is_first ? std::max(config_.timeout, config_.start_timeout) : config_.timeout, most_patience_);
 }
 
 Status StallWatch::check_halt(Clock::time_point now, Clock::time_point halted_at) const {

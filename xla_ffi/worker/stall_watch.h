@@ -30,7 +30,7 @@ class StallWatch {
   struct Config {
     std::string own_name;                     // "rank 3 (host b)"
     std::chrono::milliseconds timeout;        // how long a round may go without progress
-    std::chrono::milliseconds start_timeout;  // the same of an op's first round, if that is longer
+    std::chrono::milliseconds start_timeout;  // the same of the first round of what was compiled, if that is longer
   };
 
   // `accuse` tells the coordinator that a reducer is lost; null where the job has no failover. `schedule`, `links` and

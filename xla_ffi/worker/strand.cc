@@ -14,6 +14,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kWatchInterval{250};
 constexpr milliseconds kFeedInterval{20};
+constexpr milliseconds kTellInterval{100};  // of the round that waits for other workers
 
 }  // namespace
 
@@ -118,9 +119,8 @@ void WorkerStrand::send_plan() {
 }
 
 void WorkerStrand::start_round(RoundRequest part) {
-  const Result<Op*> op = schedule_.add(part);
-  if (!op.ok()) return ledger_.give_up_part(*part.whole, op.status());
-  if (may_start(*op.value())) run(*op.value(), schedule_.start_next_round(*op.value()));
+  Op& op = schedule_.add(std::move(part));
+  if (may_start(op)) run(op, schedule_.start_next_round(op));
 }
 
 void WorkerStrand::feed() {
@@ -310,7 +310,17 @@ Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload
 
 void WorkerStrand::note_late(const FrameHeader& header, const Bytes& late_workers) {
   Round* round = schedule_.running_round(header.op, header.round);
-  if (round != nullptr) stall_watch_.note_late(*round, decode_text(late_workers), header.count, header.offset > 0);
+  if (round == nullptr) return;
+  stall_watch_.note_late(*round, decode_text(late_workers), header.count, header.offset > 0);
+  const EventLoop::Clock::time_point now = EventLoop::Clock::now();
+  if (now - told_at_ < kTellInterval) return;
+  told_at_ = now;
+  callbacks_.on_waiting(schedule_.most_patient_round()->name());
+}
+
+void WorkerStrand::tell_waiting(const std::string& round) {
+  if (halted_) return;
+  for (ReducerLink& link : links_) link.send(OutFrame::control(FrameType::kWaits, encode(round)));
 }
 
 // --- Stalls, losses and the end.

@@ -46,10 +46,11 @@ class WorkerStrand final : private ConnectionOwner {
   };
   // Called on the strand's thread.
   struct Callbacks {
-    std::function<void(uint32_t view)> on_joined;   // connected to all reducers of the view
-    std::function<void(const Lost&)> on_lost;       // of a reducer
-    std::function<void(const Status&)> on_failure;  // of the worker
-    std::function<void(const Status&)> on_told;     // by a reducer, that the job has failed
+    std::function<void(uint32_t view)> on_joined;              // connected to all reducers of the view
+    std::function<void(const Lost&)> on_lost;                  // of a reducer
+    std::function<void(const Status&)> on_failure;             // of the worker
+    std::function<void(const Status&)> on_told;                // by a reducer, that the job has failed
+    std::function<void(const std::string& round)> on_waiting;  // for other workers, as a reducer says, in this round
   };
 
   // `log` and `ledger` outlive the strand.
@@ -75,6 +76,9 @@ class WorkerStrand final : private ConnectionOwner {
   void start_round(RoundRequest part);
   // More bytes of some round's inputs are ready.
   void feed();
+  // Tells the reducers that the worker waits in this round, on some strand. Who waits for the worker elsewhere hears
+  // it.
+  void tell_waiting(const std::string& round);
   // All workers have completed so many rounds.
   void forget(const Progress& completed) { schedule_.forget(completed); }
   // How many rounds of those ops are complete that came to rest since the last call.
@@ -136,7 +140,8 @@ class WorkerStrand final : private ConnectionOwner {
   Plans plans_;
   bool halted_ = true;  // not connected to all reducers of the view
   EventLoop::Clock::time_point halted_at_;
-  std::vector<ReducerLink> links_;  // by place in the view
+  EventLoop::Clock::time_point told_at_;  // on_waiting was called
+  std::vector<ReducerLink> links_;        // by place in the view
   Schedule schedule_;
   StallWatch stall_watch_;
   std::vector<iovec> pieces_;             // of a total that is widened
