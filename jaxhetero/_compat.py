@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
+from jaxhetero._source import source_name
 from jaxhetero.errors import ConfigError
 
 
@@ -407,7 +408,7 @@ def is_ordered(equation: Equation) -> bool:
 def equation_source(equation: Equation) -> str:
     """``train.py:train_step``, where the user's program made an equation."""
     frame = source_info_util.user_frame(equation.source_info.traceback)
-    return f"{Path(frame.file_name).name}:{frame.function_name}" if frame else "an unknown place"
+    return source_name(frame.file_name, frame.function_name) if frame else "an unknown place"
 
 
 def equation_functions(equation: Equation) -> list[str]:

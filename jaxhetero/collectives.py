@@ -27,6 +27,7 @@ from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero._collectives.together import with_gradients_together
 from jaxhetero._collectives.unreduced import has_unreduced, over_mesh
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
+from jaxhetero._source import source_name
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
 from jaxhetero.buckets import make_buckets as make_buckets
 from jaxhetero.errors import ConfigError, from_message
@@ -535,4 +536,4 @@ def _caller() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"
+    return source_name(frame.f_code.co_filename, frame.f_code.co_qualname)

@@ -182,11 +182,11 @@ class Job:
         self.given: dict[tuple[int, int, int], list[int]] = {}  # what was contributed, by op, round and rank
         self.gone: set[int] = set()
         self.over = False
-        self.begin_view(list(range(view)), resumed=False)
+        self.begin_view(list(range(view)))
 
     # --- Views.
 
-    def begin_view(self, view: list[int], resumed: bool) -> None:
+    def begin_view(self, view: list[int]) -> None:
         """Everybody connects anew: what was on its way is lost, and so is all that reducers knew."""
         self.view = view
         self.dead: set[int] = set()
@@ -194,20 +194,24 @@ class Job:
         self.totals: defaultdict[tuple[int, int], int] = defaultdict(int)  # chunks, by reducer and op
         self.pushes: defaultdict[tuple[int, int, int], int] = defaultdict(int)  # the same by reducer, op and rank
         for reducer in view:
-            assert self.reducers("new", reducer, len(self.workers), CHUNK, WINDOW, int(resumed)) == ["ok"]
+            assert self.reducers("new", reducer, len(self.workers), CHUNK, WINDOW) == ["ok"]
             for number, op in enumerate(self.ops):
                 group = op.members if len(op.members) < len(self.workers) else ()
+                told = (number, self.next_round(number), op.kind, op.total_count, *group)
                 for rank in op.members:
-                    assert self.reducers("describe", reducer, rank, number, op.kind, op.total_count, *group) == ["ok"]
+                    assert self.reducers("describe", reducer, rank, *told) == ["ok"]
         for op in range(OPS):
-            # Those who have completed a round that others have not push it again for them.
-            number = min(worker.completed[op] for worker in self.members(op))
+            number = self.next_round(op)
             for worker in self.members(op):
                 self.seen["replay"] += worker.completed[op] > number
                 worker.begin_round(op, number, view, self.ops[op].total_count)
         for worker in self.workers:
             worker.begun.clear()
             worker.coming.clear()
+
+    def next_round(self, op: int) -> int:
+        """Those who have completed a round that others have not push it again for them."""
+        return min(worker.completed[op] for worker in self.members(op))
 
     def members(self, op: int) -> list[Worker]:
         return [self.workers[rank] for rank in self.ops[op].members]
@@ -230,7 +234,7 @@ class Job:
                     self.take_total(worker, reducer)
         name = max(self.view) + 1
         newcomers = range(name, name + random.randrange(3))
-        self.begin_view([*self.living, *newcomers][-3:], resumed=True)
+        self.begin_view([*self.living, *newcomers][-3:])
 
     # --- What honest workers do.
 
@@ -363,7 +367,7 @@ class Job:
         (worker, op), reducer = random.choice(places), random.choice(self.living)
         others = random.choice([self.ops[op].members, (worker.rank,)])
         kind, total = self.ops[op].kind, self.ops[op].total_count
-        *frames, end = self.reducers("describe", reducer, worker.rank, op, kind, total, *others)
+        *frames, end = self.reducers("describe", reducer, worker.rank, op, 0, kind, total, *others)
         assert end.startswith("error"), end
         self.seen["another group"] += 1
         self.expect_fault(reducer, frames, set())

@@ -105,8 +105,8 @@ class ReducerTest : public testing::Test {
     return reducer_->describe_op(rank, header, {spec, text}, sent_);
   }
   // By every worker that takes part, alike.
-  void describe(const OpSpec& spec, uint64_t op = kOp) {
-    for (const uint32_t rank : members(spec)) ASSERT_TRUE(describe(rank, spec, op).ok());
+  void describe(const OpSpec& spec, uint64_t op = kOp, uint64_t round = 0) {
+    for (const uint32_t rank : members(spec)) ASSERT_TRUE(describe(rank, spec, op, round).ok());
   }
   std::vector<uint32_t> members(const OpSpec& spec) {
     std::vector<uint32_t> ranks(spec.member_count(reducer_->worker_count()));

@@ -47,7 +47,7 @@ class StallWatchTest : public testing::Test {
   Round& start_round() {
     RoundRequest request;
     request.description = "an op";
-    Op& op = *schedule_.add(request).value();
+    Op& op = schedule_.add(std::move(request));
     Round& round = schedule_.start_next_round(op);
     for (const uint32_t reducer : {0u, 1u}) round.segments.emplace_back(Shard{reducer, 100 * reducer, 100}, 10);
     return round;
@@ -88,6 +88,13 @@ TEST_F(StallWatchTest, GivesTheFirstRoundOfAnOpThePatienceOfTheStart) {
   start_round();
   EXPECT_TRUE(check_after(kStartTimeout - kTimeout).ok());
   expect_timeout(check_after(kStartTimeout), {"300000 ms in an op round 0"});
+}
+
+// All workers may compile a program again, and not equally fast.
+TEST_F(StallWatchTest, GivesItToTheFirstRoundOfACallThatWasCompiledAnewAsWell) {
+  start_second_round().request.is_compiled_anew = true;
+  EXPECT_TRUE(check_after(kStartTimeout - kTimeout).ok());
+  expect_timeout(check_after(kStartTimeout), {"300000 ms in an op round 1"});
 }
 
 TEST_F(StallWatchTest, NamesTheWorkersThatTheReducersWaitFor) {

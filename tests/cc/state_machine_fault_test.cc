@@ -247,6 +247,53 @@ INSTANTIATE_TEST_SUITE_P(
                         "kind", [](OpSpec& s) { s.kind = Kind::kBroadcast; }, {"broadcast of float32[8] from rank 0"}}),
     [](const auto& info) { return info.param.name; });
 
+class LaterDisagreementTest : public ReducerTest {
+ protected:
+  const OpSpec spec_ = f32_sum(8);
+  const OpSpec other_ = f32_sum(4);
+
+  void SetUp() override {
+    describe(spec_);
+    complete_round(0, spec_);
+  }
+  void expect_both_sides() {
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      expect_fault(
+          rank, Code::kMismatch,
+          {"op 7 round 1", "rank 0 (host a) sent sum of float32[4]", "rank 2 (host c) sent sum of float32[8]"});
+    }
+  }
+};
+
+TEST_F(LaterDisagreementTest, IsSeenWhereTheOthersHavePushed) {
+  ASSERT_TRUE(push(2, push_header(2, spec_, 0, 1)).ok());
+  EXPECT_EQ(describe(0, other_, kOp, 1).code(), Code::kMismatch);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    expect_fault(rank, Code::kMismatch,
+                 {"op 7 round 1", "rank 0 (host a) sent sum of float32[4]", "(host a) sent sum of float32[8]"});
+  }
+}
+
+TEST_F(LaterDisagreementTest, IsSeenWhereTheOthersPushLater) {
+  ASSERT_TRUE(describe(0, other_, kOp, 1).ok());
+  EXPECT_EQ(push(2, push_header(2, spec_, 0, 1)).code(), Code::kMismatch);
+  expect_both_sides();
+}
+
+TEST_F(LaterDisagreementTest, IsSeenWhereTheOthersChangeAsWell) {
+  ASSERT_TRUE(describe(0, other_, kOp, 1).ok());
+  EXPECT_EQ(describe(2, f32_sum(5), kOp, 1).code(), Code::kMismatch);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    expect_fault(rank, Code::kMismatch, {"(host a) sent sum of float32[4]", "(host c) sent sum of float32[5]"});
+  }
+}
+
+// Somebody else's round would be skipped.
+TEST_F(LaterDisagreementTest, IsSeenInWhatADescriptionOfARunningRoundChanges) {
+  ASSERT_TRUE(push(2, push_header(2, spec_, 0, 1)).ok());
+  EXPECT_EQ(describe(0, other_, kOp, 2).code(), Code::kMismatch);
+}
+
 // Who agree on the op, but not on its chunks.
 struct OtherCut {
   std::string name;

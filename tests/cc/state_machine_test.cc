@@ -104,6 +104,25 @@ TEST_F(ReducerTest, AnswersEachChunkAsSoonAsItIsComplete) {
   }
 }
 
+// The program calls with another shape each time. A smaller bucket may go through other reducers alone.
+TEST_F(ReducerTest, TakesRoundsOfAnotherSpec) {
+  uint64_t round = 0;
+  for (const uint64_t count : {uint64_t{4}, uint64_t{3 * kItemsPerChunk}, uint64_t{5}, uint64_t{5}}) {
+    const OpSpec spec = count == 5 ? f32_rows(Kind::kMax, count) : f32_sum(count);
+    describe(spec, kOp, round);
+    const Values values = values_of(1, count);
+    for (uint64_t chunk = 0; chunk * kItemsPerChunk < count; ++chunk) {
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        ASSERT_TRUE(push(rank, push_header(rank, spec, chunk, round), values).ok());
+      }
+    }
+    const Values total = count == 5 ? values : total_of({values, values, values});
+    for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(take_results(rank, spec, round), total) << round;
+    round += 2;  // the rounds between go elsewhere
+  }
+  EXPECT_EQ(reducer_->completed_round_count(), 4u);
+}
+
 TEST_F(ReducerTest, CompletesAnEmptyRound) {
   const OpSpec spec = f32_sum(0);
   describe(spec);
@@ -307,6 +326,21 @@ TEST_F(LateTest, NamesMembersOfTheGroupAlone) {
   EXPECT_EQ(report(0), "");
   ASSERT_EQ(reducer_->late_workers(now_ms_).size(), 1u);
   EXPECT_EQ(reducer_->late_workers(now_ms_)[0].rank, 1u);
+}
+
+// They run different programs: each waits in a round that the other one does not come to, maybe at another reducer.
+TEST_F(LateTest, TellsInWhichRoundTheMissingWaitThemselves) {
+  const OpSpec spec = f32_sum(4);
+  describe(spec);
+  ASSERT_TRUE(push(0, push_header(0, spec, 0)).ok());
+  ASSERT_TRUE(push(2, push_header(2, spec, 0)).ok());
+  now_ms_ += kPatience;
+  reducer_->note_waiting(1, "an evaluation round 3", now_ms_);
+  EXPECT_EQ(report(0), "rank 1 (host b), which waits in an evaluation round 3 instead");
+  now_ms_ += kPatience;
+  EXPECT_EQ(report(0), "rank 1 (host b)") << "it has not said so again";
+  reducer_->note_waiting(1, "op7 of 0 round 0", now_ms_);
+  EXPECT_EQ(report(0), "rank 1 (host b)") << "it is in the same round, on another strand";
 }
 
 // Both have come to the same call, each with other workers, and neither will come to the other's.

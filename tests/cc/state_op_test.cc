@@ -195,7 +195,7 @@ TEST_F(StateTest, ARoundThatRunsAgainChangesNothing) {
   const Values ones(kCount, 1.0f);
   describe_all(spec, kUpdateOp, encode(momentum()));
   const Values weights = run(spec, kUpdateOp, 0, inputs_of(0, 0.25f), {ones, ones, ones});
-  ReducerStateMachine::Job job{{"a", "b", "c"}, {3, 1, 0, kChunkBytes, kWindow}, true};
+  ReducerStateMachine::Job job{{"a", "b", "c"}, {3, 1, 0, kChunkBytes, kWindow}};
   reducer_ = std::make_unique<ReducerStateMachine>(std::move(job), std::make_shared<LentMemory>(), kept_);
   describe_all(spec, kUpdateOp, encode(momentum()));
   EXPECT_EQ(run(spec, kUpdateOp, 0, inputs_of(0, 0.25f), {ones, ones, ones}), weights);

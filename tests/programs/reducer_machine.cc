@@ -2,8 +2,8 @@
 // frames that the reducer sends and then a line that says how it went. REDUCER is any number; `new` takes the place of
 // what had it.
 //
-//   new REDUCER WORKERS CHUNK WINDOW RESUMED                   for chunks of so many int64; of the first view or not
-//   describe REDUCER RANK OP KIND TOTAL RANK...                of an op of these ranks; none: all
+//   new REDUCER WORKERS CHUNK WINDOW                           for chunks of so many int64
+//   describe REDUCER RANK OP ROUND KIND TOTAL RANK...          of an op of these ranks from a round on; none: all
 //   begin REDUCER RANK OP ROUND OFFSET COUNT LAST PUSHED       the header of a push with a payload of so many
 //   commit REDUCER RANK VALUE...                               its payload
 //   leave REDUCER RANK / lose REDUCER RANK                     in order, or not
@@ -41,7 +41,6 @@ ReducerStateMachine::Job job_of(std::istringstream& words) {
   job.shape.reducer_count = 1;
   job.shape.chunk_bytes = next<uint32_t>(words) * static_cast<uint32_t>(sizeof(int64_t));
   job.shape.window_chunks = next<uint32_t>(words);
-  job.resumed = next<int>(words) != 0;
   return job;
 }
 
@@ -87,6 +86,7 @@ class Machine {
   Status describe(uint32_t rank, std::istringstream& words) {
     FrameHeader header;
     header.op = next<uint64_t>(words);
+    header.round = next<uint64_t>(words);
     OpSpec spec{static_cast<Kind>(next<int>(words)), DType::kI64, 0, 1, 0, 0};
     spec.total_count = next<uint64_t>(words);
     for (uint32_t member = 0; words >> member;) spec.group.push_back(member);

@@ -88,6 +88,7 @@ Status ReducerStrand::on_frame(Connection& connection, const FrameHeader& header
       status = take_plan(peer);
       break;
     case FrameType::kWaits:
+      peer.control_bytes += static_cast<int64_t>(kHeaderBytes + header.payload_bytes);
       reducer_->note_waiting(*peer.rank, decode_text(peer.control), context_->loop.now_ms());
       break;
     case FrameType::kFault:

@@ -83,7 +83,7 @@ class ReducerStrand final : private ConnectionOwner {
     std::optional<uint32_t> rank;          // once it has joined
     std::unique_ptr<BackupKeeper> keeper;  // of a reducer that this one backs up
     Bytes control;                         // the payload of its latest frame that is no chunk
-    int64_t control_bytes = 0;             // sent to it in frames that are no totals
+    int64_t control_bytes = 0;             // in frames that are no data of the program
     int64_t data_bytes = 0;                // the most that has passed beyond those
   };
 
