@@ -13,7 +13,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -110,7 +109,9 @@ def place_in_program(context: mlir.LoweringRuleContext, key: Hashable) -> int:
     Why: ``module_context`` is not public. It is another one inside ``jax.shard_map``, with the same ``lowering_cache``.
     Since 0.10.
     """
-    return context.module_context.lowering_cache.calls.place_of(key)
+    lowered = context.module_context.lowering_cache
+    assert isinstance(lowered, _Lowered), "jaxhetero was imported while JAX lowered a program"
+    return lowered.calls.place_of(key)
 
 
 class _Calls:

@@ -10,7 +10,7 @@ TWO_DEVICES = {"XLA_FLAGS": f"{FAST_COMPILATION} --xla_force_host_platform_devic
 
 
 def test_a_worker_that_compiles_more_than_the_others_goes_on_with_the_same_ops() -> None:
-    """Restored arrays, cleared caches, compilation ahead of time, another batch, device or number of a notebook's input."""
+    """Restored arrays, cleared caches, compilation ahead of time, another batch, another device, a notebook."""
     for wrong in run("ops.py", "alone", workers=2, reducers=2, JAXHETERO_STRANDS="2", **TWO_DEVICES):
         assert wrong == []
 

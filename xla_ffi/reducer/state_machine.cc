@@ -527,10 +527,11 @@ Status ReducerStateMachine::disagreement(const FrameHeader& header, const std::s
                                std::to_string(header.round) + ": " + how};
 }
 
-// The rank's spec is not that of the worker that described the round first.
+// The rank's spec is not that of the worker that came to the round first.
 Status ReducerStateMachine::other_spec(const FrameHeader& header, uint32_t rank, const OpSpec& spec,
                                        const OpState& op) const {
-  return disagreement(header, says(rank, spec, op) + "; " + says(op.first_rank, op.spec, op) +
+  const uint32_t other = op.open.empty() ? op.first_rank : op.open.front().first_rank;
+  return disagreement(header, says(rank, spec, op) + "; " + says(other, op.spec, op) +
                                   ". Every worker must call the collective with the same tree, shapes and dtypes" +
                                   (spec.group == op.spec.group ? "" : ", for the same workers"));
 }
