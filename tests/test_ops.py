@@ -1,4 +1,4 @@
-"""An op is what it is, not how often a process has compiled it; and workers that differ are told so, with both sides."""
+"""An op is what it is, not how often a process has compiled it; and workers that differ are told, with both sides."""
 
 from pathlib import Path
 
