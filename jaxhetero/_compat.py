@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FrameType
@@ -24,7 +25,6 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from jaxhetero._source import source_name
 from jaxhetero.errors import ConfigError
 
 
@@ -410,6 +410,20 @@ def equation_source(equation: Equation) -> str:
     """``train.py:train_step``, where the user's program made an equation."""
     frame = source_info_util.user_frame(equation.source_info.traceback)
     return source_name(frame.file_name, frame.function_name) if frame else "an unknown place"
+
+
+_INPUT = re.compile(r"<?i?python-input-\d|.*/ipython-input-\d|.*/ipykernel_\d+/")
+
+
+def source_name(file_name: str, function_name: str) -> str:
+    """``train.py:train_step``; ``<input>:train_step`` in a notebook or a shell.
+
+    An input is named without its number and its hash, which differ where one worker has run more inputs than the others.
+
+    Why: no program promises what it calls the file of an input. IPython says ``<ipython-input-3-1a2b>``, Python since
+    3.13 ``<python-input-3>``, Colab ``/tmp/ipython-input-3-1a2b.py``, Jupyter ``/tmp/ipykernel_17/1234.py``.
+    """
+    return f"{'<input>' if _INPUT.match(file_name) else Path(file_name).name}:{function_name}"
 
 
 def equation_functions(equation: Equation) -> list[str]:

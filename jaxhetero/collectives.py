@@ -27,7 +27,7 @@ from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero._collectives.together import with_gradients_together
 from jaxhetero._collectives.unreduced import has_unreduced, over_mesh
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
-from jaxhetero._source import source_name
+from jaxhetero._compat import source_name
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
 from jaxhetero.buckets import make_buckets as make_buckets
 from jaxhetero.errors import ConfigError, from_message
