@@ -14,6 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
