@@ -419,7 +419,7 @@ _INPUT = re.compile(r"<?i?python-input-\d|.*/ipython-input-\d|.*/ipykernel_\d+/"
 def source_name(file_name: str, function_name: str) -> str:
     """``train.py:train_step``; ``<input>:train_step`` in a notebook or a shell.
 
-    An input is named without its number and its hash, which differ where one worker has run more inputs than the others.
+    An input is named without its number and its hash, which differ where a worker has run more inputs than the others.
 
     Why: no program promises what it calls the file of an input. IPython says ``<ipython-input-3-1a2b>``, Python since
     3.13 ``<python-input-3>``, Colab ``/tmp/ipython-input-3-1a2b.py``, Jupyter ``/tmp/ipykernel_17/1234.py``.
