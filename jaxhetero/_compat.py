@@ -7,19 +7,23 @@ checked with JAX 0.10.2 and 0.12.0. When a later JAX changes one, tests of the c
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
 import itertools
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import jax
-from jax._src import core, distributed, effects, source_info_util, tree, tree_util
+import numpy as np
+from jax._src import core, distributed, effects, linear_util, source_info_util, tree, tree_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
@@ -318,39 +322,105 @@ _SYNCHRONOUS = """
 COLLECTIVES = frozenset(_SYNCHRONOUS.split()) | {f"{name}_start" for name in _SYNCHRONOUS.split()}
 
 
-def inner_programs(params: dict[str, Any]) -> Iterator[Any]:
+def inner_programs(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation, for example the body of a scan."""
-    for value in params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(item, "eqns"):
-                yield item
+    found: list[Any] = []
+
+    def note(program: Any) -> Any:
+        found.append(program)
+        return program
+
+    with_inner_programs(params, note)
+    return found
 
 
-def with_inner_programs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """``params`` with each of its ``inner_programs`` changed."""
+def with_inner_programs(value: Any, change: Callable[[Any], Any], done: dict[int, Any] | None = None) -> Any:
+    """``value`` with each jaxpr in it changed; what has none, or an unchanged one, stays the same object.
 
-    def changed(value: Any) -> Any:
-        if isinstance(value, (tuple, list)) and any(hasattr(item, "eqns") for item in value):
-            return type(value)(map(changed, value))
-        return change(value) if hasattr(value, "eqns") else value
+    A library keeps its jaxprs where it likes: in containers, named tuples, dataclasses and objects of its own.
 
-    return {name: changed(value) for name, value in params.items()}
+    Args:
+      value: the parameters of an equation, or a part of them.
+      change: gives what takes the place of a jaxpr.
+      done: what has become of the parts before this one, by their ids. Objects may hold each other.
+
+    Raises:
+      TypeError: a jaxpr that would change is in a function.
+    """
+    done = {} if done is None else done
+    if isinstance(value, _PLAIN):
+        return value
+    if hasattr(value, "eqns"):
+        return change(value)
+    if id(value) not in done:
+        done[id(value)] = value
+        parts, put_together = _taken_apart(value)
+        changed = [with_inner_programs(part, change, done) for part in parts]
+        if not all(map(operator.is_, changed, parts)):
+            done[id(value)] = put_together(changed)
+    return done[id(value)]
+
+
+_PLAIN = (str, bytes, int, float, complex, type(None), type, np.ndarray, np.dtype, jax.Array)
+
+
+def _taken_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The parts of a parameter, and what makes another one of other parts. JAX has its jaxprs in the open."""
+    if isinstance(value, (tuple, list)):
+        return list(value), getattr(value, "_make", type(value))
+    if isinstance(value, functools.partial):
+        return [value.args, value.keywords], lambda changed: type(value)(value.func, *changed[0], **changed[1])
+    module = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
+    is_foreign = module.partition(".")[0] not in ("jax", "jaxlib", "numpy", "builtins")
+    if isinstance(value, FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if is_foreign], _refuse_function
+    is_data = is_foreign and (dataclasses.is_dataclass(value) or not callable(value))
+    attributes = _attributes(value) if is_data else {}
+    entries = dict(value) if isinstance(value, dict) else {}
+
+    def put_together(changed: list[Any]) -> Any:
+        made = copy.copy(value)
+        for name, part in zip(attributes, changed, strict=False):
+            object.__setattr__(made, name, part)
+        if entries:
+            dict.update(made, zip(entries, changed[len(attributes) :], strict=True))
+        return made
+
+    return [*attributes.values(), *entries.values()], put_together
+
+
+def _refuse_function(_: list[Any]) -> Any:
+    raise TypeError("its program is kept by a Python function")
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, in its dictionary or in slots."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    in_slots = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
+    return {**getattr(value, "__dict__", {}), **in_slots}
+
+
+def expansion(equation: Equation) -> Callable[..., Any] | None:
+    """What a primitive does that has its program in an object, and shows it when it is compiled; else None.
+
+    Why: JAX's "hijax" primitives are new, and not public. Since 0.10.
+    """
+    primitive, atoms = equation.primitive, (*equation.invars, *equation.outvars)
+    if not primitive.is_high(*(atom.aval for atom in equation.invars), **equation.params):
+        return None
+    if any(atom.aval.is_high for atom in atoms) or inner_programs(equation.params):
+        return None
+    return functools.partial(primitive.to_lojax, **equation.params)
 
 
 def retrace(program: Any, function: Callable[..., Sequence[Any]]) -> Any:
     """A jaxpr of ``function`` for arguments of the types of those of ``program``, to take the place of ``program``."""
-    types = [_as_argument(variable.aval) for variable in program.invars]
+    types = [variable.aval for variable in program.invars]
     traced = jax.make_jaxpr(function)(*types)
-    if hasattr(program, "consts"):
-        return traced
-    assert not traced.consts, "an open jaxpr has no place for constants"
-    return traced.jaxpr
-
-
-def _as_argument(aval: Any) -> Any:
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=aval.sharding, weak_type=aval.weak_type, manual_axis_type=aval.mat
-    )
+    if traced.consts and not getattr(program, "consts", ()):
+        # There may be no place for constants in this jaxpr. There is one in that of a jitted function inside.
+        traced = jax.make_jaxpr(jax.jit(function))(*types)
+    return traced if hasattr(program, "consts") else traced.jaxpr
 
 
 @contextlib.contextmanager
@@ -370,6 +440,25 @@ def bind(primitive: Primitive, params: dict[str, Any], operands: Sequence[Any]) 
 def run_equation(equation: Equation, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation in the trace of the caller."""
     return bind(equation.primitive, equation.params, operands)
+
+
+def has_rules(equation: Equation) -> bool:
+    """Whether an equation holds functions of the user's for transformations: derivatives, or what jax.vmap does."""
+    return equation.primitive.name in ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+
+
+def run_with_rules(
+    equation: Equation, operands: Sequence[Any], change: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Any]:
+    """As ``run_equation`` for one that ``has_rules``, with each of the rules changed. Why: as above."""
+    primitive, params = equation.primitive, equation.primitive.get_bind_params(equation.params)
+    if "rule" in params:
+        params = {**params, "rule": change(params["rule"])}
+    else:
+        function, *rules = params["subfuns"]
+        changed = [linear_util.wrap_init(change(rule.call_wrapped), debug_info=rule.debug_info) for rule in rules]
+        params = {**params, "subfuns": (function, *changed)}
+    return list(primitive.bind(*operands, **params))
 
 
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}

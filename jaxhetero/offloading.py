@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
-
-import jax
-import numpy as np
 
 from jaxhetero import _compat, world
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype
 from jaxhetero._offload.calls import Options, warn_once
 from jaxhetero._offload.modules import Modules
-from jaxhetero._offload.rewrite import Rewriter
+from jaxhetero._offload.rewrite import Rewriter, trace
 from jaxhetero._offload.scope import Scope, check_axis_name, make_scope
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.errors import ConfigError
@@ -146,41 +143,16 @@ class Offload:
         """Make a program of ``function`` and run it, rewritten, in the trace of the caller."""
         rewriter = self._rewriter()
         modules = Modules((args, kwargs))
-        inputs = _Leaves((modules.rest, modules.values))
-        outputs: list[_Leaves] = []
 
-        def of_arrays(*arrays: Any) -> list[Any]:
-            own = modules.rebuilt(*inputs.restored(arrays))
+        def of_values(rest: list[Any], values: Any) -> Any:
+            own = modules.rebuilt(rest, values)
             own_args, own_kwargs = own.tree
-            results = function(*own_args, **own_kwargs)
-            outputs.append(_Leaves((results, own.changes())))
-            return outputs[0].arrays
+            return function(*own_args, **own_kwargs), own.changes()
 
-        program = jax.make_jaxpr(of_arrays, axis_env=rewriter.scope.axis_env)(*inputs.arrays)
-        if self._axis_name is not None and not rewriter.has_inner_collectives({"program": program}):
+        program, operands, as_results = trace(of_values, (modules.rest, modules.values), rewriter.scope)
+        if self._axis_name is not None and not rewriter.has_collectives(program):
             name = getattr(function, "__name__", repr(function))
             warn_once(f"offload: there is no collective in {name}, so each worker runs it by itself")
-        results, changes = outputs[0].restored(rewriter.evaluate(program, program.consts, inputs.arrays))
+        results, changes = as_results(rewriter.evaluate(program, program.consts, operands))
         modules.change(changes)
         return results
-
-
-class _Leaves:
-    """A pytree, taken apart in arrays, which are traced, and all else, which is not."""
-
-    def __init__(self, tree: Any) -> None:
-        self._leaves, self._structure = jax.tree.flatten(tree)
-        self._places = [
-            index for index, leaf in enumerate(self._leaves) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-        ]
-
-    @property
-    def arrays(self) -> list[Any]:
-        return [self._leaves[index] for index in self._places]
-
-    def restored(self, arrays: Sequence[Any]) -> Any:
-        """The tree with other arrays."""
-        leaves = list(self._leaves)
-        for index, array in zip(self._places, arrays, strict=True):
-            leaves[index] = array
-        return jax.tree.unflatten(self._structure, leaves)

@@ -26,6 +26,15 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 _GATHERS = {"all_gather": "varying", "all_gather_invariant": "invarying"}
 _SCATTERS = {"reduce_scatter", "unreduced_reduce_scatter"}
 _INDEX = "axis_index"
+# The same over axes of an array, for those axes of a collective that jax.vmap has named. JAX gives their positions.
+_OF_ARRAYS: dict[Callable[..., Any], Callable[..., Any]] = {
+    collectives.psum: jax.lax.reduce_sum,
+    collectives.pmax: jax.lax.reduce_max,
+    collectives.pmin: jax.lax.reduce_min,
+}
+# What XLA compiles to a kernel of its own, or applies to pairs of numbers.
+_KERNELS = {"pallas_call", "core_map", "mpmd_map", "cudnn_fusion"}
+_OF_NUMBERS = {"reduce", "reduce_window"}
 _REPLACED = {*_REDUCTIONS, *_GATHERS, *_SCATTERS, _INDEX}
 
 
@@ -50,6 +59,16 @@ class Call:
         return str(self.equation.primitive.name)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the axes that are axes of a mesh, by their names."""
+        return tuple(axis for axis in self.axes if isinstance(axis, str))
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Those of the axes that are axes of the operand."""
+        return tuple(axis for axis in self.axes if isinstance(axis, int))
+
+    @property
     def label(self) -> str:
         """``psum at train.py:train_step``: the name of the op in messages."""
         name = self.name.removesuffix("_invariant").removeprefix("unreduced_")
@@ -57,7 +76,8 @@ class Call:
 
     def may_share_buckets(self, other: Call) -> bool:
         """Whether the two differ in their operands alone."""
-        return self.name == other.name and self.equation.params == other.equation.params
+        one, two = self.equation, other.equation
+        return self.name == other.name and one.params == two.params and one.ctx == two.ctx
 
 
 def as_call(equation: _compat.Equation) -> Call | None:
@@ -94,10 +114,20 @@ def _obstacle(call: Call, scope: Scope) -> str | None:
         return f"jaxhetero has no {call.name}"
     if call.equation.params.get("axis_index_groups") is not None:
         return "axis_index_groups is not supported; jaxhetero.psum takes a group of workers outside of a mesh"
-    if not all(isinstance(axis, str) for axis in call.axes):
-        return f"its axes {call.axes} have positions among them; reduce over array axes first"
+    if call.positions and call.name not in _REDUCTIONS:
+        return f"its axes {call.axes} have positions among them; name mesh axes alone"
     if call.name in _GATHERS.keys() | _SCATTERS and scope.worker_axis not in (None, call.axes[0]):
         return f"the order of its result needs {scope.worker_axis!r} as the first of {call.axes}"
+    return None
+
+
+def obstacle_inside(equation: _compat.Equation) -> str | None:
+    """Why an equation cannot have a collective of ours inside; None if it may."""
+    name = equation.primitive.name
+    if name in _KERNELS:
+        return "it is a kernel"
+    if name in _OF_NUMBERS or name.startswith("scatter"):
+        return "it is a function of single numbers"
     return None
 
 
@@ -108,16 +138,19 @@ def warn_once(message: str) -> None:
 
 
 def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, options: Options) -> list[jax.Array]:
-    """The results of calls that share buckets; each call has one operand and one result."""
+    """The results of all calls, which share buckets, from the operands of all."""
     call = calls[0]
     if call.name == _INDEX:
-        return [scope.own_index()]
+        return [scope.own_index()] * len(calls)
     params = call.equation.params
     arguments: dict[str, Any] = {
-        "axis_name": scope.mesh_axes(call.axes),
+        "axis_name": scope.mesh_axes(call.names),
         "bucket_bytes": options.bucket_bytes,
         "name": call.label if len(calls) == 1 else f"{call.label} and {len(calls) - 1} more",
     }
+    if call.positions:
+        reduce = _OF_ARRAYS[_REDUCTIONS[call.name]]
+        operands = [reduce(operand, call.positions) for operand in operands]
     # Buckets are filled from the last leaf to the first, because gradients come in that order. These come in order.
     tree = list(reversed(operands))
     if call.name in _REDUCTIONS:

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core.primitives import jit_p
 
 from jaxhetero import _compat
-from jaxhetero._offload.calls import Call, Options, as_call, is_replaced, run
+from jaxhetero._offload.calls import Call, Options, as_call, is_replaced, obstacle_inside, run, warn_once
 from jaxhetero._offload.scope import Scope
-from jaxhetero.errors import ConfigError
+from jaxhetero.errors import ConfigError, JaxheteroError
+
+
+def trace(
+    function: Callable[..., Any], arguments: Sequence[Any], scope: Scope
+) -> tuple[Any, list[Any], Callable[[Sequence[Any]], Any]]:
+    """The program of ``function`` for ``arguments``, its operands, and what makes results of those of the program.
+
+    Arrays are traced; all else in the arguments, which are pytrees, is passed on as it is.
+    """
+    operands, as_arguments = _taken_apart(arguments)
+    found: list[Callable[[Sequence[Any]], Any]] = []
+
+    def of_arrays(*arrays: Any) -> list[Any]:
+        outputs, as_results = _taken_apart(function(*as_arguments(arrays)))
+        found.append(as_results)
+        return outputs
+
+    return jax.make_jaxpr(of_arrays, axis_env=scope.axis_env)(*operands), operands, found[0]
+
+
+def _taken_apart(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The arrays of a pytree and what puts others in their places, with all that is not an array."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [index for index, leaf in enumerate(leaves) if _is_array(leaf)]
+    arrays = [leaves[index] for index in places]
+    for index in places:  # a tracer that stays here would outlive its trace
+        leaves[index] = None
+
+    def with_arrays(others: Sequence[Any]) -> Any:
+        put = dict(zip(places, others, strict=True))
+        return jax.tree.unflatten(structure, [put.get(index, leaf) for index, leaf in enumerate(leaves)])
+
+    return arrays, with_arrays
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and leaf.dtype != jax.dtypes.float0
 
 
 class Rewriter:
@@ -23,34 +62,51 @@ class Rewriter:
         self.options = options
         # By program. JAX keeps the program of a jitted function for as long as the function.
         self._rewritten: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._affected: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._contents: weakref.WeakKeyDictionary[Any, list[_Holds]] = weakref.WeakKeyDictionary()
 
     def evaluate(self, program: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         """The results of ``program``."""
         values = _Values(self.scope, self.options)
         values.write([*program.constvars, *program.invars], [*constants, *arguments])
-        for equation in program.eqns:
+        for equation, holds in zip(program.eqns, self._holdings(program), strict=True):
+            operands = values.read(equation.invars)
             with _compat.equation_context(equation):
                 call = as_call(equation)
                 if call is not None and is_replaced(call, self.scope):
                     values.postpone(call)
+                elif holds and call is None:
+                    values.write(equation.outvars, self._run_equation(equation, operands, holds))
                 else:
-                    values.write(equation.outvars, self.run_equation(equation, values.read(equation.invars)))
+                    values.write(equation.outvars, _compat.run_equation(equation, operands))
         return values.read(program.outvars)
 
-    def run_equation(self, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
-        """The results of an equation, which may have collectives in its inner programs."""
-        if not self.has_inner_collectives(equation.params):
-            return _compat.run_equation(equation, operands)
-        run_special = _SPECIAL.get(equation.primitive.name)
-        if run_special is not None:
-            return run_special(self, equation, operands)
-        rewritten = equation.replace(params=_compat.with_inner_programs(equation.params, self.rewrite))
-        return _compat.run_equation(rewritten, operands)
+    def _run_equation(self, equation: _compat.Equation, operands: Sequence[Any], holds: _Holds) -> list[Any]:
+        """The results of an equation that has something of ours inside."""
+        obstacle, cause = obstacle_inside(equation), None
+        if obstacle is None:
+            try:
+                is_expanded = _compat.expansion(equation) is not None
+                run_inside = _run_expanded if is_expanded else _SPECIAL.get(equation.primitive.name, _run_rewritten)
+                return run_inside(self, equation, operands)
+            except (JaxheteroError, jax.errors.JaxRuntimeError, FloatingPointError):
+                raise
+            except Exception as error:
+                obstacle, cause = f"{type(error).__name__}: {error}", error
+        what = f"the {equation.primitive.name} at {_compat.equation_source(equation)}"
+        if holds is _Holds.COLLECTIVES and self.scope.worker_axis is not None:
+            raise ConfigError(
+                f"offload: {what} has a collective inside that goes over {self.scope.worker_axis!r}, the axis of all "
+                f"workers, and jaxhetero cannot enter it: {obstacle}; move the collective out of it, or apply offload "
+                "to the function inside"
+            ) from cause
+        if holds is _Holds.COLLECTIVES:
+            warn_once(f"offload leaves {what}, with the collectives inside, to JAX: {obstacle}")
+        return _compat.run_equation(equation, operands)
 
     def run_primitive(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """The results of a primitive that a function runs outside of any trace; a jitted function is one."""
-        if primitive.name not in _compat.COLLECTIVES and not self.has_inner_collectives(params):
+        has_collectives = any(map(self.has_collectives, _compat.inner_programs(params)))
+        if primitive.name not in _compat.COLLECTIVES and not has_collectives:
             return primitive.bind(*operands, **params)
         if primitive is jit_p:
             return primitive.bind(*operands, **_compat.with_inner_programs(params, self.rewrite))
@@ -59,20 +115,35 @@ class Rewriter:
         results = self.evaluate(traced, traced.consts, operands)
         return results if primitive.multiple_results else results[0]
 
-    def has_inner_collectives(self, params: dict[str, Any]) -> bool:
-        """Whether there is a collective in the inner programs of an equation with these parameters."""
-        return any(map(self._has_collectives, _compat.inner_programs(params)))
+    def has_collectives(self, program: Any) -> bool:
+        """Whether there is a collective in ``program``, however deep."""
+        return _Holds.COLLECTIVES in self._holdings(program)
 
-    def _has_collectives(self, program: Any) -> bool:
-        if program not in self._affected:
-            self._affected[program] = any(
-                as_call(equation) is not None or self.has_inner_collectives(equation.params)
-                for equation in program.eqns
-            )
-        return self._affected[program]
+    def _holdings(self, program: Any) -> list[_Holds]:
+        """What each equation of ``program`` holds."""
+        if program not in self._contents:
+            self._contents[program] = [self._holding(equation) for equation in program.eqns]
+        return self._contents[program]
+
+    def _holding(self, equation: _compat.Equation) -> _Holds:
+        call = as_call(equation)
+        if call is not None:
+            return _Holds.COLLECTIVES if self.scope.worker_axis in (None, *call.axes) else _Holds.NOTHING
+        inner = [holds for program in self.inner_programs(equation) for holds in self._holdings(program)]
+        return max(inner, default=_Holds.RULES if _compat.has_rules(equation) else _Holds.NOTHING)
+
+    def inner_programs(self, equation: _compat.Equation) -> list[Any]:
+        """The programs in an equation, or the one that it stands for."""
+        expansion = _compat.expansion(equation)
+        if expansion is None:
+            return _compat.inner_programs(equation.params)
+        types = [atom.aval for atom in equation.invars]
+        return [jax.make_jaxpr(expansion, axis_env=self.scope.axis_env)(*types)]
 
     def rewrite(self, program: Any) -> Any:
         """A program like ``program`` with our collectives; the same one for the same one, so that it compiles once."""
+        if not any(self._holdings(program)):
+            return program
         if program not in self._rewritten:
             self._rewritten[program] = _compat.retrace(program, self.as_function(program))
         return self._rewritten[program]
@@ -80,6 +151,29 @@ class Rewriter:
     def as_function(self, program: Any) -> Callable[..., list[Any]]:
         """``program`` with our collectives as a function of its arguments."""
         return lambda *arguments: self.evaluate(program, getattr(program, "consts", ()), arguments)
+
+    def rewrite_rule(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """A function like ``rule``, which a transformation calls, with our collectives."""
+
+        def rewritten(*arguments: Any) -> Any:
+            program, operands, as_results = trace(rule, arguments, self.scope)
+            return as_results(self.evaluate(program, program.consts, operands))
+
+        return rewritten
+
+
+class _Holds(enum.IntEnum):
+    """What there is for us in an equation."""
+
+    NOTHING = 0
+    RULES = 1
+    """Functions for transformations that are still to come. What is in them is seen when they are called."""
+    COLLECTIVES = 2
+
+
+def _run_rewritten(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
+    rewritten = _compat.with_inner_programs(equation.params, rewriter.rewrite)
+    return _compat.run_equation(equation.replace(params=rewritten), operands)
 
 
 def _run_shard_map(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
@@ -102,24 +196,38 @@ def _run_shard_map(rewriter: Rewriter, equation: _compat.Equation, operands: Seq
     return list(mapped(*operands))
 
 
-def _run_custom(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
-    """A function with a derivative of its own: the derivative is JAX's to take, before we come."""
+def _run_with_rules(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
+    """A function that has rules of its own, for transformations that are still to come; they may have collectives."""
+    rewritten = equation.replace(params=_compat.with_inner_programs(equation.params, rewriter.rewrite))
+    return _compat.run_with_rules(rewritten, operands, rewriter.rewrite_rule)
+
+
+def _run_expanded(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
+    """A primitive that shows its program late, and its derivative as late; we come before."""
 
     def refuse(_primals: Any, _tangents: Any) -> Any:
         raise ConfigError(
-            f"offload: the function at {_compat.equation_source(equation)} has a custom derivative and a collective "
-            "inside, and cannot be differentiated any more; apply offload to the function that takes the gradient"
+            f"offload: the {equation.primitive.name} at {_compat.equation_source(equation)} has a derivative of its "
+            "own and a collective inside; apply offload to the function that takes the gradient"
         )
 
-    call: Any = jax.custom_jvp(rewriter.as_function(equation.params["call_jaxpr"]))
+    (program,) = rewriter.inner_programs(equation)
+    call: Any = jax.custom_jvp(rewriter.as_function(program))
     call.defjvp(refuse)
     return list(call(*operands))
 
 
+def _run_rematerialized(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
+    """The forward pass of a derivative with ``optimize_remat``, without JAX's way to drop what nobody uses of it."""
+    return rewriter.as_function(equation.params["fwd_jaxpr"])(*operands)
+
+
 _SPECIAL: dict[str, Callable[[Rewriter, _compat.Equation, Sequence[Any]], list[Any]]] = {
     "shard_map": _run_shard_map,
-    "custom_jvp_call": _run_custom,
-    "custom_vjp_call": _run_custom,
+    "custom_jvp_call": _run_with_rules,
+    "custom_vjp_call": _run_with_rules,
+    "custom_vmap_call": _run_with_rules,
+    "remat_opt": _run_rematerialized,
 }
 
 
@@ -147,16 +255,16 @@ class _Values:
         return [atom.val if hasattr(atom, "val") else self._values[atom] for atom in atoms]
 
     def postpone(self, call: Call) -> None:
-        """Run the collective when its result is read."""
-        self.read(call.equation.invars)  # of collectives that it waits for itself
+        """Run the collective, whose operands have been read, when its result is."""
         group = next((group for group in self._postponed.values() if group[0].may_share_buckets(call)), [])
         group.append(call)
-        self._postponed[call.equation.outvars[0]] = group
+        self._postponed.update((variable, group) for variable in call.equation.outvars)
 
     def _run(self, group: list[Call]) -> None:
-        operands = [operand for call in group for operand in self.read(call.equation.invars)]
+        operands = self.read([atom for call in group for atom in call.equation.invars])
+        variables = [variable for call in group for variable in call.equation.outvars]
         with _compat.equation_context(group[0].equation):
             results = run(group, operands, self._scope, self._options)
-        for call, result in zip(group, results, strict=True):
-            del self._postponed[call.equation.outvars[0]]
-            self.write(call.equation.outvars, [result])
+        for variable in variables:
+            del self._postponed[variable]
+        self.write(variables, results)

@@ -42,18 +42,6 @@ def swap(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, AXIS, [(0, 1), (1, 0)])
 
 
-@jax.custom_vjp
-def summed(x: jax.Array) -> jax.Array:
-    return lax.psum(x, AXIS)
-
-
-summed.defvjp(lambda x: (summed(x), None), lambda _, cotangent: (cotangent,))
-
-
-def loss(x: jax.Array) -> jax.Array:
-    return summed(x).sum()
-
-
 def loss_of_one(x: jax.Array) -> jax.Array:
     return x.sum()
 
@@ -64,10 +52,6 @@ def own_processes() -> None:
     groups = functools.partial(lax.psum, axis_name=AXIS, axis_index_groups=[[0], [1]])
     refused("axis_index_groups is not supported", lambda: jax.jit(offloaded(groups))(X))
     refused("apply offload to the function inside", lambda: offloaded(jax.pmap(mean, axis_name=AXIS))(X[None]))
-    refused(
-        "apply offload to the function that takes the gradient",
-        lambda: jax.grad(offloaded(loss))(X),
-    )
     refused("must be the name of one axis", lambda: jaxhetero.offload(mean, axis_name=("a", "b")))  # type: ignore[call-overload]
     refused("bucket_bytes is 0", lambda: offloaded(mean, bucket_bytes=0))
     refused("wire_dtype is int8", lambda: offloaded(mean, wire_dtype=jnp.int8))
