@@ -15,22 +15,21 @@ import itertools
 import math
 import operator
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax._src import core, distributed, effects, linear_util, source_info_util, tree, tree_util
+from jax._src import core, distributed, effects, linear_util, pjit, shard_map, source_info_util, tree, tree_util
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
-
-from jaxhetero.errors import ConfigError
 
 
 def distributed_place() -> tuple[int, int]:
@@ -473,6 +472,11 @@ def inlined_program(equation: Equation) -> Any | None:
     return None if name is None else equation.params[name]
 
 
+def mesh_axes(equation: Equation) -> tuple[str, ...]:
+    """The axes of the mesh of a ``jax.shard_map``; none of any other equation. Why: as above."""
+    return tuple(equation.params["mesh"].axis_names) if equation.primitive is shard_map.shard_map_p else ()
+
+
 def scan_counts(equation: Equation) -> tuple[int, int]:
     """How many of the first operands of a scan are constants, and how many after them are carried.
 
@@ -498,7 +502,8 @@ def is_ordered(equation: Equation) -> bool:
 
 def equation_source(equation: Equation) -> str:
     """``train.py:train_step``, where the user's program made an equation."""
-    frame = source_info_util.user_frame(equation.source_info.traceback)
+    frames = source_info_util.user_frames(equation.source_info.traceback)
+    frame = next((frame for frame in frames if not _is_of_this_package(frame)), None)
     return source_name(frame.file_name, frame.function_name) if frame else "an unknown place"
 
 
@@ -514,6 +519,25 @@ def source_name(file_name: str, function_name: str) -> str:
     3.13 ``<python-input-3>``, Colab ``/tmp/ipython-input-3-1a2b.py``, Jupyter ``/tmp/ipykernel_17/1234.py``.
     """
     return f"{'<input>' if _INPUT.match(file_name) else Path(file_name).name}:{function_name}"
+
+
+def _is_of_this_package(frame: Any) -> bool:
+    return Path(frame.file_name).is_relative_to(Path(__file__).parent)
+
+
+def is_of_our_collectives(equation: Equation, scope: str) -> bool:
+    """Whether one of our collectives made an equation, or something in a ``jax.named_scope`` of this name did."""
+    frame = next(iter(source_info_util.user_frames(equation.source_info.traceback)), None)
+    is_ours = frame is not None and frame.file_name.startswith(_OUR_COLLECTIVES)
+    return is_ours or is_within(equation, scope)
+
+
+_OUR_COLLECTIVES = tuple(str(Path(__file__).parent / name) for name in ("_collectives", "collectives.py"))
+
+
+def is_within(equation: Equation, scope: str) -> bool:
+    """Whether an equation, or what JAX made it of, was made in a ``jax.named_scope`` of this name."""
+    return scope in str(equation.source_info.name_stack)
 
 
 def equation_functions(equation: Equation) -> list[str]:
@@ -584,53 +608,181 @@ def is_tracing() -> bool:
     return not core.trace_state_clean()
 
 
-class _Interceptor(core.Trace):
-    """What JAX asks to run a primitive while ``intercept`` is on."""
+class Interceptor(Protocol):
+    """What ``intercept`` asks; equal ones share what JAX has traced and compiled."""
 
-    def __init__(self, outer: Any, run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        # By this, libraries tell one trace from another. What flax's NNX has made in the caller's can be changed here.
-        self._weakref = outer._weakref
-        self._outer = outer
-        self._run = run
+    def trace(self, trace: Callable[[], Any]) -> Any:
+        """Call ``trace``, which has JAX trace a jitted function."""
 
-    def stage_value(self, value: Any) -> Any:
-        return self._outer.stage_value(value)
+    def lower(self, program: Any) -> Any:
+        """The jaxpr that JAX shall lower and compile in the place of ``program``."""
 
-    def process_primitive(self, primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], /) -> Any:
-        with core.set_current_trace(self._outer):
-            return self._run(primitive, operands, params)
+    def map(self, function: Callable[..., Any], *shards: Any) -> Any:
+        """Call ``function``, which a ``jax.shard_map`` or ``jax.pmap`` maps; for its result see ``with_values``."""
 
-    def process_custom_jvp_call(self, _: Any, function: Any, _jvp: Any, operands: Any, /, **_params: Any) -> Any:
-        with core.set_current_trace(self):
-            return function.call_wrapped(*operands)
+    def call(self, compiled: Any) -> None:
+        """A program that was compiled ahead of time, a ``jax.stages.Compiled``, is about to be called."""
 
-    def process_shard_map(self, *_: Any, **_params: Any) -> Any:
-        raise ConfigError("offload: a jax.shard_map that is not in a jitted function cannot be offloaded; jit it")
 
-    def process_custom_vjp_call(
-        self, _: Any, function: Any, _forward: Any, _backward: Any, operands: Any, /, **_params: Any
-    ) -> Any:
-        with core.set_current_trace(self):
-            return function.call_wrapped(*operands)
+_intercepted: Any = jax.make_user_context(None)
+_everywhere: list[Interceptor] = []
+_everywhere_lock = threading.Lock()
+
+
+def interceptor() -> Any:
+    """Who intercepts in this thread; None for nobody."""
+    return _intercepted.value
 
 
 @contextlib.contextmanager
-def intercept(
-    run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any], axis_env: Sequence[tuple[str, int]]
-) -> Iterator[None]:
-    """Have ``run`` do what JAX asks of a primitive in this block, outside of any trace; a jitted function is one.
+def intercept(interceptor: Interceptor) -> Iterator[None]:
+    """Have ``interceptor`` asked about all programs that this thread traces, lowers or maps in this block.
 
-    Args:
-      run: gets a primitive, its operands and its parameters, and gives its results. It runs outside the interception.
-      axis_env: names and sizes of axes that functions see while they are traced in this block.
+    To everybody else JAX looks as outside of the block: nothing is traced. What was jitted before the block is traced
+    anew, because JAX's caches know the interceptor.
 
-    Why: there is no public way to see what a function that JAX has not traced does. Since 0.10.
+    Why: there is no public way to change a program between JAX's tracing and lowering. Since 0.10.
     """
-    with (
-        # With one more axis than the caller has, no jitted function runs a program that it has compiled for the caller.
-        core.extend_axis_env_nd([*axis_env, ("jaxhetero.offload", 1)]),
-        core.take_current_trace() as outer,
-        core.set_current_trace(_Interceptor(outer, run)),
-    ):
+    with _patches, _intercepted(interceptor):
         yield
+
+
+@contextlib.contextmanager
+def intercept_everywhere(interceptor: Interceptor) -> Iterator[None]:
+    """As ``intercept``, and in all threads that are in no block of their own."""
+
+    def use_last() -> None:
+        _intercepted.set_global(_everywhere[-1] if _everywhere else None)
+
+    with intercept(interceptor):
+        with _everywhere_lock:
+            _everywhere.append(interceptor)
+            use_last()
+        try:
+            yield
+        finally:
+            with _everywhere_lock:
+                _everywhere.remove(interceptor)
+                use_last()
+
+
+_otherwise: dict[str, Interceptor] = {}
+
+
+def intercept_otherwise(interceptor: Interceptor) -> None:
+    """Have ``interceptor`` asked from now on where nobody intercepts. JAX's caches do not know that it is there."""
+    if _otherwise.setdefault("interceptor", interceptor) is interceptor:
+        _patches.__enter__()
+
+
+class _Patches:
+    """Functions of JAX that are others while somebody intercepts."""
+
+    def __init__(self, *patches: tuple[Any, str, Callable[..., Any]]) -> None:
+        self._patches = patches  # owner, name, and what is called with the original and its arguments
+        self._originals: list[Any] = []
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._originals = [vars(owner).get(name) for owner, name, _ in self._patches]
+                patched = [_patched(getattr(owner, name), patch) for owner, name, patch in self._patches]
+                for (owner, name, _), function in zip(self._patches, patched, strict=True):
+                    setattr(owner, name, function)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for (owner, name, _patch), original in zip(self._patches, self._originals, strict=True):
+                if original is None:  # it was an attribute of the owner's class
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, original)
+
+
+def _patched(original: Callable[..., Any], patch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        active = interceptor() or _otherwise.get("interceptor")
+        return original(*args, **kwargs) if active is None else patch(active, original, *args, **kwargs)
+
+    return call
+
+
+def _trace(active: Interceptor, original: Callable[..., Any], *args: Any) -> Any:
+    return active.trace(functools.partial(original, *args))
+
+
+def _lower(active: Interceptor, original: Callable[..., Any], *args: Any, jaxpr: Any, **kwargs: Any) -> Any:
+    return original(*args, jaxpr=active.lower(jaxpr), **kwargs)
+
+
+def _bind_shard_map(active: Interceptor, original: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    (function,) = params["subfuns"]
+    if function.__qualname__.startswith("_shard_map."):  # the user's, and not a derivative that JAX has made of it
+        params["subfuns"] = (functools.partial(active.map, function),)
+    return original(*args, **params)
+
+
+def _call_compiled(active: Interceptor, original: Callable[..., Any], compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    active.call(compiled)
+    return original(compiled, *args, **kwargs)
+
+
+# A call of a jitted function and ``lower`` of one go through the first two of these, whoever has jitted it.
+_patches = _Patches(
+    (pjit, "_infer_params", _trace),
+    (pjit, "_resolve_and_lower", _lower),
+    (shard_map.shard_map_p, "bind", _bind_shard_map),
+    (jax.stages.Compiled, "__call__", _call_compiled),
+)
+
+
+def with_values(result: Any, values: Sequence[Any]) -> Any:
+    """What a function that ``jax.shard_map`` maps gives to JAX, with other values; the old ones are its items.
+
+    Why: it is a ``FlatTree``, which is not public. Since 0.10.
+    """
+    return result.update(values)
+
+
+def free_axes(program: Any) -> list[str]:
+    """The named axes of a jaxpr that nothing in it maps. Why: effects are not public. Since 0.10."""
+    return sorted(str(effect.name) for effect in program.effects if isinstance(effect, core.NamedAxisEffect))
+
+
+def unbound_axis(error: NameError) -> str | None:
+    """The axis that JAX says nothing maps; None if the error says something else.
+
+    Why: only its text tells. Since 0.10.
+    """
+    found = re.search(r"unbound axis name: (.+?)(\. To fix this, .*)?$", str(error), re.DOTALL)
+    return found and found[1]
+
+
+def bound_axes() -> frozenset[str]:
+    """The named axes that something maps where the caller is. Why: there is no public list. Since 0.10."""
+    return frozenset(name for name in core.get_axis_env().axis_sizes if isinstance(name, str))
+
+
+def bind_axis(name: str, size: int) -> contextlib.AbstractContextManager[None]:
+    """For a ``with`` block in which functions are traced as if something mapped this axis.
+
+    Why: ``jax.make_jaxpr`` can, ``jax.jit`` cannot. Since 0.10.
+    """
+    manager: contextlib.AbstractContextManager[None] = core.extend_axis_env_nd([(name, size), (_mark(name), 1)])
+    return manager
+
+
+def is_bound_here(name: str) -> bool:
+    """Whether ``bind_axis`` binds the axis, and not a transformation of JAX's. Why and since: as there."""
+    return _mark(name) in core.get_axis_env().axis_sizes
+
+
+def _mark(name: str) -> Any:
+    return "jaxhetero.offload", name

@@ -1,7 +1,9 @@
 """``offload``: the collectives of jax.lax in every transformation and place, and what is refused."""
 
+import re
+
 import pytest
-from cluster import ROOT, free_port, run
+from cluster import FAST_COMPILATION, ROOT, free_port, run
 
 IN_GLOBAL_MESH = {"pmap": "`pmap`", "shard_map": "typed `shard_map`", "untyped shard_map": "untyped `shard_map`"}
 PLACES = {"own jit": "plain `jit`", "own pmap": "own `pmap`", **IN_GLOBAL_MESH, "global jit": "global `jit`"}
@@ -40,6 +42,16 @@ def test_the_table_of_places_is_true(place: str) -> None:
     first, second = run("places.py", place, *coordinator, workers=2, reducers=1)
     for found in (first, second):
         assert {name: in_words(outcomes) for name, outcomes in found.items()} == documented(place)
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_no_form_of_offload_sums_inside_a_worker_in_silence(is_global: bool) -> None:
+    """Every place, form and name: the true sum goes through reducers, or a name that nothing has is refused."""
+    coordinator = [f"127.0.0.1:{free_port()}"] if is_global else []
+    for found in run("forms.py", *coordinator, workers=2, reducers=1, XLA_FLAGS=FAST_COMPILATION):
+        wrong = {key: text for key, text in found.items() if key.endswith("a wrong name")}
+        assert {key: text for key, text in wrong.items() if not re.match("refused: offload: .*'batch'", text)} == {}
+        assert {key: text for key, text in (found.items() - wrong.items()) if text != "true"} == {}
 
 
 @pytest.mark.parametrize("is_global", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxhetero import _compat, collectives
+from jaxhetero import _compat, collectives, world
 from jaxhetero._native_log import logger
 from jaxhetero._offload.scope import Scope
 from jaxhetero.errors import ConfigError
@@ -26,6 +26,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 _GATHERS = {"all_gather": "varying", "all_gather_invariant": "invarying"}
 _SCATTERS = {"reduce_scatter", "unreduced_reduce_scatter"}
 _INDEX = "axis_index"
+_SCOPE = "jaxhetero.offload"  # of all that is put in
 # The same over axes of an array, for those axes of a collective that jax.vmap has named. JAX gives their positions.
 _OF_ARRAYS: dict[Callable[..., Any], Callable[..., Any]] = {
     collectives.psum: jax.lax.reduce_sum,
@@ -81,8 +82,8 @@ class Call:
 
 
 def as_call(equation: _compat.Equation) -> Call | None:
-    """The collective that an equation is; None if it is none."""
-    if equation.primitive.name not in _compat.COLLECTIVES:
+    """The collective that an equation is; None if it is none, or part of one of ours, inside a worker."""
+    if equation.primitive.name not in _compat.COLLECTIVES or _compat.is_of_our_collectives(equation, _SCOPE):
         return None
     axes = equation.params["axes" if "axes" in equation.params else "axis_name"]
     return Call(equation, tuple(axes) if isinstance(axes, (tuple, list)) else (axes,))
@@ -94,9 +95,11 @@ def is_replaced(call: Call, scope: Scope) -> bool:
     Where something should and cannot, a collective in a global mesh stays JAX's, with a warning. In other programs
     JAX would run it inside this worker alone, which is an error.
     """
-    if call.name == _INDEX and scope.worker_axis is None:
-        return False
-    if not scope.spans_workers(call.axes, call.label):
+    if not scope.spans_workers(call.axes, call.label) or (call.name == _INDEX and scope.worker_axis is None):
+        if scope.is_without_workers():
+            warn_once(
+                f"offload leaves {call.label} to JAX: no axis of the mesh has a multiple of {world.size()} devices"
+            )
         return False
     obstacle = _obstacle(call, scope)
     if obstacle is not None and scope.worker_axis is None:
@@ -137,6 +140,7 @@ def warn_once(message: str) -> None:
     logger.warning(message)
 
 
+@jax.named_scope(_SCOPE)
 def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, options: Options) -> list[jax.Array]:
     """The results of all calls, which share buckets, from the operands of all."""
     call = calls[0]

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core.primitives import jit_p
 
-from jaxhetero import _compat
+from jaxhetero import _compat, world
 from jaxhetero._offload.calls import Call, Options, as_call, is_replaced, obstacle_inside, run, warn_once
-from jaxhetero._offload.scope import Scope
+from jaxhetero._offload.scope import Scope, is_for_this_worker, listed, make_scope
 from jaxhetero.errors import ConfigError, JaxheteroError
 
 
 def trace(
-    function: Callable[..., Any], arguments: Sequence[Any], scope: Scope
+    function: Callable[..., Any], arguments: Sequence[Any], axis_env: Sequence[tuple[str, int]]
 ) -> tuple[Any, list[Any], Callable[[Sequence[Any]], Any]]:
     """The program of ``function`` for ``arguments``, its operands, and what makes results of those of the program.
 
-    Arrays are traced; all else in the arguments, which are pytrees, is passed on as it is.
+    Arrays are traced; all else in the arguments, which are pytrees, is passed on as it is. ``axis_env``: the axes that
+    the function sees beside those of the caller, and their sizes.
     """
     operands, as_arguments = _taken_apart(arguments)
     found: list[Callable[[Sequence[Any]], Any]] = []
@@ -32,7 +32,7 @@ def trace(
         found.append(as_results)
         return outputs
 
-    return jax.make_jaxpr(of_arrays, axis_env=scope.axis_env)(*operands), operands, found[0]
+    return jax.make_jaxpr(of_arrays, axis_env=axis_env)(*operands), operands, found[0]
 
 
 def _taken_apart(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
@@ -93,27 +93,25 @@ class Rewriter:
             except Exception as error:
                 obstacle, cause = f"{type(error).__name__}: {error}", error
         what = f"the {equation.primitive.name} at {_compat.equation_source(equation)}"
-        if holds is _Holds.COLLECTIVES and self.scope.worker_axis is not None:
+        if holds is _Holds.COLLECTIVES and (self.scope.worker_axis is not None or jax.process_count() == 1):
             raise ConfigError(
-                f"offload: {what} has a collective inside that goes over {self.scope.worker_axis!r}, the axis of all "
-                f"workers, and jaxhetero cannot enter it: {obstacle}; move the collective out of it, or apply offload "
-                "to the function inside"
+                f"offload: {what} has a collective inside that may go over the workers, and jaxhetero cannot enter it: "
+                f"{obstacle}; move the collective out of it, or apply offload to the function inside"
             ) from cause
         if holds is _Holds.COLLECTIVES:
             warn_once(f"offload leaves {what}, with the collectives inside, to JAX: {obstacle}")
         return _compat.run_equation(equation, operands)
 
-    def run_primitive(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        """The results of a primitive that a function runs outside of any trace; a jitted function is one."""
-        has_collectives = any(map(self.has_collectives, _compat.inner_programs(params)))
-        if primitive.name not in _compat.COLLECTIVES and not has_collectives:
-            return primitive.bind(*operands, **params)
-        if primitive is jit_p:
-            return primitive.bind(*operands, **_compat.with_inner_programs(params, self.rewrite))
-        program = jax.make_jaxpr(lambda *arguments: primitive.bind(*arguments, **params), axis_env=self.scope.axis_env)
-        traced = program(*operands)
-        results = self.evaluate(traced, traced.consts, operands)
-        return results if primitive.multiple_results else results[0]
+    def in_mesh_of(self, equation: _compat.Equation) -> Rewriter:
+        """What rewrites the program that a ``jax.shard_map`` maps."""
+        name = self.scope.axis_name
+        if self.scope.in_mesh or (name is not None and self.scope.worker_axis is None):
+            return self  # in another jax.shard_map
+        sizes = {axis: equation.params["mesh"].shape[axis] for axis in equation.params["newly_manual_axes"]}
+        scope = make_scope(name, sizes)
+        if scope.worker_axis is not None and scope.in_mesh and world.size() > 1:
+            check_has_no_sums(equation, {scope.worker_axis})
+        return Rewriter(scope, self.options)
 
     def has_collectives(self, program: Any) -> bool:
         """Whether there is a collective in ``program``, however deep."""
@@ -128,7 +126,8 @@ class Rewriter:
     def _holding(self, equation: _compat.Equation) -> _Holds:
         call = as_call(equation)
         if call is not None:
-            return _Holds.COLLECTIVES if self.scope.worker_axis in (None, *call.axes) else _Holds.NOTHING
+            is_elsewhere = self.scope.axis_name is not None and self.scope.worker_axis not in (None, *call.axes)
+            return _Holds.NOTHING if is_elsewhere else _Holds.COLLECTIVES
         inner = [holds for program in self.inner_programs(equation) for holds in self._holdings(program)]
         return max(inner, default=_Holds.RULES if _compat.has_rules(equation) else _Holds.NOTHING)
 
@@ -156,7 +155,7 @@ class Rewriter:
         """A function like ``rule``, which a transformation calls, with our collectives."""
 
         def rewritten(*arguments: Any) -> Any:
-            program, operands, as_results = trace(rule, arguments, self.scope)
+            program, operands, as_results = trace(rule, arguments, self.scope.axis_env)
             return as_results(self.evaluate(program, program.consts, operands))
 
         return rewritten
@@ -176,17 +175,38 @@ def _run_rewritten(rewriter: Rewriter, equation: _compat.Equation, operands: Seq
     return _compat.run_equation(equation.replace(params=rewritten), operands)
 
 
+def _calls(program: Any) -> Iterator[Call]:
+    """All collectives in a program."""
+    for equation in program.eqns:
+        call = as_call(equation)
+        if call is not None:
+            yield call
+        for inner in _compat.inner_programs(equation.params):
+            yield from _calls(inner)
+
+
+def check_has_no_sums(equation: _compat.Equation, axes: Iterable[str]) -> None:
+    """``ConfigError`` if a ``jax.shard_map`` over a worker's own devices has collectives of JAX over these axes."""
+    for call in _calls(equation.params["jaxpr"]):
+        if call.name != "axis_index" and set(axes).intersection(call.axes):
+            raise ConfigError(
+                f"offload: {call.label} goes over {listed(axes)} of the jax.shard_map or jax.pmap at "
+                f"{_compat.equation_source(equation)}, which JAX traced outside of offload or differentiated as a "
+                "whole; take gradients inside of it, and call it in the block or in the function that is offloaded"
+            )
+
+
 def _run_shard_map(rewriter: Rewriter, equation: _compat.Equation, operands: Sequence[Any]) -> list[Any]:
-    params = equation.params
-    mesh, axis = params["mesh"], rewriter.scope.worker_axis
-    if axis in params["newly_manual_axes"]:
-        raise ConfigError(
-            f"offload: the jax.shard_map or jax.pmap at {_compat.equation_source(equation)} has axis {axis!r} of "
-            f"{mesh.shape[axis]} devices, and has been traced as if those were all; apply offload to the function "
-            f"inside, for example jax.pmap(jaxhetero.offload(step, axis_name={axis!r}), axis_name={axis!r})"
-        )
+    params, mesh = equation.params, equation.params["mesh"]
+    if rewriter.scope.worker_axis is None and is_for_this_worker(mesh):
+        for call in _calls(params["jaxpr"]):
+            warn_once(
+                f"offload leaves {call.label} to JAX, inside this worker: no other worker has devices in its mesh"
+            )
+        return _compat.run_equation(equation, operands)
+    inner = rewriter.in_mesh_of(equation)
     mapped: Callable[..., Any] = jax.shard_map(
-        lambda *arguments: tuple(rewriter.as_function(params["jaxpr"])(*arguments)),
+        lambda *arguments: tuple(inner.as_function(params["jaxpr"])(*arguments)),
         mesh=mesh,
         in_specs=params["in_specs"],
         out_specs=params["out_specs"],

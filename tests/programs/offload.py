@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from lax_steps import AXIS, images, language, modules
+from lax_steps import AXIS, images, language, library, modules
 
 import jaxhetero
 
@@ -79,6 +79,24 @@ def in_a_library(step: Step, **options: Any) -> Any:
     return call
 
 
+def in_a_mapping_library(step: Step) -> Any:
+    """Of which nothing can be changed, and which calls jax.pmap itself."""
+    trainer = library.Trainer(step)
+
+    def call(state: Any, batch: Any) -> Any:
+        with jaxhetero.offload():
+            return trainer.fit(state, jax.tree.map(own_part, batch))
+
+    return call
+
+
+def own_part(leaf: Any) -> np.ndarray:
+    """Of this process's devices, which is all that jax.pmap takes."""
+    if isinstance(leaf, jax.Array):
+        return np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
+    return np.asarray(leaf)
+
+
 offload = jaxhetero.offload
 by_name = functools.partial(jaxhetero.offload, axis_name=AXIS)
 untyped = functools.partial(in_shard_map, check_vma=False)
@@ -95,7 +113,8 @@ PLACES: dict[str, dict[tuple[str, str], Callable[[Step], Any]]] = {
     },
     # Each worker knows of its own devices only.
     "own": {
-        ("images", "pmap"): lambda step: in_pmap(by_name(step)),
+        ("images", "pmap"): lambda step: in_pmap(offload(step)),
+        ("images", "library that maps"): in_a_mapping_library,
         ("half images", "pmap"): lambda step: in_pmap(by_name(step)),
         ("logits", "pmap"): lambda step: in_pmap(by_name(step)),
         ("language", "pmap"): lambda step: in_pmap(by_name(step)),
@@ -105,7 +124,7 @@ PLACES: dict[str, dict[tuple[str, str], Callable[[Step], Any]]] = {
     "own pair": {
         ("images", "jit"): lambda step: in_jit(by_name(step)),
         ("half images", "around jit"): lambda step: by_name(in_jit(step)),
-        ("logits", "jit"): lambda step: in_jit(by_name(step)),
+        ("logits", "jit"): lambda step: in_jit(offload(step)),
         ("language", "jit"): lambda step: in_jit(by_name(step)),
         ("modules", "pmap"): lambda step: in_pmap(by_name(step)),
         ("modules", "pmap, a bucket for each leaf"): lambda step: in_pmap(by_name(step, bucket_bytes=1)),
@@ -113,6 +132,7 @@ PLACES: dict[str, dict[tuple[str, str], Callable[[Step], Any]]] = {
     # One mesh of all workers.
     "global": {
         ("images", "in shard_map"): lambda step: jax.jit(untyped(offload(step))),
+        ("images", "library that maps"): in_a_mapping_library,
         ("language", "block"): lambda step: in_a_library(step, check_vma=False),
         ("typed language", "around jit"): lambda step: offload(jax.jit(in_shard_map(step))),
     },
@@ -161,7 +181,7 @@ def train(example: str, place: Callable[[Step], Any]) -> tuple[list[np.ndarray],
 
 # A step that changes NNX modules in place, as NNX means it.
 IN_NNX: dict[str, Callable[[], Any]] = {
-    "modules, around nnx.jit": lambda: by_name(nnx.jit(modules.train_step)),
+    "modules, around nnx.jit": lambda: offload(nnx.jit(modules.train_step)),
     "modules, in nnx.jit": lambda: nnx.jit(by_name(modules.train_step)),
 }
 
