@@ -15,7 +15,7 @@ import numpy as np
 from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
-from jaxhetero._collectives.moved import in_words
+from jaxhetero._collectives.moved import in_words, said_by_no_word
 from jaxhetero._collectives.reduce_tree import (
     gather_arrays,
     make_varying,
@@ -233,7 +233,7 @@ def all_gather(
       >>> jaxhetero.all_gather(logits, tiled=True).shape
       (3,)
     """
-    label = _label("all_gather", name, axis_index_groups)
+    label = _label("all_gather", name, axis_index_groups) + said_by_no_word(x)
     if to not in ("varying", "invarying"):
         raise ConfigError(f"{label}: to is {to!r}; it can be 'varying' or 'invarying'")
     axes = classify(axis_name, label)
@@ -340,7 +340,7 @@ def broadcast(
     """
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
-    label = _label("broadcast", name)
+    label = _label("broadcast", name) + said_by_no_word(x)
     axes = classify(axis_name, label, workers)
     if workers is not None and root not in workers:
         raise ConfigError(f"{label}: root {root} is not one of workers {tuple(workers)}")

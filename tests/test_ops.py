@@ -78,6 +78,7 @@ def test_workers_that_differ_from_some_round_on_are_told_at_once(case: str, side
     ("case", "rounds"),
     [
         ("program", ["training bucket 0 (float32[3]) round 0", "evaluation bucket 0 (float32[4]) round 0"]),
+        ("dtype", ["metric of float8_e4m3fn bucket 0", "metric of float8_e5m2 bucket 0"]),
         ("branch", ["metric bucket 0 (float32[3]) round 1", "metric bucket 0 call 2 (float32[3]) round 0"]),
     ],
 )

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxhetero._collectives.wire_dtypes import is_float8
+
 Tree = TypeVar("Tree")
 Back = Callable[[jax.Array], Any]
 
@@ -59,6 +61,20 @@ def word_type(type_: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, Back]:
         return array
 
     return jax.eval_shape(words, type_), backs[0]
+
+
+def said_by_no_word(tree: Any) -> str:
+    """`` of float8_e5m2``: the dtypes in ``tree`` that its words do not tell from others, for the name of an op.
+
+    Workers that give different ones then have different ops, and are told so. A bool counts as its byte.
+    """
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")}
+    unsaid = [str(dtype) for dtype in dtypes if str(dtype) in _WORDS.keys() - {"bool"} or _is_of_bytes(dtype)]
+    return f" of {', '.join(sorted(unsaid))}" if unsaid else ""
+
+
+def _is_of_bytes(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.extended)) or is_float8(dtype)
 
 
 def in_words(move: Callable[[list[jax.Array]], list[jax.Array]], tree: Tree) -> Tree:

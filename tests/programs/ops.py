@@ -145,6 +145,9 @@ def differ(rank: int) -> None:
         jax.block_until_ready(step(jnp.ones((3, 1 + rank)), batch_of(rank)))
     elif CASE == "kind":
         jax.block_until_ready((jaxhetero.pmax if rank else total)(jnp.ones(3), name="metric"))
+    elif CASE == "dtype":  # of one byte each
+        dtype = jnp.float8_e5m2 if rank else jnp.float8_e4m3fn
+        jax.block_until_ready(jaxhetero.broadcast(jnp.ones(3, dtype), name="metric"))
     elif CASE == "program":
         jax.block_until_ready(jaxhetero.psum(jnp.ones(3 + rank), name="evaluation" if rank else "training"))
     elif CASE == "branch":
