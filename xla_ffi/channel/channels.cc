@@ -55,9 +55,10 @@ Metrics Channels::metrics() const {
 
 // --- Messages, from the program's post to their end.
 
-std::shared_ptr<Transfer> Channels::post(Transfer::Direction direction, Transfer::Message message) {
+std::shared_ptr<Transfer> Channels::post(Transfer::Direction direction, Transfer::Message message,
+                                         Transfer::Done done) {
   message.text.resize(std::min(message.text.size(), kMaxNameBytes));
-  const auto transfer = std::make_shared<Transfer>(direction, std::move(message));
+  const auto transfer = std::make_shared<Transfer>(direction, std::move(message), std::move(done));
   const uint32_t peer = transfer->message().peer;
   if (peer >= config_.worker_count || peer == config_.rank) {
     transfer->fail({Code::kInvalidArgument, config_.own_name + " has no channels with rank " + std::to_string(peer) +

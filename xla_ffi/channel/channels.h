@@ -37,6 +37,9 @@
 
 namespace jaxhetero {
 
+// Channels of this number and above are those of exchanges in compiled programs; see ffi/exchange_handler.cc.
+inline constexpr uint32_t kFirstExchangeChannel = uint32_t{1} << 31;
+
 // A worker's ends of its channels. On the thread of the loop, unless said otherwise; nothing blocks. The communicator
 // owns it, and tells it of the view, of failures and of the end.
 class Channels final : private ConnectionOwner {
@@ -67,7 +70,7 @@ class Channels final : private ConnectionOwner {
   [[nodiscard]] const View::Endpoint& endpoint() const { return endpoint_; }
 
   // Posts a message. It is complete, and its memory free, once it is sent, or received. Any thread; never blocks.
-  std::shared_ptr<Transfer> post(Transfer::Direction direction, Transfer::Message message);
+  std::shared_ptr<Transfer> post(Transfer::Direction direction, Transfer::Message message, Transfer::Done done = {});
   // post() refuses from now on; what was posted goes on. Any thread.
   void close(const Status& why) { inbox_.close(why); }
   // Any thread.

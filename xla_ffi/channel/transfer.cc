@@ -4,7 +4,8 @@
 
 namespace jaxhetero {
 
-Transfer::Transfer(Direction direction, Message message) : direction_(direction), message_(std::move(message)) {}
+Transfer::Transfer(Direction direction, Message message, Done done)
+    : direction_(direction), message_(std::move(message)), is_awaited_(done != nullptr), done_(std::move(done)) {}
 
 std::string Transfer::name() const {
   return "\"" + message_.text + "\" (channel " + std::to_string(message_.channel) + ")";
@@ -33,11 +34,15 @@ void Transfer::fail(const Status& why) {
 }
 
 void Transfer::end(const Status& how) {
+  Done done;
   {
     const std::lock_guard lock(mutex_);
-    if (!result_.has_value()) result_ = how;
+    if (result_.has_value()) return;
+    result_ = how;
+    done = std::exchange(done_, nullptr);
   }
   ended_.notify_all();
+  if (done) done(how);
 }
 
 }  // namespace jaxhetero

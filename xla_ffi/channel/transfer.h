@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -27,7 +28,11 @@ class Transfer {
     Leaves memory;         // others own it; it is read or written until the transfer is done
   };
 
-  Transfer(Direction direction, Message message);
+  // Called once, with how the transfer ended: on the thread that ends it, which it must not block.
+  using Done = std::function<void(const Status&)>;
+
+  // With `done`, somebody waits for the transfer from the beginning.
+  Transfer(Direction direction, Message message, Done done = {});
 
   [[nodiscard]] Direction direction() const { return direction_; }
   [[nodiscard]] const Message& message() const { return message_; }
@@ -54,7 +59,8 @@ class Transfer {
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;
   std::optional<Status> result_;  // guarded by mutex_
-  bool is_awaited_ = false;       // guarded by mutex_
+  bool is_awaited_;               // guarded by mutex_
+  Done done_;                     // guarded by mutex_
 };
 
 }  // namespace jaxhetero
