@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
@@ -13,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero import world
+from jaxhetero._collectives.index_groups import IndexGroups, classify_in_groups, refuse_groups
 from jaxhetero._collectives.kinds import Kind
+from jaxhetero._collectives.labels import op_label
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.moved import in_words, said_by_no_word
 from jaxhetero._collectives.reduce_tree import (
@@ -23,25 +23,22 @@ from jaxhetero._collectives.reduce_tree import (
     reduce_tree,
     scatter_arrays,
 )
-from jaxhetero._collectives.refuse_invariant import refuse_invariant
+from jaxhetero._collectives.refuse_invariant import refuse_invariant, typed_axes
 from jaxhetero._collectives.together import with_gradients_together
 from jaxhetero._collectives.unreduced import has_unreduced, over_mesh
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
-from jaxhetero._compat import source_name
 from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
 from jaxhetero.buckets import make_buckets as make_buckets
 from jaxhetero.errors import ConfigError, from_message
 
 Tree = TypeVar("Tree")
 
-_PACKAGE_DIR = str(Path(__file__).parent)
-
 
 def psum(
     x: Tree,
     axis_name: AxisName = None,
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     workers: Sequence[int] | None = None,
     wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -65,7 +62,9 @@ def psum(
         (``jax.distributed``), one of the axes is made of the workers. In a mesh of this process's own devices, the sum
         goes over those and over all workers. XLA sums the devices of a worker first, and each device sends its equal
         part. Global arrays whose type is "unreduced" over an axis need no name: they are summed over that axis.
-      axis_index_groups: only ``None``; it is here because ``jax.lax.psum`` has it.
+      axis_index_groups: groups of places along ``axis_name``, or of ranks without it, that are summed each by itself:
+        ``[[0, 2], [1, 3]]``. All workers give the same groups, which have each place once. A group is made of whole
+        workers or lies inside one. In typed ``shard_map`` the result varies over ``axis_name``.
       workers: the ranks of the workers that take part, for a sum over a *group* of them, without ``axis_name``. Each of
         these workers calls with the same ranks, and nobody else calls. Sums of other groups, or of all workers, may run
         at the same time. A group of this worker alone gives ``x`` itself.
@@ -101,11 +100,12 @@ def psum(
       >>> train_step({"w": jnp.ones(2)}, jnp.array([[1.0, 0.0], [0.0, 2.0]]))
       {'w': Array([0.9, 0.6], dtype=float32)}
     """
-    label = _label("psum", name, axis_index_groups)
+    label = op_label("psum", name)
     if has_unreduced(x):
         options = {"workers": workers, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
+        refuse_groups(axis_index_groups, label)
         return cast(Tree, over_mesh(x, axis_name, label, functools.partial(psum, **options)))
-    axes = classify(axis_name, label, workers)
+    axes = classify_in_groups(axis_name, axis_index_groups, label, workers, of_one_size=False)
     refuse_invariant(x, axis_name, label, mean=False)
     return _sum(x, axes, label, bucket_bytes, wire_dtype)
 
@@ -114,7 +114,7 @@ def pmean(
     x: Tree,
     axis_name: AxisName = None,
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     workers: Sequence[int] | None = None,
     wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -123,7 +123,7 @@ def pmean(
     """The mean of every leaf over all workers, as ``jax.lax.pmean``: ``psum`` divided by the number of workers.
 
     Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does. With
-    ``workers`` it is the mean over those.
+    ``workers`` it is the mean over those, and with ``axis_index_groups``, all of one size, that over each group.
 
     Example:
       The loss and the number of correct answers of a batch, as means over all workers:
@@ -131,11 +131,12 @@ def pmean(
       >>> jaxhetero.pmean({"loss": jnp.float32(2.5), "correct": jnp.int32(12)})
       {'correct': Array(12., dtype=float32), 'loss': Array(2.5, dtype=float32)}
     """
-    label = _label("pmean", name, axis_index_groups)
+    label = op_label("pmean", name)
     if has_unreduced(x):
         options = {"workers": workers, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
+        refuse_groups(axis_index_groups, label)
         return cast(Tree, over_mesh(x, axis_name, label, functools.partial(pmean, **options)))
-    axes = classify(axis_name, label, workers)
+    axes = classify_in_groups(axis_name, axis_index_groups, label, workers)
     refuse_invariant(x, axis_name, label, mean=True)
     return _mean(x, axes, label, bucket_bytes, wire_dtype)
 
@@ -144,7 +145,7 @@ def pmax(
     x: Tree,
     axis_name: AxisName = None,
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     workers: Sequence[int] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
@@ -164,14 +165,16 @@ def pmax(
       >>> jaxhetero.pmax(jnp.isinf(jnp.array([1.0, jnp.inf])).any())
       Array(True, dtype=bool)
     """
-    return _extreme(x, axis_name, workers, Kind.MAX, _label("pmax", name, axis_index_groups), bucket_bytes)
+    label = op_label("pmax", name)
+    axes = classify_in_groups(axis_name, axis_index_groups, label, workers, of_one_size=False)
+    return _extreme(x, axes, Kind.MAX, label, bucket_bytes)
 
 
 def pmin(
     x: Tree,
     axis_name: AxisName = None,
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     workers: Sequence[int] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
@@ -189,14 +192,16 @@ def pmin(
       >>> jaxhetero.pmin(jnp.int32(120))
       Array(120, dtype=int32)
     """
-    return _extreme(x, axis_name, workers, Kind.MIN, _label("pmin", name, axis_index_groups), bucket_bytes)
+    label = op_label("pmin", name)
+    axes = classify_in_groups(axis_name, axis_index_groups, label, workers, of_one_size=False)
+    return _extreme(x, axes, Kind.MIN, label, bucket_bytes)
 
 
 def all_gather(
     x: Any,
     axis_name: AxisName = None,
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     axis: int = 0,
     tiled: bool = False,
     to: str = "varying",
@@ -213,7 +218,8 @@ def all_gather(
         int4 and float8.
       axis_name: as in ``psum``; with several axes, the order of the result is theirs. In a mesh of this process's own
         devices the workers come first.
-      axis_index_groups, bucket_bytes, name: as in ``psum``.
+      axis_index_groups: as in ``psum``; the groups are of one size, and the result has the order of the own group.
+      bucket_bytes, name: as in ``psum``.
       axis: the position of the workers' axis in the result.
       tiled: ``True`` joins the workers' arrays along their own ``axis`` instead of stacking them along a new one.
       to: "varying" or "invarying", the type of the result in typed ``shard_map``; see ``jax.lax.all_gather``.
@@ -233,10 +239,12 @@ def all_gather(
       >>> jaxhetero.all_gather(logits, tiled=True).shape
       (3,)
     """
-    label = _label("all_gather", name, axis_index_groups) + said_by_no_word(x)
+    label = op_label("all_gather", name) + said_by_no_word(x)
     if to not in ("varying", "invarying"):
         raise ConfigError(f"{label}: to is {to!r}; it can be 'varying' or 'invarying'")
-    axes = classify(axis_name, label)
+    if to == "invarying":
+        refuse_groups(axis_index_groups, label)
+    axes = classify_in_groups(axis_name, axis_index_groups, label)
     places = [_normalize_axis(axis, jnp.ndim(leaf) + (not tiled)) for leaf in jax.tree.leaves(x)]
 
     def gather(words: list[jax.Array]) -> list[jax.Array]:
@@ -255,7 +263,7 @@ def psum_scatter(
     axis_name: AxisName = None,
     *,
     scatter_dimension: int = 0,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     tiled: bool = False,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     name: str | None = None,
@@ -282,8 +290,8 @@ def psum_scatter(
       >>> jaxhetero.psum_scatter(jnp.arange(4.0), tiled=True)
       Array([0., 1., 2., 3.], dtype=float32)
     """
-    label = _label("psum_scatter", name, axis_index_groups)
-    axes = classify(axis_name, label)
+    label = op_label("psum_scatter", name)
+    axes = classify_in_groups(axis_name, axis_index_groups, label)
     refuse_invariant(x, axis_name, label, mean=False)
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
     places = [_normalize_axis(scatter_dimension, leaf.ndim) for leaf in leaves]
@@ -340,7 +348,7 @@ def broadcast(
     """
     if not 0 <= root < world.size():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
-    label = _label("broadcast", name) + said_by_no_word(x)
+    label = op_label("broadcast", name) + said_by_no_word(x)
     axes = classify(axis_name, label, workers)
     if workers is not None and root not in workers:
         raise ConfigError(f"{label}: root {root} is not one of workers {tuple(workers)}")
@@ -387,7 +395,7 @@ def replicated(
       >>> grads                                                      # the mean over all workers already
       {'w': Array([1., 4.], dtype=float32)}
     """
-    label = _label("replicated", name)
+    label = op_label("replicated", name)
     # Not the public psum and pmean: they refuse gradients that JAX may have summed, and these it has not summed yet.
     reduce = _mean if mean else _sum
 
@@ -440,7 +448,7 @@ def barrier(*, workers: Sequence[int] | None = None, name: str | None = None) ->
       >>> file.read_text().split()
       ['the', 'a', 'of']
     """
-    label = _label("barrier", name)
+    label = op_label("barrier", name)
     arrived = psum(jax.device_put(np.ones((), np.int32)), workers=workers, name=label)
     if isinstance(arrived, jax.core.Tracer):
         raise ConfigError(f"{label}: inside a traced function there is nothing to block; call barrier() outside")
@@ -457,6 +465,11 @@ def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: 
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
         return constants
+    if axes.local_groups and typed_axes(axes.local_axes):
+        raise ConfigError(
+            f"{label}: these groups lie inside each worker, where jax.lax.psum takes no axis_index_groups in typed "
+            "jax.shard_map; pass check_vma=False"
+        )
     integers = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32) if _is_bool(leaf) else leaf, x)
     total: Tree = reduce_tree(
         integers,
@@ -477,10 +490,7 @@ def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype:
     return mean
 
 
-def _extreme(
-    x: Tree, axis_name: AxisName, workers: Sequence[int] | None, kind: Kind, label: str, bucket_bytes: int
-) -> Tree:
-    axes = classify(axis_name, label, workers)
+def _extreme(x: Tree, axes: ReducedAxes, kind: Kind, label: str, bucket_bytes: int) -> Tree:
     for leaf in jax.tree.leaves(x):
         if jnp.iscomplexobj(leaf):
             raise ConfigError(
@@ -517,23 +527,3 @@ def _cut(array: jax.Array, place: int, count: int) -> jax.Array:
     """Cut axis ``place`` in ``count`` equal rows: ``[..., count * size, ...]`` to ``[count, size, ...]``."""
     rows = jnp.moveaxis(array, place, 0)
     return rows.reshape(count, rows.shape[0] // count, *rows.shape[1:])
-
-
-def _label(collective: str, name: str | None, axis_index_groups: Any = None) -> str:
-    """The name of an op in messages and traces: ``name``, or ``psum at train.py:train_step``."""
-    label = name or f"{collective} at {_caller()}"
-    if axis_index_groups is not None:
-        raise ConfigError(
-            f"{label}: axis_index_groups is not supported; for a group of workers pass their ranks as workers, without "
-            "axis_name; for groups of devices inside a worker give the mesh one more axis and name the axes to reduce "
-            "over"
-        )
-    return label
-
-
-def _caller() -> str:
-    """``train.py:train_step``: the first frame outside this package. Without a line number, which every edit moves."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
-        frame = frame.f_back
-    return source_name(frame.f_code.co_filename, frame.f_code.co_qualname)

@@ -106,9 +106,10 @@ def test_a_root_that_does_not_exist(root: int) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter"])
-def test_groups_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} at .*: axis_index_groups is not supported.*one more axis"):
-        getattr(jaxhetero, name)(jnp.ones(1), axis_index_groups=[[0]])
+def test_groups_that_are_none_are_refused_by_name(name: str) -> None:
+    for groups in ([[0], [0]], [[1]], [[0], []], []):
+        with pytest.raises(ConfigError, match=rf"{name} at .*: axis_index_groups is .*must be in one group"):
+            getattr(jaxhetero, name)(jnp.ones(1), axis_index_groups=groups)
 
 
 @pytest.mark.usefixtures("alone")

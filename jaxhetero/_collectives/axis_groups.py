@@ -19,7 +19,7 @@ Bind = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 def extreme(
-    array: jax.Array, axes: str | tuple[str, ...], kind: Kind, groups: list[list[int]] | None = None
+    array: jax.Array, axes: str | tuple[str, ...], kind: Kind, groups: Sequence[Sequence[int]] | None = None
 ) -> jax.Array:
     """The maximum or minimum over the devices of a worker, or of each group; NaN where one of them has it."""
     reduce: Any = jax.lax.pmax if kind is Kind.MAX else jax.lax.pmin

@@ -29,13 +29,14 @@ def all_gather(
     axis_name: str | None,
     devices_along: int,
     call_bytes: int,
+    group: tuple[int, ...],
     invariant: bool,
 ) -> list[jax.Array]:
-    """Stack each array of all workers along a new first axis, by rank.
+    """Stack each array of all workers, or of those of a group, along a new first axis, by rank.
 
     Args:
       bucket: arrays of one dtype.
-      label, worker_count, axis_name, devices_along: as in ``primitive.all_reduce``.
+      label, worker_count, axis_name, devices_along, group: as in ``primitive.all_reduce``.
       call_bytes: as there; the bytes of the results.
       invariant: the results no longer vary over ``axis_name``.
     """
@@ -48,6 +49,7 @@ def all_gather(
         devices_along=devices_along,
         in_groups=devices_along > 1,
         call_bytes=call_bytes,
+        group=group,
         invariant=invariant,
     )
 
@@ -60,12 +62,13 @@ def psum_scatter(
     axis_name: str | None,
     devices_along: int,
     call_bytes: int,
+    group: tuple[int, ...],
 ) -> list[jax.Array]:
-    """Sum over all workers; each keeps the row of its rank.
+    """Sum over all workers, or over those of a group; each keeps the row of its rank.
 
     Args:
-      bucket: arrays of one dtype with a first axis of ``worker_count`` times ``devices_along``.
-      label, worker_count, axis_name, devices_along, call_bytes: as in ``primitive.all_reduce``.
+      bucket: arrays of one dtype with a first axis of the number of workers times ``devices_along``.
+      label, worker_count, axis_name, devices_along, call_bytes, group: as in ``primitive.all_reduce``.
     """
     return _bind(
         bucket,
@@ -76,12 +79,13 @@ def psum_scatter(
         devices_along=devices_along,
         in_groups=devices_along > 1,
         call_bytes=call_bytes,
+        group=group,
         invariant=False,
     )
 
 
 def _bind(bucket: Sequence[jax.Array], *, label: str, **params: Any) -> list[jax.Array]:
-    params = {"root": 0, "wire_dtype": "", "group": (), **params}
+    params = {"root": 0, "wire_dtype": "", **params}
     with jax.named_scope(f"{label}, {wire_bytes(bucket, '')} bytes"):
         return bind(bucket, label=label, **params)
 

@@ -34,6 +34,10 @@ class ReducedAxes:
     """The position of the workers among the named axes, for collectives whose result depends on the order."""
     group: tuple[int, ...] = ()
     """The ranks of the workers that take part, in order; empty for all."""
+    order: tuple[int, ...] = ()
+    """Of each row of a gather or a scatter, its number in the order of the mesh; empty where all groups have that."""
+    local_groups: tuple[tuple[int, ...], ...] = ()
+    """Groups of places along ``local_axes``, as ``jax.lax`` takes them; empty for one of all."""
 
     @property
     def are_named(self) -> bool:

@@ -124,11 +124,12 @@ def abstract_eval(
     axis_name: str | None,
     devices_along: int,
     in_groups: bool,
+    group: tuple[int, ...],
     invariant: bool = True,
     **_: Any,
 ) -> list[Any]:
-    """The types of the results; ``invariant``: they do not vary over ``axis_name``."""
-    row_count = worker_count * (devices_along if in_groups else 1)
+    """The types of the results; ``invariant``: they do not vary over ``axis_name``, but for those of groups."""
+    row_count = (len(group) or worker_count) * (devices_along if in_groups else 1)
 
     def shape_of(aval: Any) -> tuple[int, ...]:
         if kind is Kind.SCATTER:
@@ -136,7 +137,8 @@ def abstract_eval(
         return (row_count, *aval.shape) if kind is Kind.GATHER else tuple(aval.shape)
 
     results = [aval.update(shape=shape_of(aval), weak_type=False) for aval in bucket]
-    return [without_varying_axis(aval, axis_name) for aval in results] if invariant and axis_name else results
+    is_same = invariant and not group
+    return [without_varying_axis(aval, axis_name) for aval in results] if is_same and axis_name else results
 
 
 def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
@@ -276,7 +278,7 @@ def attributes_of(
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
     mesh = program_mesh(ctx)
-    ids, lanes = make_lanes(mesh, axis_name, devices_along, label, in_order=kind in _IN_RANK_ORDER)
+    ids, lanes = make_lanes(mesh, axis_name, devices_along, label, in_order=kind in _IN_RANK_ORDER or group != ())
     if by_number_on_host and isinstance(mesh, jax.sharding.Mesh):
         numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
         own = np.isin(ids, list(numbers))
@@ -310,7 +312,7 @@ def _transpose(cotangents: Sequence[Any], *bucket: Any, **params: Any) -> list[A
     operands of a sum get the sum of these cotangents, as with ``jax.lax.psum`` there.
     """
     axis_name, kind, root = params["axis_name"], params["kind"], params["root"]
-    if any(rules.varies(operand.aval, axis_name) for operand in bucket):
+    if not params["group"] and any(rules.varies(operand.aval, axis_name) for operand in bucket):
         results = [ct if isinstance(ct, ad.Zero) else jax.lax.pcast(ct, axis_name, to="varying") for ct in cotangents]
     else:
         as_sum = {**params, "kind": Kind.SUM, "root": 0}

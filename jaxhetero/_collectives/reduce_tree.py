@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxhetero import world
 from jaxhetero._collectives import gather_primitives, primitive
@@ -47,7 +48,9 @@ def reduce_tree(
     check_wire_dtype(wire_dtype, label)
     call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
     if not axes.spans_workers:
-        return jax.tree.unflatten(structure, [_reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves])
+        return jax.tree.unflatten(
+            structure, [_reduce_locally(leaf, axes.local_axes, kind, axes.local_groups) for leaf in leaves]
+        )
     shared = axes.local_count > 1
     parts = [_own_part(leaf, axes, kind) if shared else _reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
     on_wire = [part.astype(bucket_dtype(part.dtype, wire_dtype)) for part in parts]
@@ -76,9 +79,11 @@ def reduce_tree(
 def gather_arrays(
     arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str, bucket_bytes: int, to: str
 ) -> list[jax.Array]:
-    """Each array of all workers and devices, stacked along a new first axis in the order of the mesh."""
-
-    call_bytes = world.size() * wire_bytes(arrays, None)
+    """Each array of all workers and devices, stacked along a new first axis in the order of mesh or group."""
+    if axes.local_groups:
+        groups = axes.local_groups
+        return [jax.lax.all_gather(array, axes.local_axes, axis_index_groups=groups, to=to) for array in arrays]
+    call_bytes = (len(axes.group) or world.size()) * wire_bytes(arrays, None)
 
     def gather_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return gather_primitives.all_gather(
@@ -88,6 +93,7 @@ def gather_arrays(
             axis_name=axes.worker_axis,
             devices_along=axes.devices_along,
             call_bytes=call_bytes,
+            group=axes.group,
             invariant=to == "invarying",
         )
 
@@ -99,15 +105,19 @@ def gather_arrays(
         stacks = [jax.lax.all_gather(stack, axes.local_axes, axis=0, to=to) for stack in stacks]
     else:
         stacks = [stack[None] for stack in stacks]
-    return [_flatten_places(stack, axes) for stack in stacks]
+    rows = [_flatten_places(stack, axes) for stack in stacks]
+    return [_reordered(stack, axes.order) for stack in rows] if axes.order else rows
 
 
 def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str, bucket_bytes: int) -> list[jax.Array]:
-    """The sum of each array, whose first axis has a row for every device of the mesh; a device keeps its own row."""
-
+    """The sum of each array, whose first axis has a row for every device of mesh or group; each keeps its own."""
+    if axes.local_groups:
+        return [_scatter_locally(_varying(array, axes.local_axes), axes) for array in arrays]
+    if axes.order:
+        arrays = [_reordered(array, np.argsort(axes.order)) for array in arrays]
     rows = [_split_places(array, axes) for array in arrays]
     if axes.local_axes:
-        rows = [_scatter_locally(_varying(row, axes.local_axes), axes.local_axes) for row in rows]
+        rows = [_scatter_locally(_varying(row, axes.local_axes), axes) for row in rows]
     else:
         rows = [row[0] for row in rows]
     call_bytes = wire_bytes(rows, None) // axes.devices_along
@@ -120,6 +130,7 @@ def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str
             axis_name=axes.worker_axis,
             devices_along=axes.devices_along,
             call_bytes=call_bytes,
+            group=axes.group,
         )
 
     if axes.spans_workers:
@@ -166,18 +177,20 @@ def map_buckets(
 # --- Inside a worker.
 
 
-def _reduce_locally(leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind) -> jax.Array:
+def _reduce_locally(
+    leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind, groups: tuple[tuple[int, ...], ...] = ()
+) -> jax.Array:
     is_alone = all(jax.lax.axis_size(name) == 1 for name in local_axes)
     if is_alone and varying_axes(jax.typeof(leaf)).isdisjoint(local_axes):
         return leaf  # XLA would keep the all-reduce of one device
     if kind is Kind.SUM:
         # jax.lax refuses a value that varies along only some of the axes. We take it, as we do between workers.
-        total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes)
+        total: jax.Array = jax.lax.psum(_varying(leaf, local_axes), local_axes, axis_index_groups=groups or None)
         return total
     if kind is Kind.BROADCAST:
         copies = jax.lax.all_gather(_varying(leaf, local_axes), local_axes, to="invarying") if leaf.size else leaf[None]
         return copies[0]
-    return extreme(leaf, local_axes, kind)
+    return extreme(leaf, local_axes, kind, groups or None)
 
 
 def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
@@ -196,10 +209,10 @@ def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
     return row
 
 
-def _scatter_locally(rows: jax.Array, local_axes: tuple[str, ...]) -> jax.Array:
+def _scatter_locally(rows: jax.Array, axes: ReducedAxes) -> jax.Array:
     if rows.size == 0:  # XLA refuses empty arrays
         return rows[0]
-    row: jax.Array = jax.lax.psum_scatter(rows, local_axes, scatter_dimension=0)
+    row: jax.Array = jax.lax.psum_scatter(rows, axes.local_axes, axis_index_groups=axes.local_groups or None)
     return row
 
 
@@ -212,6 +225,13 @@ def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Arra
     to = "invarying" if varying_axes(jax.typeof(part)) else "varying"
     whole: jax.Array = jax.lax.all_gather(part, axes.local_axes, axis=0, tiled=True, to=to)
     return whole[: leaf.size].reshape(leaf.shape)
+
+
+def _reordered(rows: jax.Array, numbers: Any) -> jax.Array:
+    """The rows of these numbers. Each group has others, in the same program: see ``rules.own_rank``."""
+    with jax.transfer_guard("allow"):
+        chosen: jax.Array = rows[jax.lax.optimization_barrier(jnp.array(numbers, jnp.int32))]
+    return chosen
 
 
 def _flatten_places(stack: jax.Array, axes: ReducedAxes) -> jax.Array:

@@ -22,13 +22,13 @@ def refuse_invariant(tree: Any, axis_name: AxisName, label: str, *, mean: bool |
 
     ``mean``: the caller is a mean and not a sum, for the replacement that the message offers. None: there is none.
     """
-    typed = _typed_axes(axis_name)
+    typed = typed_axes(axis_name)
     for path, leaf in jax.tree.leaves_with_path(tree) if typed else []:
         if missing := _missing_axes(leaf, typed):
             raise ConfigError(_explain(jax.tree_util.keystr(path), leaf, missing, axis_name, label, mean=mean))
 
 
-def _typed_axes(axis_name: AxisName) -> tuple[str, ...]:
+def typed_axes(axis_name: AxisName) -> tuple[str, ...]:
     """The axes of several devices over which types track what varies; none with ``check_vma=False``."""
 
     def index_varies(name: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
@@ -19,7 +20,7 @@ from jaxhetero._compat import varying_axes
 # Every parameter of any of the primitives.
 _PARAMETERS = (
     *("label", "kind", "root", "worker_count", "axis_name", "devices_along", "in_groups"),
-    *("wire_dtype", "call_bytes", "group", "invariant"),
+    *("wire_dtype", "call_bytes", "group", "invariant", "axes", "groups"),
 )
 
 Bucket = list[jax.Array]
@@ -110,4 +111,13 @@ def varies(aval: Any, axis_name: str | None) -> bool:
 
 def own_index(axis_name: str | None) -> Any:
     """This worker's place along the workers' axis, which is its rank."""
-    return world.rank() if axis_name is None else jax.lax.axis_index(axis_name)
+    return own_rank() if axis_name is None else jax.lax.axis_index(axis_name)
+
+
+def own_rank() -> jax.Array:
+    """This worker's rank, of which XLA computes nothing while it compiles: it makes the same program on all workers.
+
+    Calls that programs make in different orders may wait for each other.
+    """
+    rank: jax.Array = jax.lax.optimization_barrier(jnp.int32(world.rank()))
+    return rank
