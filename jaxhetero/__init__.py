@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from jaxhetero.collectives import psum as psum
     from jaxhetero.collectives import psum_scatter as psum_scatter
     from jaxhetero.collectives import replicated as replicated
+    from jaxhetero.exchanges import all_to_all as all_to_all
+    from jaxhetero.exchanges import ppermute as ppermute
+    from jaxhetero.exchanges import pshuffle as pshuffle
+    from jaxhetero.exchanges import pswapaxes as pswapaxes
     from jaxhetero.offloading import offload as offload
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
     from jaxhetero.plan import best_time_s as best_time_s
@@ -69,6 +73,10 @@ _HOMES = {
     "psum": "collectives",
     "psum_scatter": "collectives",
     "replicated": "collectives",
+    "all_to_all": "exchanges",
+    "ppermute": "exchanges",
+    "pshuffle": "exchanges",
+    "pswapaxes": "exchanges",
     "offload": "offloading",
     "all_reduce_gradients": "optimizers",
     "best_time_s": "plan",

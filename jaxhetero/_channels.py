@@ -1,6 +1,6 @@
 """Messages from worker to worker, such as the activations of a pipeline.
 
-A channel leads from one worker to another and has a number, below 2**32. Its messages are matched by their order: what
+A channel leads from one worker to another and has a number, below 2**31. Its messages are matched by their order: what
 the one posts to send goes into what the other posts to receive. A message goes only when its receiver has posted memory
 for it, so no memory is taken on the way, and a message that nobody waits for yet holds no other one up.
 """

@@ -11,6 +11,7 @@ import jax
 from jaxhetero import _native
 
 ALL_REDUCE = "jaxhetero_all_reduce"
+EXCHANGE = "jaxhetero_exchange"  # for arrays of this host alone
 
 
 @functools.cache
@@ -28,6 +29,7 @@ def register(with_stand_in: bool = False) -> None:
         _register(_native.stand_in_target(), "jaxhetero_cuda_call_site", "cpu")
         return
     _register(_native.host_target(), "jaxhetero_call_site", "cpu")
+    _register(_native.exchange_target(), "jaxhetero_exchange_site", "cpu", EXCHANGE)
     if _gpus():
         register_for_gpus()
 
@@ -52,10 +54,10 @@ def register_for_gpus() -> None:
     _register(_native.cuda_target(), "jaxhetero_cuda_call_site", "CUDA")
 
 
-def _register(target: dict[str, dict[str, Any]], type_name: str, platform: str) -> None:
+def _register(target: dict[str, dict[str, Any]], type_name: str, platform: str, name: str = ALL_REDUCE) -> None:
     type_ = target["type"]
     jax.ffi.register_ffi_type(type_name, {"type_id": type_["type_id"], "type_info": type_["type_info"]}, platform)
-    jax.ffi.register_ffi_target(ALL_REDUCE, target["stages"], platform=platform)
+    jax.ffi.register_ffi_target(name, target["stages"], platform=platform)
 
 
 def lane_devices(with_stand_in: bool = False) -> list[int]:

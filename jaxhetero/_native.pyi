@@ -4,8 +4,8 @@ from typing import Any
 
 version: str
 
-# What the core declares by name: "worker settings", "reducer settings", "call attributes", "metrics". A test holds the
-# declarations of the Python side against it.
+# What the core declares by name: "worker settings", "reducer settings", "call attributes", "exchange attributes",
+# "metrics". A test holds the declarations of the Python side against it.
 declared_names: dict[str, list[str]]
 
 # (name, message): name is "ok" or a class of jaxhetero.errors; see jaxhetero.errors.from_status.
@@ -114,5 +114,6 @@ def drain_cuda_lanes(timeout_ms: int) -> bool:
 
 # The "stages" of the custom call, as jax.ffi.register_ffi_target takes them, and the "type" of its state.
 def host_target() -> dict[str, dict[str, Any]]: ...
+def exchange_target() -> dict[str, dict[str, Any]]: ...
 def cuda_target() -> dict[str, dict[str, Any]]: ...
 def stand_in_target() -> dict[str, dict[str, Any]]: ...

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import jaxhetero
 from jaxhetero import _native
+from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
 from jaxhetero._collectives.primitive import CallAttributes
 from jaxhetero.config import Config, ReducerConfig
 from jaxhetero.world import Metrics
@@ -44,3 +45,5 @@ def test_metrics_are_what_the_core_counts() -> None:
 
 def test_the_attributes_of_the_call_are_what_its_handler_reads() -> None:
     assert names(CallAttributes) == set(_native.declared_names["call attributes"])
+    own = set(_native.declared_names["exchange attributes"])
+    assert names(ExchangeAttributes) == names(CallAttributes) | own

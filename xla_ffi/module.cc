@@ -26,6 +26,7 @@
 #include "xla_ffi/channel/transfer.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/cuda_handler.h"
+#include "xla_ffi/ffi/exchange_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
 #include "xla_ffi/membership/visit.h"
 #include "xla_ffi/reducer/server.h"
@@ -135,16 +136,19 @@ nb::dict declared_names() {
   nb::list worker;
   nb::list reducer;
   nb::list call;
+  nb::list exchange;
   nb::list metrics;
   for_each_setting([&](const char* name, auto) { worker.append(name); });
   for_each_worker_setting([&](const char* name, auto) { worker.append(name); });
   for_each_reducer_setting([&](const char* name, auto) { reducer.append(name); });
   for_each_attribute([&](const char* name, auto) { call.append(name); });
+  for_each_exchange_attribute([&](const char* name, auto) { exchange.append(name); });
   for_each_counter([&](const char* name, auto, auto) { metrics.append(name); });
   nb::dict names;
   names["worker settings"] = worker;
   names["reducer settings"] = reducer;
   names["call attributes"] = call;
+  names["exchange attributes"] = exchange;
   names["metrics"] = metrics;
   return names;
 }
@@ -482,6 +486,7 @@ NB_MODULE(_native, module) {
   module.def(
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());
   module.def("host_target", [] { return to_python(all_reduce_target()); });
+  module.def("exchange_target", [] { return to_python(exchange_target()); });
   module.def("cuda_target", [] { return to_python(cuda_all_reduce_target()); });
   module.def("stand_in_target", [] { return to_python(stand_in_all_reduce_target()); });
 }

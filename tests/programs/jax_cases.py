@@ -113,34 +113,50 @@ def all_gather_invariant(library: Any) -> Any:
     return jax.jit(f)(a), jax.jit(lambda a: jax.jvp(grad, (a,), (a,)))(a)
 
 
-@refused(
-    "test_all_gather_with_axis_index_groups",
-    "testGatherReplicaGroups",
-    "testGatherReplicaGroupsInterleaved",
-    text="axis_index_groups is not supported",
-)
-def groups_of_all_gather() -> None:
-    mapped(lambda a: jaxhetero.all_gather(a, BOTH, axis_index_groups=[[0, 1], [2, 3]]))(rows(4))
+IN_WORKERS = [[0, 1], [3, 2]]
 
 
-@refused(
-    "test_reduce_scatter_with_axis_index_groups",
-    "testReduceScatterReplicaGroupsTiled",
-    "testGradOfGatherIndexGroups",
-    text="axis_index_groups is not supported",
-)
-def groups_of_psum_scatter() -> None:
-    mapped(lambda a: jaxhetero.psum_scatter(a, BOTH, axis_index_groups=[[0, 1], [2, 3]], tiled=True))(rows(4))
+@case("test_all_gather_with_axis_index_groups", "testGatherReplicaGroups")
+def groups_of_all_gather(library: Any) -> Any:
+    return mapped(lambda a: library.all_gather(a, BOTH, axis_index_groups=IN_WORKERS))(rows(4))
 
 
-@refused(
-    "testPsumConstantReplicaGroups",
-    "testPsumUnevenReplicaGroups",
-    "testPsumReplicaGroups",
-    text="axis_index_groups is not supported",
-)
-def groups_of_psum() -> None:
+@refused("testGatherReplicaGroupsInterleaved", text="cuts workers")
+def interleaved_groups_of_all_gather() -> None:
+    mapped(lambda a: jaxhetero.all_gather(a, BOTH, axis_index_groups=[[0, 2], [1, 3]]))(rows(4))
+
+
+@case("test_reduce_scatter_with_axis_index_groups", "testReduceScatterReplicaGroupsTiled")
+def groups_of_psum_scatter(library: Any) -> Any:
+    return mapped(lambda a: library.psum_scatter(a, BOTH, axis_index_groups=IN_WORKERS, tiled=True))(rows(4))
+
+
+@case("testGradOfGatherIndexGroups", "testGradOfAllToAllReplicaGroups")
+def gradients_in_groups(library: Any) -> Any:
+    def loss(a: jax.Array) -> jax.Array:
+        gathered = library.all_gather(a, BOTH, axis_index_groups=[[2, 1, 0, 3]])
+        sent = library.all_to_all(a, BOTH, 0, 0, axis_index_groups=[[0, 3], [2, 1]], tiled=True)
+        return jnp.sum(gathered**2) + jnp.sum(sent * a)
+
+    return mapped(jax.grad(loss))(rows(4))
+
+
+@case("testPsumReplicaGroups", "testPsumConstantReplicaGroups")
+def groups_of_psum(library: Any) -> Any:
+    def sums(a: jax.Array) -> Any:
+        return library.psum(a, BOTH, axis_index_groups=IN_WORKERS), library.psum(2, BOTH, axis_index_groups=IN_WORKERS)
+
+    return mapped(sums)(rows(4))
+
+
+@refused("testPsumUnevenReplicaGroups", text="cuts workers")
+def uneven_groups_of_psum() -> None:
     mapped(lambda a: jaxhetero.psum(a, BOTH, axis_index_groups=[[0], [1, 2, 3]]))(rows(4))
+
+
+@case("test_all_to_all_with_axis_index_groups", "testAllToAllReplicaGroups")
+def groups_of_all_to_all(library: Any) -> Any:
+    return mapped(lambda a: library.all_to_all(a, BOTH, 0, 0, axis_index_groups=[[0, 2], [3, 1]], tiled=True))(rows(4))
 
 
 @case("test_matmul_reduce_scatter", "test_reduce_scatter_rgv3")

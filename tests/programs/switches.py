@@ -62,6 +62,9 @@ def collectives(tree: Any, moved: Any, rows: jax.Array) -> Any:
         jaxhetero.all_gather(moved, axis=-1),
         jaxhetero.broadcast(moved, 1),
         jaxhetero.psum_scatter(rows),
+        jaxhetero.ppermute(moved, perm=[(0, 1), (1, 0)]),
+        jaxhetero.all_to_all(rows, None, 0, 1),
+        jaxhetero.all_gather(tree, axis_index_groups=[[1, 0]]),
     )
 
 

@@ -125,7 +125,8 @@ void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   site.state.update = hash.value();
 }
 
-// Each device of a worker reduces with the devices of the same lane of the other workers, as an op of its own.
+}  // namespace
+
 uint64_t op_of_device(const CallSite& site, int32_t device) {
   const auto lane = site.lanes.find(device);
   if (lane == site.lanes.end() || lane->second == 0) return site.op;
@@ -134,8 +135,6 @@ uint64_t op_of_device(const CallSite& site, int32_t device) {
   hash.add(static_cast<uint64_t>(lane->second));
   return hash.value();
 }
-
-}  // namespace
 
 ffi::Error to_error(const Status& status) {
   return {error_code(status.code()),

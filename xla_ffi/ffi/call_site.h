@@ -92,6 +92,9 @@ xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(xla::ffi::Dictionary dictio
 
 inline auto bind_instantiate() { return xla::ffi::Ffi::BindInstantiate().Attrs(); }
 
+// Each device of a worker reduces with the devices of the same lane of the other workers, as an op of its own.
+uint64_t op_of_device(const CallSite& site, int32_t device);
+
 // Whether another device of this worker makes the call.
 bool is_made_elsewhere(const CallSite& site, int32_t device);
 

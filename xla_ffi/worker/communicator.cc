@@ -337,6 +337,7 @@ void Communicator::enqueue(RoundRequest request) {
 
 void Communicator::start(RoundRequest request) {
   if (const Status wrong = launch_order_.note(request); !wrong.ok()) return complete(std::move(request), wrong);
+  if (request.exchange) return request.exchange(request.op);
   has_groups_ = has_groups_ || !request.spec.group.empty();
   if (uses_state(request.spec.kind) && !std::exchange(uses_states_, true)) {
     on_strands([](WorkerStrand& strand) { strand.use_states(); });

@@ -96,8 +96,8 @@ class Communicator {
   // Any thread; never blocks. Runs the task as `done` of a round is run: apart from all others.
   void call_back(std::function<void()> task) { callback_threads_->run(std::move(task)); }
   // Any thread; never blocks. See Channels::post().
-  std::shared_ptr<Transfer> post(Transfer::Direction direction, Transfer::Message message) {
-    return channels_->post(direction, std::move(message));
+  std::shared_ptr<Transfer> post(Transfer::Direction direction, Transfer::Message message, Transfer::Done done = {}) {
+    return channels_->post(direction, std::move(message), std::move(done));
   }
   // Any thread; never blocks. More bytes of some round's inputs are ready (SlicedTransfer::ready_bytes).
   void feed();
@@ -119,6 +119,7 @@ class Communicator {
   [[nodiscard]] Timeline& timeline() { return timeline_; }
   // Which job this is; nothing before the first view. Any thread.
   [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
+  [[nodiscard]] uint32_t rank() const { return config_.rank; }
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 
  private:

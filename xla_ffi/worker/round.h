@@ -110,6 +110,9 @@ struct RoundRequest {
   SlicedTransfer sliced;
   std::shared_ptr<const StepRequest> step;  // null if the op uses no state
   std::function<void(const Status&)> done;  // called once, on a thread of its own
+  // In place of a round, an exchange over channels: called in the order of the op, with its number, on the loop's
+  // thread.
+  std::function<void(uint64_t op)> exchange;
   // In place of the timeline: called with the record of the complete round, on a strand's thread.
   std::function<void(const RoundOutcome&)> recorded;
   // Set by the worker itself.
