@@ -37,11 +37,12 @@ def offload(
 ) -> Function | Offload:
     """Make the collectives of ``jax.lax`` in a function go through reducers, wherever in the function they are.
 
-    Every ``psum``, ``pmean``, ``pmax``, ``pmin``, ``all_gather`` and ``psum_scatter`` over an axis that spans workers
-    is replaced: those that the function calls, those that libraries call for it, such as ``BatchNorm(axis_name=...)``,
-    and those that JAX puts in for the gradients of replicated parameters. They may be inside ``jit``, ``pmap``,
-    ``shard_map``, ``scan``, ``while_loop``, ``cond``, ``checkpoint``, ``custom_jvp`` and ``custom_vjp``. Collectives
-    that are ready together share buckets. Collectives over other axes, of the devices of one worker, stay JAX's.
+    Every ``psum``, ``pmean``, ``pmax``, ``pmin``, ``all_gather``, ``psum_scatter``, ``ppermute`` and ``all_to_all``
+    over an axis that spans workers is replaced: those that the function calls, those that libraries call for it, such
+    as ``BatchNorm(axis_name=...)``, and those that JAX puts in for the gradients of replicated parameters. They may be
+    inside ``jit``, ``pmap``, ``shard_map``, ``scan``, ``while_loop``, ``cond``, ``checkpoint``, ``custom_jvp`` and
+    ``custom_vjp``. Collectives that are ready together share buckets. Collectives over other axes, of the devices of
+    one worker, stay JAX's.
 
     Where JAX knows the devices of this process alone (no ``jax.distributed``), the function sees an axis of all devices
     of all workers, this worker's after those of lower ranks: the axis of the ``jax.pmap`` or ``jax.shard_map`` inside

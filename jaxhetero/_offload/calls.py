@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxhetero import _compat, collectives, world
+from jaxhetero import _compat, collectives, exchanges, world
+from jaxhetero._collectives.index_groups import classify_in_groups
 from jaxhetero._native_log import logger
 from jaxhetero._offload.scope import Scope
 from jaxhetero.errors import ConfigError
@@ -36,7 +37,9 @@ _OF_ARRAYS: dict[Callable[..., Any], Callable[..., Any]] = {
 # What XLA compiles to a kernel of its own, or applies to pairs of numbers.
 _KERNELS = {"pallas_call", "core_map", "mpmd_map", "cudnn_fusion"}
 _OF_NUMBERS = {"reduce", "reduce_window"}
-_REPLACED = {*_REDUCTIONS, *_GATHERS, *_SCATTERS, _INDEX}
+_PERMUTE = "ppermute"
+_ALL_TO_ALL = "all_to_all"
+_REPLACED = {*_REDUCTIONS, *_GATHERS, *_SCATTERS, _PERMUTE, _ALL_TO_ALL, _INDEX}
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,21 @@ def is_replaced(call: Call, scope: Scope) -> bool:
 def _obstacle(call: Call, scope: Scope) -> str | None:
     if call.name not in _REPLACED:
         return f"jaxhetero has no {call.name}"
-    if call.equation.params.get("axis_index_groups") is not None:
-        return "axis_index_groups is not supported; jaxhetero.psum takes a group of workers outside of a mesh"
     if call.positions and call.name not in _REDUCTIONS:
         return f"its axes {call.axes} have positions among them; name mesh axes alone"
-    if call.name in _GATHERS.keys() | _SCATTERS and scope.worker_axis not in (None, call.axes[0]):
+    if call.name in _GATHERS.keys() | _SCATTERS | {_ALL_TO_ALL} and scope.worker_axis not in (None, call.axes[0]):
         return f"the order of its result needs {scope.worker_axis!r} as the first of {call.axes}"
+    if call.name == _PERMUTE and scope.worker_axis is not None and len(call.axes) > 1:
+        return f"it goes over several axes, {call.axes}"
+    groups = call.equation.params.get("axis_index_groups")
+    return _obstacle_of_groups(call, groups, scope) if groups and call.name != _ALL_TO_ALL else None
+
+
+def _obstacle_of_groups(call: Call, groups: Sequence[Sequence[int]], scope: Scope) -> str | None:
+    try:
+        classify_in_groups(scope.mesh_axes(call.names), groups, "here", of_one_size=call.name not in _REDUCTIONS)
+    except ConfigError as error:
+        return str(error)
     return None
 
 
@@ -152,6 +164,8 @@ def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, opti
         "bucket_bytes": options.bucket_bytes,
         "name": call.label if len(calls) == 1 else f"{call.label} and {len(calls) - 1} more",
     }
+    if call.name != _PERMUTE:
+        arguments["axis_index_groups"] = params.get("axis_index_groups")
     if call.positions:
         reduce = _OF_ARRAYS[_REDUCTIONS[call.name]]
         operands = [reduce(operand, call.positions) for operand in operands]
@@ -165,6 +179,11 @@ def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, opti
         results = collectives.psum_scatter(
             tree, scatter_dimension=params["scatter_dimension"], tiled=params["tiled"], **arguments
         )
+    elif call.name == _PERMUTE:
+        results = exchanges.ppermute(tree, perm=params["perm"], **arguments)
+    elif call.name == _ALL_TO_ALL:  # JAX makes the new axis of one that is not tiled before and after the primitive
+        axes = {"split_axis": params["split_axis"], "concat_axis": params["concat_axis"]}
+        results = exchanges.all_to_all(tree, tiled=True, **axes, **arguments)
     else:
         results = collectives.all_gather(
             tree, axis=params["all_gather_dimension"], tiled=params["tiled"], to=_GATHERS[call.name], **arguments

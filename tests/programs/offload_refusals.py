@@ -41,8 +41,8 @@ def refused(text: str, function: Callable[[], Any]) -> None:
         WRONG.append(f"not refused: {text}")
 
 
-def swap(x: jax.Array) -> jax.Array:
-    return lax.ppermute(x, AXIS, [(0, 1), (1, 0)])
+def to_all(x: jax.Array) -> jax.Array:
+    return lax.pbroadcast(x, (AXIS,), 0)  # JAX takes the letters of a string as names
 
 
 def loss_of_one(x: jax.Array) -> jax.Array:
@@ -51,9 +51,9 @@ def loss_of_one(x: jax.Array) -> jax.Array:
 
 def own_processes() -> None:
     mean: Callable[..., Any] = lambda x: lax.pmean(x, AXIS)  # noqa: E731
-    refused("ppermute at offload_refusals.py:swap", lambda: jax.jit(offloaded(swap))(X))
-    groups = functools.partial(lax.psum, axis_name=AXIS, axis_index_groups=[[0], [1]])
-    refused("axis_index_groups is not supported", lambda: jax.jit(offloaded(groups))(X))
+    refused("pbroadcast at offload_refusals.py:to_all", lambda: jax.jit(offloaded(to_all))(X))
+    groups = functools.partial(lax.psum, axis_name=AXIS, axis_index_groups=[[0]])
+    refused("must be in one group", lambda: jax.jit(offloaded(groups))(X))
     refused("must be the name of one axis", lambda: jaxhetero.offload(mean, axis_name=("a", "b")))  # type: ignore[call-overload]
     refused("bucket_bytes is 0", lambda: offloaded(mean, bucket_bytes=0))
     refused("wire_dtype is int8", lambda: offloaded(mean, wire_dtype=jnp.int8))
@@ -204,10 +204,9 @@ def global_mesh() -> None:
     rows = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, P(AXIS)), np.float32([jaxhetero.rank()]))
     mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS))
     for _ in range(2):
-        swapped = jax.jit(mapped(jaxhetero.offload(swap)))(rows)
-    if swapped.addressable_shards[0].data != 1 - jaxhetero.rank():
-        WRONG.append("ppermute left to JAX")
-    if messages != ["offload leaves ppermute at offload_refusals.py:swap to JAX: jaxhetero has no ppermute"]:
+        with contextlib.suppress(NotImplementedError):  # JAX has none on a CPU
+            jax.jit(mapped(jaxhetero.offload(to_all)))(rows)
+    if messages != ["offload leaves pbroadcast at offload_refusals.py:to_all to JAX: jaxhetero has no pbroadcast"]:
         WRONG.append(str(messages))
     messages.clear()
     compiled = jax.jit(mapped(lambda x: lax.psum(x, AXIS))).lower(rows).compile()
