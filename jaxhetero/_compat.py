@@ -532,7 +532,9 @@ def is_of_our_collectives(equation: Equation, scope: str) -> bool:
     return is_ours or is_within(equation, scope)
 
 
-_OUR_COLLECTIVES = tuple(str(Path(__file__).parent / name) for name in ("_collectives", "collectives.py", "exchanges.py"))
+_OUR_COLLECTIVES = tuple(
+    str(Path(__file__).parent / name) for name in ("_collectives", "collectives.py", "exchanges.py")
+)
 
 
 def is_within(equation: Equation, scope: str) -> bool:
