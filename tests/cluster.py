@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxhetero.ports import reserve_port
+from tests.fork_server import Forked, ForkServer, read_at_start
 from tests.patience import PATIENCE
 from tests.programs_on_disk import WARNINGS_ARE_ERRORS
 
@@ -50,6 +53,18 @@ def free_port(host: str = "127.0.0.1") -> int:
     if len(_held_ports) > _HELD_PORTS:
         _held_ports.popleft().close()
     return int(_held_ports[-1].getsockname()[1])
+
+
+Process = subprocess.Popen[bytes] | Forked
+
+
+@functools.cache
+def _fork_server(settings: tuple[tuple[str, str], ...]) -> ForkServer:
+    """The server for processes with these of the ``settings`` that Python and JAX read when they start."""
+    others = {name: text for name, text in os.environ.items() if name not in dict(read_at_start(os.environ))}
+    server = ForkServer(others | dict(settings))
+    atexit.register(server.close)
+    return server
 
 
 @dataclass
@@ -86,7 +101,7 @@ class Cluster:
     settings: Mapping[str, str] = field(default_factory=dict)
     coordinator: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _processes: dict[str, Process] = field(default_factory=dict)
     _directory: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     def __enter__(self) -> Self:
@@ -135,9 +150,13 @@ class Cluster:
             **settings,
         }
         with self._log(name, "out").open("wb") as output, self._log(name, "err").open("wb") as errors:
-            self._processes[name] = subprocess.Popen(
-                [sys.executable, *command], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
-            )
+            if command[0] == "-m":  # a reducer, which does not import JAX
+                self._processes[name] = subprocess.Popen(
+                    [sys.executable, *command], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+                )
+            else:
+                server = _fork_server(read_at_start(environment))
+                self._processes[name] = server.start(Path(command[0]), command[1:], environment, output, errors)
 
     def _log(self, name: str, kind: str) -> Path:
         return Path(self._directory.name) / f"{name}.{kind}"
@@ -146,7 +165,7 @@ class Cluster:
         """Of all that were started."""
         return list(self._processes)
 
-    def process(self, name: str) -> subprocess.Popen[bytes]:
+    def process(self, name: str) -> Process:
         """The process called "worker 0" or "reducer 1"."""
         return self._processes[name]
 
