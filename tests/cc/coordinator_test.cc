@@ -396,7 +396,8 @@ TEST(Visit, NeedsTheToken) {
 
 TEST(Visit, ToNobodyEnds) {
   const Job job({});
-  EXPECT_TRUE(failed_with(visit({job.address()}, bytes_of("secret"), kPatience).status(), Code::kInternal, {"refused"}));
+  EXPECT_TRUE(
+      failed_with(visit({job.address()}, bytes_of("secret"), kPatience).status(), Code::kInternal, {"refused"}));
 }
 
 TEST(Heartbeat, OfAProcessThatWasStoppedComesAfterWhatOthersHaveSent) {

@@ -107,8 +107,8 @@ ffi::Future run_state_call(HostCallSite& site, int64_t run, int32_t device, cons
 }
 
 // Copies every pointer out of the call frame, hands the round to the communicator and returns at once.
-ffi::Future execute(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
-                    ffi::RemainingRets rets) {
+ffi::Future execute_on_host(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
+                            ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site);
   if (!communicator.ok()) return failed(communicator.status());
   if (is_made_elsewhere(*site, device)) return wait_for_caller(*site, run.run_id, *std::move(communicator));
@@ -125,7 +125,7 @@ ffi::Future execute(HostCallSite* site, ffi::RunId run, int32_t device, ffi::Dic
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiateForHost, instantiate<HostCallSite>, bind_instantiate());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnHost, execute,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnHost, execute_on_host,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::State<HostCallSite>>()
                                   .Ctx<ffi::RunId>()

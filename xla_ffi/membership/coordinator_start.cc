@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReportInterval{3000};  // between reports of who is missing
+constexpr milliseconds kMissingReportInterval{3000};  // between reports of who is missing
 
 }  // namespace
 
@@ -38,7 +38,7 @@ Status Coordinator::start(milliseconds patience, milliseconds timeout) {
   patience_ = patience;
   timeout_ = timeout;
   context_.loop.after(patience, [this] { give_up(); });
-  context_.loop.after(kReportInterval, [this] { report_missing(); });
+  context_.loop.after(kMissingReportInterval, [this] { report_missing(); });
   for (const auto& listener : listeners_) {
     const Status status =
         listener->start([this](Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission) {
@@ -218,7 +218,7 @@ void Coordinator::report_missing() {
   for (auto& [connection, guest] : guests_) {
     if (guest.is_registered()) connection->send(OutFrame::control(FrameType::kWaiting, encode(text)));
   }
-  context_.loop.after(kReportInterval, [this] { report_missing(); });
+  context_.loop.after(kMissingReportInterval, [this] { report_missing(); });
 }
 
 void Coordinator::give_up() {

@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 
 // Until the first report that the coordinator is not reached yet: rank 0 imports JAX before it listens.
 constexpr milliseconds kFirstReport{10000};
-constexpr milliseconds kReportInterval{3000};  // between later reports
+constexpr milliseconds kUnreachedReportInterval{3000};  // between later reports
 constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectPatience{5000};
 // Past our own deadline we wait a little for the coordinator's error, which names the missing processes.
@@ -131,7 +131,7 @@ void Member::on_close(Connection&, const Status& why) {
   }
   last_problem_ = why.message();
   if (context_.loop.now_ms() >= next_report_ms_) {
-    next_report_ms_ += kReportInterval.count();
+    next_report_ms_ += kUnreachedReportInterval.count();
     log_.add(Severity::kWarning,
              "still trying to reach the coordinator at " + coordinator_text() + ": " + last_problem_);
   }

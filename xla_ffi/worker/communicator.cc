@@ -12,7 +12,6 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kWatchInterval{250};
 constexpr milliseconds kFailureFlush{500};
 
 }  // namespace
@@ -296,7 +295,7 @@ void Communicator::watch() {
         [this](const std::vector<OpCounts>& counts) { report_progress(FrameType::kStill, view_.number, counts); });
   }
   if (const Status stall = channels_->check(EventLoop::Clock::now()); !stall.ok()) return fail(stall);
-  loop_->after(kWatchInterval, [this] { watch(); });
+  loop_->after(kStrandWatchInterval, [this] { watch(); });
 }
 
 void Communicator::answer_state() {

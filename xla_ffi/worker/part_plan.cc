@@ -8,13 +8,13 @@
 #include "xla_ffi/base/mix.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {
 
-constexpr uint64_t kAlignBytes = 64;
 // A part of a bucket has at least this for every reducer: each part costs wake-ups.
-constexpr uint64_t kLeastShardBytes = uint64_t{64} << 10;
+constexpr uint64_t kLeastPartShardBytes = uint64_t{64} << 10;
 constexpr uint64_t kLeastShardChunks = 2;  // likewise, where the job sets the chunks
 
 // Columns of a bucket that consists of rows of `width` elements.
@@ -62,7 +62,7 @@ PartPlan::PartPlan(const JobShape& job, std::vector<uint32_t> shares)
     : shares_(std::move(shares)),
       worker_count_(job.worker_count),
       least_bytes_(total_reducer_count(job) *
-                   (job.chunk_bytes > 0 ? kLeastShardChunks * job.chunk_bytes : kLeastShardBytes)) {}
+                   (job.chunk_bytes > 0 ? kLeastShardChunks * job.chunk_bytes : kLeastPartShardBytes)) {}
 
 PartPlan PartPlan::of_all_strands(const JobShape& job, uint32_t strand_count) {
   PartPlan plan(job, std::vector<uint32_t>(strand_count, 1));

@@ -14,8 +14,6 @@
 namespace jaxhetero {
 namespace {
 
-// Shards begin on whole cache lines of the first leaf.
-constexpr uint64_t kAlignBytes = 64;
 // A bucket with less than this for every reducer goes to fewer of them: every message has a cost. Measured; see
 // docs/notebook/small_buckets.md.
 constexpr uint64_t kLeastShardBytes = 4096;

@@ -12,6 +12,9 @@
 
 namespace jaxhetero {
 
+// Parts and shards begin on whole cache lines of the first leaf.
+inline constexpr uint64_t kAlignBytes = 64;
+
 // The part of a bucket that one reducer owns, in elements.
 struct Shard {
   uint32_t reducer = 0;

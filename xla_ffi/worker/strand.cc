@@ -12,7 +12,6 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kWatchInterval{250};
 constexpr milliseconds kFeedInterval{20};
 constexpr milliseconds kTellInterval{100};  // of the round that waits for other workers
 
@@ -328,7 +327,7 @@ void WorkerStrand::tell_waiting(const std::string& round) {
 void WorkerStrand::watch() {
   if (has_ended_) return;
   if (const Status stall = find_stall(); !stall.ok()) callbacks_.on_failure(stall);
-  context_->loop.after(kWatchInterval, [this] { watch(); });
+  context_->loop.after(kStrandWatchInterval, [this] { watch(); });
 }
 
 Status WorkerStrand::find_stall() {

@@ -33,6 +33,9 @@
 
 namespace jaxhetero {
 
+// How often a strand, and the communicator, look at what has come of their work.
+inline constexpr std::chrono::milliseconds kStrandWatchInterval{250};
+
 // On the thread of its loop, but for the constructor. Nothing blocks.
 class WorkerStrand final : private ConnectionOwner {
  public:
