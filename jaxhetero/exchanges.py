@@ -38,9 +38,8 @@ def ppermute(
 
     Args:
       x: a pytree of arrays or numbers of any dtype. All workers must call with the same structure, shapes and dtypes.
-      axis_name: as in ``psum``. Without it, the places that ``perm`` names are the ranks. With several axes, places are
-        numbered in the order of the mesh, as ``jax.lax.ppermute`` does. In a mesh of this process's own devices, those
-        of rank 0 come first.
+      axis_name: as in ``psum``. Without it, the places that ``perm`` names are the ranks. Several axes are
+        named in the order of the mesh. In a mesh of this process's own devices, those of rank 0 come first.
       perm: pairs of a source and a target, ``(0, 1)`` to send from place 0 to place 1; the same on all workers. No
         place is the source of two pairs, or the target of two.
       bucket_bytes, name: as in ``psum``.
@@ -69,7 +68,7 @@ def ppermute(
     label = op_label("ppermute", name)
     if perm is None:
         raise ConfigError(f"{label}: perm is missing; give pairs of a source and a target")
-    axis_name = _in_mesh_order(axis_name)
+    _check_mesh_order(axis_name, label)
     axes = classify(axis_name, label)
     sources = _sources(perm, axes.count, label)
     if not axes.spans_workers and axes.are_named:
@@ -203,11 +202,12 @@ def pswapaxes(
     )
 
 
-def _in_mesh_order(axis_name: AxisName) -> AxisName:
-    """As ``jax.lax.ppermute`` numbers the places along several axes, whatever the order of their names."""
+def _check_mesh_order(axis_name: AxisName, label: str) -> None:
+    """``ConfigError`` for several axes in another order: ``jax.lax`` numbers places by the mesh, or since 0.12 not."""
     names = axis_names(axis_name)
     in_mesh = tuple(name for name in jax.sharding.get_abstract_mesh().shape if name in names)
-    return in_mesh if len(in_mesh) == len(names) > 1 else axis_name
+    if len(in_mesh) == len(names) and in_mesh != names:
+        raise ConfigError(f"{label}: axis_name is {names}; name several axes in the order of the mesh, {in_mesh}")
 
 
 def _sources(perm: Sequence[tuple[int, int]], count: int, label: str) -> tuple[int, ...]:

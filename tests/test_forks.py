@@ -75,7 +75,7 @@ def test_a_death_is_heard_at_once(killed: str, reducers: int) -> None:
             for outcome in (cluster.wait(name) for name in survivors):
                 assert outcome.result["at"] - at < AT_ONCE_S
                 heard = outcome.result["heard"]
-                assert heard == "a new view" if killed == "reducer 0" else f"WorkerLost: rank {killed[-1]}" in heard
+                assert ("a new view" if killed == "reducer 0" else f"WorkerLost: rank {killed[-1]}") in heard
         finally:
             for child in children:
                 with contextlib.suppress(ProcessLookupError):

@@ -34,7 +34,6 @@ EXCHANGES: dict[str, Function] = {
     "permute some": lambda library, x: library.ppermute(x, "workers", SWAP[:1]),
     "permute devices": lambda library, x: library.ppermute(x, "devices", SWAP[:1]),
     "permute all": lambda library, x: library.ppermute(x, AXES, CHAIN),
-    "permute turned": lambda library, x: library.ppermute(x, TURNED, CHAIN),
     "all to workers": lambda library, x: library.all_to_all(x[:2], "workers", 0, 1),
     "all to devices": lambda library, x: library.all_to_all(x[:2], "devices", 0, 1),
     "all to all": lambda library, x: library.all_to_all(x, AXES, 0, 1),
@@ -58,6 +57,7 @@ UNTYPED: dict[str, Function] = {
     "psum inside": lambda library, x: library.psum(x, AXES, axis_index_groups=[[1, 0], [2, 3]]),
 }
 REFUSED: dict[str, Function] = {
+    "name several axes in the order of the mesh": lambda library, x: library.ppermute(x, TURNED, CHAIN),
     "in typed jax.shard_map; pass check_vma=False": UNTYPED["psum inside"],
     "cuts workers, of which each has 2 devices": lambda library, x: library.psum(
         x, AXES, axis_index_groups=[[0, 2], [1, 3]]

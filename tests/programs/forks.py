@@ -158,8 +158,7 @@ def worker() -> dict[str, Any]:
     jaxhetero.barrier()
     print(json.dumps(children), flush=True)
     try:
-        while jaxhetero.metrics().view_count == 0:
-            jaxhetero.psum(jnp.float32(1)).block_until_ready()
+        while jaxhetero.pmax(jnp.int32(jaxhetero.metrics().view_count)) == 0:  # all of them stop after the same round
             time.sleep(0.01)
         heard = "a new view"
     except Exception as error:
