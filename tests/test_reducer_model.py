@@ -27,6 +27,7 @@ SOURCES = [
     ROOT / "tests/programs/reducer_machine.cc",
     *(path for folder in ("sum", "update", "wire") for path in (CORE / folder).glob("*.cc")),
     *(CORE / "reducer" / f"{name}.cc" for name in ("backups", "kept_states", "state_machine", "state_op")),
+    CORE / "base" / "fd.cc",
     *(CORE / "transport" / f"{name}.cc" for name in ("lent_memory", "shared_memory")),
 ]
 SUM, SCATTER, GATHER = 1, 5, 6

@@ -76,7 +76,7 @@ def by_reducers(weights: Weights, x: jax.Array) -> Weights:
     tx = jaxhetero.optimizers.on_reducers(optax.sgd(0.1), bucket_bytes=BUCKET_BYTES)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(tx.init, weights))
     updates, _ = tx.update(jax.grad(loss)(weights, x), state)
-    return [update.weights for update in updates]
+    return [weight + update for weight, update in zip(weights, updates, strict=True)]
 
 
 def describe(gradients_of: Callable[[Weights, jax.Array], Weights], device: jax.Device | None) -> dict[str, Any]:
