@@ -226,7 +226,7 @@ def test_an_address_of_another_host() -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match="metrics_port is 9400, which needs .* pip install prometheus-client"):
+    with pytest.raises(ConfigError, match=r"metrics_port is 9400, which needs .* pip install prometheus-client"):
         Exporter(exporter_config(metrics_port=9400))
 
 
