@@ -522,7 +522,10 @@ def source_name(file_name: str, function_name: str) -> str:
 
 
 def _is_of_this_package(frame: Any) -> bool:
-    return Path(frame.file_name).is_relative_to(Path(__file__).parent)
+    return bool(frame.file_name.startswith(_PACKAGE_DIR))
+
+
+_PACKAGE_DIR = f"{Path(__file__).parent}/"
 
 
 def is_of_our_collectives(equation: Equation, scope: str) -> bool:
@@ -532,9 +535,7 @@ def is_of_our_collectives(equation: Equation, scope: str) -> bool:
     return is_ours or is_within(equation, scope)
 
 
-_OUR_COLLECTIVES = tuple(
-    str(Path(__file__).parent / name) for name in ("_collectives", "collectives.py", "exchanges.py")
-)
+_OUR_COLLECTIVES = tuple(_PACKAGE_DIR + name for name in ("_collectives/", "collectives.py", "exchanges.py"))
 
 
 def is_within(equation: Equation, scope: str) -> bool:
