@@ -68,7 +68,8 @@ def ppermute(
     label = op_label("ppermute", name)
     if perm is None:
         raise ConfigError(f"{label}: perm is missing; give pairs of a source and a target")
-    _check_mesh_order(axis_name, label)
+    if not is_in_mesh_order(axis_names(axis_name)):
+        raise ConfigError(f"{label}: axis_name is {axis_name!r}; name several axes in the order of the mesh")
     axes = classify(axis_name, label)
     sources = _sources(perm, axes.count, label)
     if not axes.spans_workers and axes.are_named:
@@ -202,12 +203,13 @@ def pswapaxes(
     )
 
 
-def _check_mesh_order(axis_name: AxisName, label: str) -> None:
-    """``ConfigError`` for several axes in another order: ``jax.lax`` numbers places by the mesh, or since 0.12 not."""
-    names = axis_names(axis_name)
-    in_mesh = tuple(name for name in jax.sharding.get_abstract_mesh().shape if name in names)
-    if len(in_mesh) == len(names) and in_mesh != names:
-        raise ConfigError(f"{label}: axis_name is {names}; name several axes in the order of the mesh, {in_mesh}")
+def is_in_mesh_order(names: Sequence[str]) -> bool:
+    """Whether ``jax.lax.ppermute`` numbers places along these axes by their names.
+
+    In another order it numbers them by the mesh, and since 0.12 it refuses them.
+    """
+    in_mesh = [name for name in jax.sharding.get_abstract_mesh().shape if name in names]
+    return len(in_mesh) < len(names) or in_mesh == list(names)
 
 
 def _sources(perm: Sequence[tuple[int, int]], count: int, label: str) -> tuple[int, ...]:

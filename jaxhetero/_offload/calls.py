@@ -122,8 +122,9 @@ def _obstacle(call: Call, scope: Scope) -> str | None:
         return f"its axes {call.axes} have positions among them; name mesh axes alone"
     if call.name in _GATHERS.keys() | _SCATTERS | {_ALL_TO_ALL} and scope.worker_axis not in (None, call.axes[0]):
         return f"the order of its result needs {scope.worker_axis!r} as the first of {call.axes}"
-    if call.name == _PERMUTE and scope.worker_axis is not None and len(call.axes) > 1:
-        return f"it goes over several axes, {call.axes}"
+    is_mixed = scope.worker_axis is not None and len(call.axes) > 1
+    if call.name == _PERMUTE and (is_mixed or not exchanges.is_in_mesh_order(call.names)):
+        return f"it goes over several axes, {call.axes}, or not in the order of the mesh"
     groups = call.equation.params.get("axis_index_groups")
     return _obstacle_of_groups(call, groups, scope) if groups and call.name != _ALL_TO_ALL else None
 
