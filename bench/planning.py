@@ -37,7 +37,7 @@ from bench.decoders import DECODERS
 from bench.errors import BenchError
 from bench.harness.command import run_command
 from bench.harness.report import format_columns
-from jaxhetero import world
+from jaxhetero._job import world
 from jaxhetero.config import Config
 
 

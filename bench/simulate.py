@@ -39,7 +39,7 @@ from bench.harness.command import check_folders, run_command
 from bench.harness.report import format_columns
 from bench.netlab import Rate
 from bench.record import RUNS
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.simulator import Bucket, Costs, Host, Job, Network, Outcome, simulate, simulate_steps
 
 _ROOT = Path(__file__).parent.parent

@@ -35,7 +35,7 @@ from bench.accelerator.schedule import ideal_step_s
 from bench.errors import BenchError
 from bench.harness.command import run_command
 from bench.harness.report import format_columns
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.pipeline.arguments import Signature, trace_loss
 from jaxhetero.pipeline.costs import BACKWARD, estimate
 from jaxhetero.pipeline.decision import Decision, Wishes, decide

@@ -61,7 +61,7 @@ from bench.harness.report import write_json
 from bench.harness.step_report import Row, format_table, write_plot
 from bench.harness.team import Team, start_teams
 from bench.netlab import Lab
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 
 _PROGRAMS = ("compute", "communicate", "step")
 _RING_BUCKET_BYTES = 25 * 2**20  # the default of PyTorch's DistributedDataParallel

@@ -32,65 +32,65 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 if TYPE_CHECKING:
     from jaxhetero import optimizers as optimizers
     from jaxhetero import pipeline as pipeline
-    from jaxhetero.buckets import make_buckets as make_buckets
-    from jaxhetero.collectives import all_gather as all_gather
-    from jaxhetero.collectives import barrier as barrier
-    from jaxhetero.collectives import broadcast as broadcast
-    from jaxhetero.collectives import pmax as pmax
-    from jaxhetero.collectives import pmean as pmean
-    from jaxhetero.collectives import pmin as pmin
-    from jaxhetero.collectives import psum as psum
-    from jaxhetero.collectives import psum_scatter as psum_scatter
-    from jaxhetero.collectives import replicated as replicated
-    from jaxhetero.exchanges import all_to_all as all_to_all
-    from jaxhetero.exchanges import ppermute as ppermute
-    from jaxhetero.exchanges import pshuffle as pshuffle
-    from jaxhetero.exchanges import pswapaxes as pswapaxes
-    from jaxhetero.offloading import offload as offload
+    from jaxhetero._collectives.api import all_gather as all_gather
+    from jaxhetero._collectives.api import barrier as barrier
+    from jaxhetero._collectives.api import broadcast as broadcast
+    from jaxhetero._collectives.api import pmax as pmax
+    from jaxhetero._collectives.api import pmean as pmean
+    from jaxhetero._collectives.api import pmin as pmin
+    from jaxhetero._collectives.api import psum as psum
+    from jaxhetero._collectives.api import psum_scatter as psum_scatter
+    from jaxhetero._collectives.api import replicated as replicated
+    from jaxhetero._collectives.best_time import best_time_s as best_time_s
+    from jaxhetero._collectives.buckets import make_buckets as make_buckets
+    from jaxhetero._collectives.exchanges import all_to_all as all_to_all
+    from jaxhetero._collectives.exchanges import ppermute as ppermute
+    from jaxhetero._collectives.exchanges import pshuffle as pshuffle
+    from jaxhetero._collectives.exchanges import pswapaxes as pswapaxes
+    from jaxhetero._job.world import Metrics as Metrics
+    from jaxhetero._job.world import RoundTimes as RoundTimes
+    from jaxhetero._job.world import check as check
+    from jaxhetero._job.world import initialize as initialize
+    from jaxhetero._job.world import metrics as metrics
+    from jaxhetero._job.world import rank as rank
+    from jaxhetero._job.world import restart_count as restart_count
+    from jaxhetero._job.world import shutdown as shutdown
+    from jaxhetero._job.world import size as size
+    from jaxhetero._job.world import timeline as timeline
+    from jaxhetero._job.world import write_timeline as write_timeline
+    from jaxhetero._offload.api import offload as offload
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
-    from jaxhetero.plan import best_time_s as best_time_s
-    from jaxhetero.world import Metrics as Metrics
-    from jaxhetero.world import RoundTimes as RoundTimes
-    from jaxhetero.world import check as check
-    from jaxhetero.world import initialize as initialize
-    from jaxhetero.world import metrics as metrics
-    from jaxhetero.world import rank as rank
-    from jaxhetero.world import restart_count as restart_count
-    from jaxhetero.world import shutdown as shutdown
-    from jaxhetero.world import size as size
-    from jaxhetero.world import timeline as timeline
-    from jaxhetero.world import write_timeline as write_timeline
 
 # Imported when first used, so that starting a reducer or the launcher never imports jax.
 _HOMES = {
-    "make_buckets": "buckets",
-    "all_gather": "collectives",
-    "barrier": "collectives",
-    "broadcast": "collectives",
-    "pmax": "collectives",
-    "pmean": "collectives",
-    "pmin": "collectives",
-    "psum": "collectives",
-    "psum_scatter": "collectives",
-    "replicated": "collectives",
-    "all_to_all": "exchanges",
-    "ppermute": "exchanges",
-    "pshuffle": "exchanges",
-    "pswapaxes": "exchanges",
-    "offload": "offloading",
+    "make_buckets": "_collectives.buckets",
+    "all_gather": "_collectives.api",
+    "barrier": "_collectives.api",
+    "broadcast": "_collectives.api",
+    "pmax": "_collectives.api",
+    "pmean": "_collectives.api",
+    "pmin": "_collectives.api",
+    "psum": "_collectives.api",
+    "psum_scatter": "_collectives.api",
+    "replicated": "_collectives.api",
+    "all_to_all": "_collectives.exchanges",
+    "ppermute": "_collectives.exchanges",
+    "pshuffle": "_collectives.exchanges",
+    "pswapaxes": "_collectives.exchanges",
+    "offload": "_offload.api",
     "all_reduce_gradients": "optimizers",
-    "best_time_s": "plan",
-    "Metrics": "world",
-    "RoundTimes": "world",
-    "check": "world",
-    "initialize": "world",
-    "metrics": "world",
-    "rank": "world",
-    "restart_count": "world",
-    "shutdown": "world",
-    "size": "world",
-    "timeline": "world",
-    "write_timeline": "world",
+    "best_time_s": "_collectives.best_time",
+    "Metrics": "_job.world",
+    "RoundTimes": "_job.world",
+    "check": "_job.world",
+    "initialize": "_job.world",
+    "metrics": "_job.world",
+    "rank": "_job.world",
+    "restart_count": "_job.world",
+    "shutdown": "_job.world",
+    "size": "_job.world",
+    "timeline": "_job.world",
+    "write_timeline": "_job.world",
 }
 
 _MODULES = ("optimizers", "pipeline")

@@ -535,7 +535,7 @@ def is_of_our_collectives(equation: Equation, scope: str) -> bool:
     return is_ours or is_within(equation, scope)
 
 
-_OUR_COLLECTIVES = tuple(_PACKAGE_DIR + name for name in ("_collectives/", "collectives.py", "exchanges.py"))
+_OUR_COLLECTIVES = f"{_PACKAGE_DIR}_collectives/"
 
 
 def is_within(equation: Equation, scope: str) -> bool:

@@ -103,10 +103,10 @@ def set_cuda_options(*, driver_path: str, devices: list[int], rank: int, pinned_
     """What the handlers for GPUs need to know; the driver is opened in the first round on a GPU."""
 
 def best_s_per_byte(worker_rates: list[float], reducer_rates: list[float], colocated_count: int) -> float:
-    """Seconds per byte of the best possible split; see jaxhetero.plan.best_time_s, which checks the arguments."""
+    """Seconds per byte of the best possible split; see jaxhetero.best_time_s, which checks the arguments."""
 
 def visit(coordinator: str, token: str, timeout_ms: int) -> tuple[Status, dict[str, Any] | None]:
-    """The state of the job at a coordinator; see jaxhetero.status, which gives it types."""
+    """The state of the job at a coordinator; see jaxhetero.doctor.status, which gives it types."""
 
 def cuda_failure() -> Status: ...
 def drain_cuda_lanes(timeout_ms: int) -> bool:

@@ -104,8 +104,6 @@ class Config:
     """Pinned host memory for each GPU, taken in its first round. Give more than a program reduces in a step."""
     cuda_driver: str = "libcuda.so.1"
     """The library of the CUDA driver, opened in the first round on a GPU."""
-    cuda_stand_in: str = ""
-    """For tests: a library that stands in for the driver. Arrays of the CPU are then handled as those of a GPU."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -414,6 +412,19 @@ def write_environment(settings: Mapping[str, str | int], environ: Mapping[str, s
     if "token" in settings:
         written.pop(ENV_PREFIX + "TOKEN_FILE", None)
     return written | {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
+
+
+def cuda_stand_in(environ: Mapping[str, str] = os.environ) -> str:
+    """The library that stands in for the CUDA driver in tests; "" otherwise. It is no argument of ``initialize()``.
+
+    Arrays of the CPU are then handled as those of a GPU.
+
+    Example:
+      >>> from jaxhetero.config import cuda_stand_in
+      >>> cuda_stand_in({"JAXHETERO_CUDA_STAND_IN": "libfake_cuda.so"})
+      'libfake_cuda.so'
+    """
+    return environ.get(ENV_PREFIX + "CUDA_STAND_IN", "")
 
 
 def colour_wanted(environ: Mapping[str, str] = os.environ) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from jaxhetero.ports import reserve_port
+from jaxhetero._job.ports import reserve_port
 from tests.fork_server import Forked, ForkServer, read_at_start
 from tests.patience import PATIENCE
 from tests.programs_on_disk import WARNINGS_ARE_ERRORS

@@ -37,7 +37,7 @@ from typing import Any, Literal
 import tyro
 
 from bench.netlab import Lab
-from jaxhetero.reducer import LOST
+from jaxhetero.launch.reducer import LOST
 from tests import clock_jump
 from tests.cluster import PROGRAMS, ROOT
 

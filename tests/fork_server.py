@@ -206,8 +206,8 @@ def main() -> None:
     import jax.numpy  # noqa: F401
     import optax  # noqa: F401
 
+    import jaxhetero._collectives.api
     import jaxhetero._native
-    import jaxhetero.collectives
     import jaxhetero.optimizers  # noqa: F401
 
     gc.collect()

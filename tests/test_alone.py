@@ -14,7 +14,7 @@ import pytest
 from cluster import PROGRAMS, ROOT, free_port
 
 import jaxhetero
-from jaxhetero._engines import ENGINES
+from jaxhetero._job.launchers import ENGINES
 from jaxhetero.config import ENV_PREFIX
 from jaxhetero.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, Outcome, run
 
-from jaxhetero._channels import Channels
+from jaxhetero._job.channels import Channels
 from jaxhetero.errors import ConfigError
 
 PROGRAM = "channels.py"

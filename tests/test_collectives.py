@@ -9,7 +9,7 @@ import pytest
 
 import jaxhetero
 import jaxhetero.optimizers
-from jaxhetero.buckets import make_buckets
+from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero.errors import ConfigError, NotInitializedError
 
 

@@ -7,8 +7,8 @@ import jaxhetero
 from jaxhetero import _native
 from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
 from jaxhetero._collectives.primitive import CallAttributes
+from jaxhetero._job.world import Metrics
 from jaxhetero.config import Config, ReducerConfig
-from jaxhetero.world import Metrics
 
 
 def names(kind: type) -> set[str]:

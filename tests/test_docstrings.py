@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import jaxhetero
-import jaxhetero.buckets
+import jaxhetero._collectives.buckets
 import jaxhetero.config
 import jaxhetero.doctor
 import jaxhetero.errors

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from jaxhetero._engines import first_host, read_process_count, read_reducer, read_worker
+from jaxhetero._job.launchers import first_host, read_process_count, read_reducer, read_worker
+from jaxhetero._job.world import _make_config
 from jaxhetero.errors import ConfigError
-from jaxhetero.world import _make_config
 
 HETEROGENEOUS = {
     "SLURM_JOB_ID": "71", "SLURM_JOB_ID_HET_GROUP_0": "71", "SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "4",

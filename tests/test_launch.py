@@ -19,8 +19,8 @@ import pytest
 from cluster import free_port
 from launcher import FAMILY, JAXHETERO, TIMEOUT_S, Run, Start, is_running, read_pids, wait_for
 
+from jaxhetero._job.ports import reserve_port
 from jaxhetero.errors import AddressInUse
-from jaxhetero.ports import reserve_port
 
 # What the processes are told
 

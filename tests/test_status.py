@@ -18,8 +18,8 @@ import pytest
 from cluster import Cluster, free_port
 from launcher import JAXHETERO, Start, wait_for
 
+from jaxhetero.doctor.status import read_status
 from jaxhetero.errors import AuthenticationError, InternalError
-from jaxhetero.status import read_status
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxhetero import _cores
+from jaxhetero._job import cores as job_cores
 from tests.cluster import Cluster
 
 PROGRAM = "shared_memory.py"
@@ -58,8 +58,8 @@ def test_memory_nodes_are_those_with_cores_for_this_process(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(_cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
-    assert _cores.memory_nodes(tmp_path) == nodes
+    monkeypatch.setattr(job_cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
+    assert job_cores.memory_nodes(tmp_path) == nodes
 
 
 def cgroup(tmp_path: Path, own: str, **quotas: str) -> tuple[Path, Path]:
@@ -87,12 +87,12 @@ def cgroup(tmp_path: Path, own: str, **quotas: str) -> tuple[Path, Path]:
     ids=["own", "outer", "container", "unlimited", "hidden", "version-1"],
 )
 def test_the_least_quota_counts(tmp_path: Path, own: str, quotas: dict[str, str], cores: float | None) -> None:
-    assert _cores._quota(*cgroup(tmp_path, own, **quotas)) == cores
+    assert job_cores._quota(*cgroup(tmp_path, own, **quotas)) == cores
 
 
 @pytest.mark.parametrize(("cores", "worker", "reducer"), [(1, 1, 1), (4, 1, 4), (16, 4, 8), (96, 8, 8)])
 def test_a_process_offers_what_it_can_spare(
     monkeypatch: pytest.MonkeyPatch, cores: int, worker: int, reducer: int
 ) -> None:
-    monkeypatch.setattr(_cores, "usable_cores", lambda: cores)
-    assert (_cores.worker_strands(), _cores.reducer_strands()) == (worker, reducer)
+    monkeypatch.setattr(job_cores, "usable_cores", lambda: cores)
+    assert (job_cores.worker_strands(), job_cores.reducer_strands()) == (worker, reducer)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from bench.accelerator.profiles import Profile
 from bench.errors import BenchError
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES, make_buckets
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES, make_buckets
 
 _ITEM_BYTES = 4
 _FORWARD_SHARE = 1 / 3

@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import transfer
 
 import jaxhetero
-from jaxhetero._channels import Channels
+from jaxhetero._job.channels import Channels
 
 _MEET_S = 60.0
 

@@ -48,7 +48,7 @@ from bench.errors import BenchError
 from bench.gpu import nccl
 from bench.gpu.fake_cuda import build as build_stand_in
 from bench.harness.command import check_folders, run_command
-from jaxhetero.ports import reserve_port
+from jaxhetero._job.ports import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("sums", "kernels", "all-reduces", "nccl", "beside", "resnet50", "bert-base")

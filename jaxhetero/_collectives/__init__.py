@@ -1,1 +1,1 @@
-"""How the collectives work: primitives, trees of arrays, mesh axes. Not public; see ``jaxhetero.collectives``."""
+"""How the collectives work: primitives, trees of arrays, mesh axes. Not public; see ``jaxhetero._collectives.api``."""

@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxhetero import _ffi, world
 from jaxhetero._collectives import rules
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero._collectives.index_groups import Groups
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import ReducedAxes
@@ -26,7 +26,8 @@ from jaxhetero._collectives.primitive import CallAttributes, attributes_of
 from jaxhetero._collectives.reduce_tree import gather_arrays
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
 from jaxhetero._compat import operation_name, register_lowering
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
+from jaxhetero._job import ffi
+from jaxhetero.config import cuda_stand_in
 
 _PERMUTE = Primitive("jaxhetero_ppermute")
 _ALL_TO_ALL = Primitive("jaxhetero_all_to_all")
@@ -129,7 +130,7 @@ def _lower_to_channels(ctx: Any, *bucket: Any, name: str, label: str, axes: Redu
         group_size=np.int64(0 if name == _PERMUTE.name else len(groups[0])),
     )
     # XLA must keep the call of a worker that does not use the result: the other workers wait for what it sends.
-    rule = jax.ffi.ffi_lowering(_ffi.EXCHANGE, has_side_effect=True)
+    rule = jax.ffi.ffi_lowering(ffi.EXCHANGE, has_side_effect=True)
     with operation_name(ctx, f"{name}_{size_bytes}_bytes"):
         return rule(ctx, *bucket, **vars(of_exchange))
 
@@ -160,7 +161,7 @@ def _define(primitive: Primitive, batch_axis: int, inverse: Callable[[Groups], G
         return rules.map_nonzero(apply, cotangents, rules.zero_cotangents(bucket), back, "cotangents")
 
     def lower(ctx: Any, *bucket: Any, axes: ReducedAxes, **params: Any) -> Any:
-        if axes.devices_per_worker > 1 or world.has_stand_in():
+        if axes.devices_per_worker > 1 or cuda_stand_in():
             return lower_to_gather(ctx, *bucket, axes=axes, **params)
         return _lower_to_channels(ctx, *bucket, name=primitive.name, axes=axes, **params)
 

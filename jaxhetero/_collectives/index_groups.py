@@ -9,8 +9,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from jaxhetero import world
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, classify
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError
 
 IndexGroups = Sequence[Sequence[int]] | None

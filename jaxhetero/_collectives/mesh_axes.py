@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxhetero import world
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError
 
 AxisName = str | tuple[str, ...] | None

@@ -14,7 +14,6 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from jaxhetero import _ffi, world
 from jaxhetero._collectives import rules
 from jaxhetero._collectives.axis_groups import AxisGroups
 from jaxhetero._collectives.kinds import Kind as Kind
@@ -30,6 +29,8 @@ from jaxhetero._compat import (
     register_lowering,
     without_varying_axis,
 )
+from jaxhetero._job import ffi
+from jaxhetero.config import cuda_stand_in
 from jaxhetero.errors import ConfigError
 
 # A step along the workers' axis must be the next rank.
@@ -152,7 +153,7 @@ def lower(ctx: Any, *bucket: Any, **params: Any) -> Any:
         return mlir.lower_fun(_run_float8, multiple_results=True)(ctx, *bucket, **params)
     if params["in_groups"]:
         return mlir.lower_fun(_run_in_groups, multiple_results=True)(ctx, *bucket, **params)
-    if world.has_stand_in() and (len(bucket) > 1 or params["wire_dtype"]):  # as on a GPU, but for the stream
+    if cuda_stand_in() and (len(bucket) > 1 or params["wire_dtype"]):  # as on a GPU, but for the stream
         return lower_on_stream(ctx, *bucket, **params)
     same_size = params["kind"] not in (Kind.SCATTER, Kind.GATHER)
     aliases = {index: index for index, operand in enumerate(bucket) if same_size and is_computed(operand)}
@@ -188,7 +189,7 @@ def lower_call(
 ) -> Any:
     """Lower to the FFI call, which profiles show by ``name`` and the bytes of its operands."""
     # XLA must keep the call of a worker that does not use the result: the other workers wait for its contribution.
-    rule = jax.ffi.ffi_lowering(_ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
+    rule = jax.ffi.ffi_lowering(ffi.ALL_REDUCE, has_side_effect=True, operand_output_aliases=aliases)
     size_bytes = wire_bytes(ctx.avals_in, attributes.wire_dtype)
     with operation_name(ctx, f"{name}_{size_bytes}_bytes"):
         return rule(ctx, *operands, **vars(attributes))

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhetero import world
 from jaxhetero._collectives import gather_primitives, primitive
 from jaxhetero._collectives.axis_groups import extreme
+from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero._collectives.mesh_axes import ReducedAxes
 from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.together import together
@@ -25,7 +25,7 @@ from jaxhetero._collectives.wire_dtypes import (
     wire_bytes,
 )
 from jaxhetero._compat import partly_reduced_axes, unreduced_axes, varying_axes
-from jaxhetero.buckets import make_buckets
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from jaxhetero import world
 from jaxhetero._compat import varying_axes
+from jaxhetero._job import world
 
 # Every parameter of any of the primitives.
 _PARAMETERS = (

@@ -16,12 +16,12 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxhetero import world
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes, attributes_of, lower_call, next_stream
 from jaxhetero._collectives.rules import as_program
 from jaxhetero._collectives.worker_devices import WorkerDevices
 from jaxhetero._compat import is_computed, lower_on_gpu_stream, register_lowering, without_varying_axis
+from jaxhetero.config import cuda_stand_in
 from jaxhetero.errors import ConfigError
 
 _NAMES = {
@@ -122,7 +122,7 @@ _lower_shared = mlir.lower_fun(_run_shared, multiple_results=True)
 def _lower(ctx: Any, *operands: Any, call: StateCall) -> Any:
     if call.is_shared:
         return _lower_shared(ctx, *operands, call=call)
-    if world.has_stand_in():  # as on a GPU
+    if cuda_stand_in():  # as on a GPU
         return _lower_on_gpu(ctx, *operands, call=call)
     return _lower_call(ctx, *operands, call=call)
 

@@ -9,20 +9,22 @@ from typing import Any
 
 import jax
 
-from jaxhetero import _compat, collectives, exchanges, world
+from jaxhetero import _compat
+from jaxhetero._collectives import api, exchanges
 from jaxhetero._collectives.index_groups import classify_in_groups
-from jaxhetero._native_log import logger
+from jaxhetero._job import world
+from jaxhetero._job.native_log import logger
 from jaxhetero._offload.scope import Scope
 from jaxhetero.errors import ConfigError
 
 # By the names of JAX's primitives. "psum_invariant" is lax.psum in typed shard_map, also where JAX itself sums the
 # gradients of replicated parameters.
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "psum": collectives.psum,
-    "psum_invariant": collectives.psum,
-    "unreduced_psum": collectives.psum,
-    "pmax": collectives.pmax,
-    "pmin": collectives.pmin,
+    "psum": api.psum,
+    "psum_invariant": api.psum,
+    "unreduced_psum": api.psum,
+    "pmax": api.pmax,
+    "pmin": api.pmin,
 }
 _GATHERS = {"all_gather": "varying", "all_gather_invariant": "invarying"}
 _SCATTERS = {"reduce_scatter", "unreduced_reduce_scatter"}
@@ -30,9 +32,9 @@ _INDEX = "axis_index"
 _SCOPE = "jaxhetero.offload"  # of all that is put in
 # The same over axes of an array, for those axes of a collective that jax.vmap has named. JAX gives their positions.
 _OF_ARRAYS: dict[Callable[..., Any], Callable[..., Any]] = {
-    collectives.psum: jax.lax.reduce_sum,
-    collectives.pmax: jax.lax.reduce_max,
-    collectives.pmin: jax.lax.reduce_min,
+    api.psum: jax.lax.reduce_sum,
+    api.pmax: jax.lax.reduce_max,
+    api.pmin: jax.lax.reduce_min,
 }
 # What XLA compiles to a kernel of its own, or applies to pairs of numbers.
 _KERNELS = {"pallas_call", "core_map", "mpmd_map", "cudnn_fusion"}
@@ -173,11 +175,11 @@ def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, opti
     # Buckets are filled from the last leaf to the first, because gradients come in that order. These come in order.
     tree = list(reversed(operands))
     if call.name in _REDUCTIONS:
-        if _REDUCTIONS[call.name] is collectives.psum:
+        if _REDUCTIONS[call.name] is api.psum:
             arguments["wire_dtype"] = options.wire_dtype
         results = _REDUCTIONS[call.name](tree, **arguments)
     elif call.name in _SCATTERS:
-        results = collectives.psum_scatter(
+        results = api.psum_scatter(
             tree, scatter_dimension=params["scatter_dimension"], tiled=params["tiled"], **arguments
         )
     elif call.name == _PERMUTE:
@@ -186,7 +188,7 @@ def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, opti
         axes = {"split_axis": params["split_axis"], "concat_axis": params["concat_axis"]}
         results = exchanges.all_to_all(tree, tiled=True, **axes, **arguments)
     else:
-        results = collectives.all_gather(
+        results = api.all_gather(
             tree, axis=params["all_gather_dimension"], tiled=params["tiled"], to=_GATHERS[call.name], **arguments
         )
     return list(reversed(results))

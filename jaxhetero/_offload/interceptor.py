@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from jaxhetero import _compat, world
+from jaxhetero import _compat
+from jaxhetero._job import world
 from jaxhetero._offload.calls import Options, as_call, warn_once
 from jaxhetero._offload.rewrite import Rewriter, check_has_no_sums, trace
 from jaxhetero._offload.scope import Scope, listed, make_scope, mapped_axes

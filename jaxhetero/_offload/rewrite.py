@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxhetero import _compat, world
+from jaxhetero import _compat
+from jaxhetero._job import world
 from jaxhetero._offload.calls import Call, Options, as_call, is_replaced, obstacle_inside, run, warn_once
 from jaxhetero._offload.scope import Scope, is_for_this_worker, listed, make_scope
 from jaxhetero.errors import ConfigError, JaxheteroError

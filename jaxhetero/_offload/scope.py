@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxhetero import world
 from jaxhetero._collectives.mesh_axes import classify
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from jaxhetero._engines import read_process_count
+from jaxhetero._job.launchers import read_process_count
 from jaxhetero.cli.options import MILLISECONDS, reducer_config, token_file_option
 from jaxhetero.config import colour_wanted
 

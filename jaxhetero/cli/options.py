@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from jaxhetero._engines import read_reducer
+from jaxhetero._job.launchers import read_reducer
 from jaxhetero.config import ReducerConfig, read_environment, read_token
 
 MILLISECONDS = click.IntRange(min=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from jaxhetero.cli.options import MILLISECONDS, PORT, coordinator_option, reducer_config, token_file_option
-from jaxhetero.reducer import keep_reducer, run_reducer
+from jaxhetero.launch.reducer import keep_reducer, run_reducer
 
 
 @click.command("reducer")

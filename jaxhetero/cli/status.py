@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from jaxhetero._engines import read_reducer
+from jaxhetero._job.launchers import read_reducer
 from jaxhetero.cli.options import coordinator_option, token_file_option
 from jaxhetero.config import colour_wanted, read_environment, read_token
 from jaxhetero.errors import ConfigError, InternalError
@@ -28,7 +28,7 @@ def status_command(log_dir: Path | None, coordinator: str | None, token_file: Pa
     """
     from rich.console import Console
 
-    from jaxhetero.status import find_job_file, run_status
+    from jaxhetero.doctor.status import find_job_file, run_status
 
     own = read_reducer() | read_environment()
     own |= {"coordinator": coordinator} if coordinator else {}

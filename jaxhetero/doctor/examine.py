@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxhetero._lookup import await_name
+from jaxhetero._job.lookup import await_name
 from jaxhetero.config import format_address, host_name, interface_addresses, parse_address
 from jaxhetero.doctor.channel import MAX_LINE_BYTES, PATIENCE_S, Channel, connected, describe_error
 from jaxhetero.doctor.report import SLOW, Findings, Pair, Patient, problems, show

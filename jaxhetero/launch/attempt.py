@@ -26,8 +26,8 @@ from jaxhetero.launch.culprit import find_culprit, find_lasting, is_known
 from jaxhetero.launch.guard import Guard
 from jaxhetero.launch.pipes import LIVE, Pipe, Pipes
 from jaxhetero.launch.process import Process, any_runs, signal_name
+from jaxhetero.launch.reducer import LOST
 from jaxhetero.launch.terminal import Display, show_count
-from jaxhetero.reducer import LOST
 
 # Failures this close to the first one are judged together: one process's end makes others fail within milliseconds.
 _SETTLE_S = 0.3

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxhetero._job.ports import reserve_port
 from jaxhetero.config import Config, read_environment, write_environment
+from jaxhetero.doctor.status import job_file
 from jaxhetero.errors import ConfigError
 from jaxhetero.launch.attempt import Attempt, End
 from jaxhetero.launch.process import signal_name
 from jaxhetero.launch.terminal import Display, show_count
 from jaxhetero.launch.timeline import JobTimeline
-from jaxhetero.ports import reserve_port
-from jaxhetero.status import job_file
 
 _LOOPBACK = "127.0.0.1"
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxhetero import collectives, world
+from jaxhetero._collectives import api
+from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, axis_names, classify
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
@@ -21,7 +22,7 @@ from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.together import together
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype, primitive_wire_dtype, wire_bytes
 from jaxhetero._collectives.worker_devices import WorkerDevices
-from jaxhetero.buckets import make_buckets
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError
 from jaxhetero.optimizers._new_weights import NewWeights
 from jaxhetero.optimizers._programs import lower
@@ -135,7 +136,7 @@ def on_reducers(
     weights_dtype: Any = jnp.float32,
     wire_dtype: Any = None,
     backups: int = 1,
-    bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int = api.DEFAULT_BUCKET_BYTES,
     name: str | None = None,
 ) -> ReducersOptimizer:
     """Let the reducers apply ``tx``: they sum the gradients, update their share of the weights, and send those back.
@@ -292,7 +293,7 @@ class _Home:
                 (version,) = self._call(plan, number, Kind.STORE, devices, (), slot=slot)(*arrays, version)
             versions.append(version)
         own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
-        own = collectives.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
+        own = api.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
         kept = plan.with_states(dict(zip(plan.update.worker_states, own, strict=True)))
         return ReducersState(tuple(versions), kept, plan.model)
 

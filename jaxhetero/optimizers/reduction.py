@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from jaxhetero import collectives
+from jaxhetero._collectives import api
 from jaxhetero._collectives.mesh_axes import AxisName
 
 
@@ -15,7 +15,7 @@ def all_reduce_gradients(
     *,
     mean: bool = True,
     wire_dtype: Any = None,
-    bucket_bytes: int = collectives.DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int = api.DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformation:
     """Replace each worker's gradients by their mean over all workers. Chain it in front of any optimizer.
 
@@ -37,7 +37,7 @@ def all_reduce_gradients(
       >>> optax.apply_updates(params, updates)
       {'w': Array([0.5, 0. ], dtype=float32)}
     """
-    reduce = collectives.pmean if mean else collectives.psum
+    reduce = api.pmean if mean else api.psum
 
     def update(updates: optax.Updates, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
         del params

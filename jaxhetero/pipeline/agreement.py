@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxhetero import _compat, collectives, world
+from jaxhetero import _compat
+from jaxhetero._collectives import api
+from jaxhetero._job import world
 from jaxhetero.errors import MismatchError
 from jaxhetero.pipeline.costs import Measure
 from jaxhetero.pipeline.graph import Graph
@@ -60,7 +62,7 @@ def check_digest(own: bytes, what: str) -> None:
     if world.current().is_alone:
         return
     given = jax.device_put(np.frombuffer(own, np.uint8))
-    digests = jax.device_get(collectives.all_gather(given, name="pipeline"))
+    digests = jax.device_get(api.all_gather(given, name="pipeline"))
     for rank, other in enumerate(digests):
         if not np.array_equal(other, digests[0]):
             raise MismatchError(
@@ -76,5 +78,5 @@ def measure_on_rank_0(graph: Graph) -> list[float]:
         measure = Measure()
         own = [measure(equation) if current.rank == 0 else 0.0 for equation in graph.equations]
     given = jax.device_put(np.array(own, np.float32))
-    seconds = jax.device_get(collectives.broadcast(given, name="pipeline.costs"))
+    seconds = jax.device_get(api.broadcast(given, name="pipeline.costs"))
     return [float(second) for second in seconds]

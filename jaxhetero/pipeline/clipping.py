@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxhetero._collectives.api import psum
 from jaxhetero._collectives.wire_dtypes import sum_dtype
-from jaxhetero.collectives import psum
 from jaxhetero.pipeline.layout import Layout
 from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.rows import Holding

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxhetero import collectives
-from jaxhetero._channels import Channels
+from jaxhetero._collectives import api
+from jaxhetero._job.channels import Channels
 from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.arguments import Splitter, shape_of
 from jaxhetero.pipeline.cut import Cut
@@ -36,7 +36,7 @@ class Engine:
         self._own_leaves = frozenset(cut.holding.leaves)
         if cut.places.worker_count > 1:
             # Compiling takes the workers different times. From here on, who is late is stuck.
-            collectives.barrier(name="pipeline: compiled")
+            api.barrier(name="pipeline: compiled")
 
     def run(self, params: Any, arguments: Sequence[Any]) -> Any:
         """A step. After one that has failed, every further one fails in the same way."""

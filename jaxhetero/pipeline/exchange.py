@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jaxhetero._collectives.moved import as_words, word_type
 
 if TYPE_CHECKING:
-    from jaxhetero._channels import Channels
+    from jaxhetero._job.channels import Channels
     from jaxhetero._native import Transfer
 
 # How many messages of a route may be on their way to a worker before it needs the first of them.

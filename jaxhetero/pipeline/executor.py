@@ -20,7 +20,7 @@ from jaxhetero.pipeline.schedules import Kind, Schedule, Task
 from jaxhetero.pipeline.stages import Stage
 
 if TYPE_CHECKING:
-    from jaxhetero._channels import Channels
+    from jaxhetero._job.channels import Channels
 
 Key = tuple[Kind, int, int, int]
 """What a value passes between: a kind of task, the stage that makes it, the one that takes it, and the microbatch."""

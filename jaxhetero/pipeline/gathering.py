@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhetero import collectives, world
+from jaxhetero._collectives import api
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError, MismatchError
 from jaxhetero.pipeline.rows import Rows, is_leaf, take_rows
 
@@ -56,7 +57,7 @@ def _gather(tree: T) -> T:
     for rank in sorted({rank for ranks in givers for rank in ranks}):
         numbers = [number for number, ranks in enumerate(givers) if rank in ranks]
         given = [_given(leaves[number], tables[rank][number]) for number in numbers]
-        arrays = collectives.broadcast(given, root=rank, name="pipeline.gather")
+        arrays = api.broadcast(given, root=rank, name="pipeline.gather")
         for number, array in zip(numbers, arrays, strict=True):
             received[number].append((tables[rank][number], array))
     whole = [_whole(arrays) for arrays in received]
@@ -116,10 +117,10 @@ def _tables_of_all(own: list[_Entry]) -> list[list[_Entry]]:
     text = np.frombuffer(json.dumps(own).encode(), np.uint8)
     if world.current().is_alone:
         return [json.loads(bytes(text))]
-    longest = int(collectives.pmax(np.int32(text.size), name="pipeline.gather"))
+    longest = int(api.pmax(np.int32(text.size), name="pipeline.gather"))
     padded = np.full(longest, ord(" "), np.uint8)
     padded[: text.size] = text
-    return [json.loads(bytes(row)) for row in np.asarray(collectives.all_gather(padded, name="pipeline.gather"))]
+    return [json.loads(bytes(row)) for row in np.asarray(api.all_gather(padded, name="pipeline.gather"))]
 
 
 def _givers(number: int, entries: Sequence[_Entry]) -> list[int]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
-from jaxhetero import _compat, world
+from jaxhetero import _compat
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError, JaxheteroError
 from jaxhetero.pipeline.agreement import check_digest, cut_digest, digest, measure_on_rank_0
 from jaxhetero.pipeline.arguments import Signature, trace_loss

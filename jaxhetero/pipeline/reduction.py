@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
+from jaxhetero._collectives.api import psum
 from jaxhetero._collectives.wire_dtypes import sum_dtype
-from jaxhetero.collectives import psum
 from jaxhetero.pipeline.graph import Graph
 from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.programs import compiled

@@ -15,7 +15,7 @@ from jaxhetero.pipeline.schedules import Schedule
 from jaxhetero.pipeline.stages import Stage
 
 if TYPE_CHECKING:
-    from jaxhetero._channels import Channels
+    from jaxhetero._job.channels import Channels
 
 # Above the numbers of the routes between stages.
 _FIRST_ROUTE = 1 << 24

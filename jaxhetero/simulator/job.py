@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from jaxhetero import _simulator as native
+from jaxhetero._collectives.best_time import best_time_s
 from jaxhetero.errors import ConfigError, InternalError
-from jaxhetero.plan import best_time_s
 from jaxhetero.simulator.hosts import Costs, Host, Network, make_cluster
 
 # The number and the bytes of each wire dtype: DType in xla_ffi/sum/reduce.h.

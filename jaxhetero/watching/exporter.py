@@ -21,7 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxhetero._native_log import logger
+from jaxhetero._job.native_log import logger
 from jaxhetero.config import Config, ReducerConfig, format_address, parse_address
 from jaxhetero.errors import AddressInUse, ConfigError
 

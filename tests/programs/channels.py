@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import jaxhetero
-from jaxhetero._channels import Channels
+from jaxhetero._job.channels import Channels
 
 MODE = sys.argv[1]
 VICTIM = 1

@@ -1,6 +1,7 @@
 """What arrays of a GPU go through, with a stand-in for the driver: prints what the driver saw."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def step(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 def main() -> None:
     jaxhetero.initialize()
-    driver = FakeCuda(jaxhetero.world.current().config.cuda_stand_in)
+    driver = FakeCuda(os.environ["JAXHETERO_CUDA_STAND_IN"])
     driver.set_speed(2e9, 20)
     rank = jaxhetero.rank()
     generator = np.random.default_rng(7)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxhetero
-from jaxhetero import world
+from jaxhetero._job import world
 from jaxhetero.config import ReducerConfig
-from jaxhetero.reducer import run_reducer
+from jaxhetero.launch.reducer import run_reducer
 
 LIFE_S = 60
 

@@ -22,7 +22,7 @@ import optax  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 
 import jaxhetero  # noqa: E402
-from jaxhetero import _ffi  # noqa: E402
+from jaxhetero._job import ffi  # noqa: E402
 
 LAYERS, WIDTH, BATCH = 6, 2048, 8192
 LAYERS_IN_BUCKET = 2
@@ -112,7 +112,7 @@ def main() -> None:
         device = topologies.get_topology_desc("", platform="cuda", topology="1x1x1", target_config=H100).devices[0]
     jaxhetero.initialize()
     if COMPILES:
-        _ffi.register_for_gpus()
+        ffi.register_for_gpus()
     ways = (by_psum, by_psum_in_bfloat16, by_replicated, by_reducers)
     print(json.dumps({way.__name__: describe(way, device) for way in ways}))
     jaxhetero.barrier()

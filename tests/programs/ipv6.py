@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from jaxhetero import world
-from jaxhetero._channels import Channels
+from jaxhetero._job import world
+from jaxhetero._job.channels import Channels
 from jaxhetero.config import format_address
-from jaxhetero.status import read_status
+from jaxhetero.doctor.status import read_status
 
 jaxhetero.initialize()
 config, peer = world.current().config, 1 - jaxhetero.rank()

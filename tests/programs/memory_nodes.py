@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxhetero
-from jaxhetero import world
+from jaxhetero._job import world
 
 
 def thread_count(core: int) -> int:

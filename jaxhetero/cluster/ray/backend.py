@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.train.v2.jax import JaxConfig
 
+from jaxhetero._job.ports import reserve_port
 from jaxhetero.cluster.ray.reducers import Reducers
 from jaxhetero.config import format_address, write_environment
-from jaxhetero.ports import reserve_port
 
 if TYPE_CHECKING:
     from jaxhetero.cluster.ray.config import JaxheteroConfig

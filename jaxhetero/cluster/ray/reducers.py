@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from jaxhetero.cluster.ray.placement import place
 from jaxhetero.config import ReducerConfig, read_environment, write_environment
 from jaxhetero.errors import JaxheteroError
-from jaxhetero.reducer import run_reducer
+from jaxhetero.launch.reducer import run_reducer
 
 if TYPE_CHECKING:
     from jaxhetero.cluster.ray.config import JaxheteroConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxhetero import world
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError, from_status
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxhetero._collectives import exchange_primitive
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero._collectives.index_groups import IndexGroups, check_groups
 from jaxhetero._collectives.labels import op_label
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, classify
 from jaxhetero._collectives.moved import in_words
 from jaxhetero._collectives.reduce_tree import make_varying, map_buckets, prepare_leaves
 from jaxhetero._collectives.wire_dtypes import describe_leaf
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.errors import ConfigError
 
 Tree = TypeVar("Tree")

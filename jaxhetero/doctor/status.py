@@ -26,7 +26,7 @@ class ProcessStatus:
     """One worker or reducer. Rates are those between two questions.
 
     Example:
-      >>> from jaxhetero.status import ProcessStatus
+      >>> from jaxhetero.doctor.status import ProcessStatus
       >>> ProcessStatus("rank 3", "b", "10.0.0.5:4711", is_member=True, silent_s=7.5, answers=False).problem
       'rank 3 (b, 10.0.0.5:4711) does not answer; its last sign of life was 7.5 s ago'
     """
@@ -119,8 +119,8 @@ def read_status(coordinator: str, token: str, seconds: float = 1.0, patience_s: 
       InternalError: nobody answers there, or rank 0 does not.
 
     Example:
-      >>> import jaxhetero.status
-      >>> jaxhetero.status.read_status("127.0.0.1:9", "secret")  # doctest: +ELLIPSIS
+      >>> import jaxhetero.doctor.status
+      >>> jaxhetero.doctor.status.read_status("127.0.0.1:9", "secret")  # doctest: +ELLIPSIS
       Traceback (most recent call last):
           ...
       jaxhetero.errors.InternalError: no answer from the coordinator at 127.0.0.1:9, where rank 0 is: Connection refused

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxhetero import world
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
+from jaxhetero._collectives.buckets import make_buckets as make_buckets
 from jaxhetero._collectives.index_groups import IndexGroups, classify_in_groups, refuse_groups
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.labels import op_label
@@ -27,8 +28,7 @@ from jaxhetero._collectives.refuse_invariant import refuse_invariant, typed_axes
 from jaxhetero._collectives.together import with_gradients_together
 from jaxhetero._collectives.unreduced import has_unreduced, over_mesh
 from jaxhetero._collectives.wire_dtypes import describe_leaf, wire_bytes
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
-from jaxhetero.buckets import make_buckets as make_buckets
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError, from_message
 
 Tree = TypeVar("Tree")

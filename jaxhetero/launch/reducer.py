@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from jaxhetero._cores import memory_nodes, reducer_strands
-from jaxhetero._lookup import await_name
-from jaxhetero._native_log import EventPump, logger
+from jaxhetero._job.cores import memory_nodes, reducer_strands
+from jaxhetero._job.lookup import await_name
+from jaxhetero._job.native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig, rail_addresses
 from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
 from jaxhetero.watching.exporter import Exporter, watch_reducer

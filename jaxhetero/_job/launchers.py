@@ -65,7 +65,7 @@ def first_host(hosts: str) -> str:
     """The first name of a list of hosts as Slurm writes it.
 
     Example:
-      >>> from jaxhetero._engines import first_host
+      >>> from jaxhetero._job.launchers import first_host
       >>> first_host("gpu-[03-07,12]-ib,login"), first_host("b3")
       ('gpu-03-ib', 'b3')
     """
@@ -106,7 +106,7 @@ def describe_engine(environ: Environment = os.environ) -> str:
     """How an engine says that it has started this process as one of several; empty if none does.
 
     Example:
-      >>> from jaxhetero._engines import describe_engine
+      >>> from jaxhetero._job.launchers import describe_engine
       >>> describe_engine({"PMI_RANK": "1", "PMI_SIZE": "8"})
       'MPICH or Intel MPI has set PMI_RANK=1 and PMI_SIZE=8'
     """
@@ -120,7 +120,7 @@ def read_worker(environ: Environment = os.environ) -> Settings:
     The restart count of Slurm is told in any process of its jobs.
 
     Example:
-      >>> from jaxhetero._engines import read_worker
+      >>> from jaxhetero._job.launchers import read_worker
       >>> read_worker({"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "a:6666"})
       {'rank': 1, 'worker_count': 4, 'coordinator': 'a:6667'}
     """
@@ -135,7 +135,7 @@ def read_reducer(environ: Environment = os.environ) -> Settings:
     """The settings that an engine tells a dedicated reducer: where the job meets, and which reducer this is.
 
     Example:
-      >>> from jaxhetero._engines import read_reducer
+      >>> from jaxhetero._job.launchers import read_reducer
       >>> read_reducer({"JOB_COMPLETION_INDEX": "2"})
       {'number': 2}
     """
@@ -155,7 +155,7 @@ def read_process_count(environ: Environment = os.environ) -> int | None:
     """How many workers and reducers an engine has started together; None if it does not say so.
 
     Example:
-      >>> from jaxhetero._engines import read_process_count
+      >>> from jaxhetero._job.launchers import read_process_count
       >>> read_process_count({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
       4
     """

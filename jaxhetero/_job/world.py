@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxhetero._cores import memory_nodes, worker_strands
-from jaxhetero._engines import describe_engine, read_worker
-from jaxhetero._lookup import await_name
-from jaxhetero._native_log import EventPump, logger
-from jaxhetero.config import Config, host_name, rail_addresses, read_environment
+from jaxhetero._job.cores import memory_nodes, worker_strands
+from jaxhetero._job.launchers import describe_engine, read_worker
+from jaxhetero._job.lookup import await_name
+from jaxhetero._job.native_log import EventPump, logger
+from jaxhetero._job.ports import reserve_port
+from jaxhetero.config import Config, cuda_stand_in, host_name, rail_addresses, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
-from jaxhetero.ports import reserve_port
 from jaxhetero.watching import trace
 from jaxhetero.watching.exporter import Exporter, watch_reducer, watch_worker
 from jaxhetero.watching.rounds_file import RoundsFile, wall_offset_us
@@ -174,7 +174,6 @@ def initialize(
     restart_count: int | None = None,
     pinned_bytes: int | None = None,
     cuda_driver: str | None = None,
-    cuda_stand_in: str | None = None,
 ) -> None:
     """Join the job: connect to the coordinator and the reducers, and make the collectives usable.
 
@@ -196,7 +195,7 @@ def initialize(
       strands: how many cores each process uses to move and to sum bytes.
       metrics_port, timeline_file: where others find the counts and the rounds of this worker.
       restart_count: how often the job has been started anew.
-      pinned_bytes, cuda_driver, cuda_stand_in: for GPUs.
+      pinned_bytes, cuda_driver: for GPUs.
 
     Blocks until every worker and reducer has joined, without holding the GIL. Logs every few seconds who is missing.
 
@@ -220,9 +219,9 @@ def initialize(
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
         config = _make_config(settings, held)
-        # Not by the first program that has one in it: JAX would compile that program again at its second call, because
+        # Not by the first program with a collective: JAX would compile that program again at its second call, because
         # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
-        importlib.import_module("jaxhetero.collectives")
+        importlib.import_module("jaxhetero._compat")
         if config.worker_count == 1 and config.reducer_count == 0:
             _current.world = World(config)
             return
@@ -271,9 +270,9 @@ def _leave_to_parent() -> None:
     _current.lock = threading.RLock()
     atexit.unregister(_shutdown_at_exit)
     if _current.world is not None and not _current.world.is_alone:
-        from jaxhetero import _ffi
+        from jaxhetero._job import ffi
 
-        _ffi.leave_clients()
+        ffi.leave_clients()
         _current.parent, _current.world = _current.world.config, None
 
 
@@ -337,11 +336,6 @@ def restart_count() -> int:
       False
     """
     return _settings().restart_count
-
-
-def has_stand_in() -> bool:
-    """Whether this host's arrays go the way of a GPU's; see ``Config.cuda_stand_in``."""
-    return bool(current().config.cuda_stand_in)
 
 
 def metrics() -> Metrics:
@@ -503,13 +497,14 @@ def _from_jax_distributed(given: dict[str, Any], held: contextlib.ExitStack) -> 
 
 
 def _start(config: Config) -> World:
-    from jaxhetero import _ffi, _native
+    from jaxhetero import _native
+    from jaxhetero._job import ffi
 
     await_name(config.coordinator, config.start_timeout_ms / 1000)
-    _ffi.register(bool(config.cuda_stand_in))
+    ffi.register(bool(cuda_stand_in()))
     _native.set_cuda_options(
-        driver_path=config.cuda_stand_in or config.cuda_driver,
-        devices=_ffi.lane_devices(bool(config.cuda_stand_in)),
+        driver_path=cuda_stand_in() or config.cuda_driver,
+        devices=ffi.lane_devices(bool(cuda_stand_in())),
         rank=config.rank,
         pinned_bytes=config.pinned_bytes,
         timeout_ms=config.timeout_ms,

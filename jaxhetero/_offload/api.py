@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from jaxhetero import _compat, world
+from jaxhetero import _compat
+from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype
+from jaxhetero._job import world
 from jaxhetero._offload.calls import Options
 from jaxhetero._offload.interceptor import Interceptor, interceptor, telling_of_unbound_axes
 from jaxhetero._offload.modules import Modules
 from jaxhetero._offload.scope import check_axis_name
-from jaxhetero.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from jaxhetero._native_log import logger
+from jaxhetero._job.native_log import logger
 from jaxhetero.config import parse_address
 from jaxhetero.errors import StartTimeout
 
@@ -24,7 +24,7 @@ def await_name(coordinator: str, timeout_s: float, is_stopped: Callable[[], bool
       StartTimeout: there is no such name by then.
 
     Example:
-      >>> from jaxhetero._lookup import await_name
+      >>> from jaxhetero._job.lookup import await_name
       >>> await_name("127.0.0.1:4000", timeout_s=1)
     """
     host, port = parse_address("coordinator", coordinator)
