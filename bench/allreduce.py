@@ -4,7 +4,7 @@ Or, with --collective, their psum_scatter or all_gather.
 
     python -m bench.allreduce --workers 8 --reducers 8 --rate 200mbit --sizes 4,64KiB,16MiB --engine jaxhetero,gloo
 
-Every host is a network namespace with an interface of that rate (bench/netlab; needs root). The processes of all
+Every host is a network namespace with an interface of that rate (lab/netlab; needs root). The processes of all
 engines run for the whole benchmark, and the engines take turns. The columns, where S is the bytes that each worker
 contributes, or gets of an all_gather:
 
@@ -40,14 +40,14 @@ import tyro
 
 from bench.engines.pattern import DTYPES, count_bases, itemsize, most_sums
 from bench.engines.specs import COLLECTIVES, parse_engines, parse_size
-from bench.errors import BenchError
 from bench.harness.command import check_at_least, check_folders, run_command
+from bench.harness.errors import BenchError
 from bench.harness.job import Conditions, Job, measure_conditions
 from bench.harness.measure import Payload, measure
 from bench.harness.plot import write_plot
 from bench.harness.report import Row, format_table, make_rows, write_json
 from bench.harness.team import start_teams
-from bench.netlab import Lab
+from lab.netlab import Lab
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engines.specs import format_size, parse_size
-from bench.errors import BenchError
 from bench.harness.command import run_command
-from bench.netlab import Host, Lab, measure_goodput
+from bench.harness.errors import BenchError
 from jaxhetero.config import write_environment
+from lab.netlab import Host, Lab, measure_goodput
 
 _ROOT = Path(__file__).parents[1]
 _RUN_S = 300.0

@@ -31,13 +31,13 @@ from rich.table import Table
 
 from bench.engines.pattern import itemsize
 from bench.engines.specs import EngineSpec, parse_size
-from bench.errors import BenchError
 from bench.harness.command import check_at_least, check_folders, run_command
+from bench.harness.errors import BenchError
 from bench.harness.job import Job, measure_conditions
 from bench.harness.measure import Payload, Sample, measure
 from bench.harness.report import make_rows, write_json
 from bench.harness.team import start_teams
-from bench.netlab import Lab
+from lab.netlab import Lab
 
 _WAYS = {"sockets": "+shared_memory=0", "shared memory": ""}
 

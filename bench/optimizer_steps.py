@@ -3,7 +3,7 @@
     python -m bench.optimizer_steps --size 16MiB
     python -m bench.optimizer_steps --profile bert-large --optimizers adamw,lamb,lamb-clipped --dtypes float32
 
-Every host is a network namespace with an interface of that rate (bench/netlab; needs root). S is the size of the
+Every host is a network namespace with an interface of that rate (lab/netlab; needs root). S is the size of the
 weights in float32. The gradients are one array that is there at once, or, with --profile, the buckets of a model, each
 of which is there when bench.train_step's emulated accelerator has it. "Worker" is the sum with optax's update behind
 it, of float32 weights, by the lab's processors, which all workers share. The columns:
@@ -43,13 +43,13 @@ from bench.engines import build_native as native
 from bench.engines.optimizer import OPTIMIZERS
 from bench.engines.pattern import itemsize
 from bench.engines.specs import EngineSpec, parse_size
-from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
+from bench.harness.errors import BenchError
 from bench.harness.job import Conditions, Job, measure_conditions
 from bench.harness.report import format_columns, write_json
 from bench.harness.team import start_teams
-from bench.netlab import Lab
 from bench.train_step import from_first_begin_to_last_end
+from lab.netlab import Lab
 
 _RING_BUCKET_BYTES = 25 * 2**20  # as in bench.train_step, whose accelerator is as fast
 _RING_EXPOSES = 0.5

@@ -6,7 +6,7 @@
 The model is a chain of timed waits (bench/accelerator/stages.py), one for each stage, all alike. With ``--profile
 bert-large`` each stage has the layers of BERT-large that come to its share of the arithmetic, and takes its time and
 its parameters in proportion to theirs; the last one uses the embeddings as well, as BERT does.
-Activations, gradients and the network between the hosts (bench/netlab; needs root) are real.
+Activations, gradients and the network between the hosts (lab/netlab; needs root) are real.
 
 ``--reduce R`` gives the model so many parameters that an all-reduce of their gradients takes R times the computation of
 a step, C, and measures data parallelism with the same workers as well: every worker has the whole model, and reduces a
@@ -40,13 +40,13 @@ from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import make_schedule
 from bench.engines import build_native as native
 from bench.engines.specs import EngineSpec, parse_size
-from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
+from bench.harness.errors import BenchError
 from bench.harness.job import Conditions, Job, measure_conditions
 from bench.harness.report import format_columns, write_json
 from bench.harness.team import Team, start_teams
-from bench.netlab import Lab
 from bench.train_step import from_first_begin_to_last_end
+from lab.netlab import Lab
 
 _BUCKETS = 32
 

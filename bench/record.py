@@ -22,9 +22,9 @@ from pathlib import Path
 import tyro
 
 from bench.bars import BARS, Content, rows_of
-from bench.errors import BenchError
 from bench.harness import report, step_report
 from bench.harness.command import run_command
+from bench.harness.errors import BenchError
 from bench.harness.job import Conditions
 from bench.harness.plot import write_plot
 

@@ -17,7 +17,6 @@ The columns:
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import statistics
 import sys
@@ -32,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engines.build_native import build
-from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
-from bench.harness.report import describe_machine
+from bench.harness.errors import BenchError
+from bench.harness.report import describe_machine, write_result
 
 _SOURCE = Path(__file__).with_suffix(".cc")
 _ROOT = _SOURCE.parents[1]
@@ -125,7 +124,7 @@ def run(options: Options) -> int:
             "options": asdict(options) | {"json": None},
             "rows": [asdict(row) for row in rows],
         }
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_result(options.json, content)
     return 0
 
 

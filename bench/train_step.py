@@ -3,7 +3,7 @@
     python -m bench.train_step --profile bert-large --workers 1,2,4,8 --rate 200mbit --engine jaxhetero,gloo
 
 The emulated accelerator is a timed wait for each bucket of gradients. The times are those of the real model's backward
-pass on a V100 (bench/accelerator/profiles.py). Buffers, all-reduces and the network between the hosts (bench/netlab;
+pass on a V100 (bench/accelerator/profiles.py). Buffers, all-reduces and the network between the hosts (lab/netlab;
 needs root) are real.
 
 --size-scale shrinks arrays, buckets and times alike. --ring-exposes sets the speed of the accelerator relative to the
@@ -54,14 +54,14 @@ from bench.accelerator.schedule import (
 )
 from bench.engines import build_native as native
 from bench.engines.specs import EngineSpec, parse_engines
-from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
+from bench.harness.errors import BenchError
 from bench.harness.job import Conditions, Job, measure_conditions
 from bench.harness.report import write_json
 from bench.harness.step_report import Row, format_table, write_plot
 from bench.harness.team import Team, start_teams
-from bench.netlab import Lab
 from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
+from lab.netlab import Lab
 
 _PROGRAMS = ("compute", "communicate", "step")
 _RING_BUCKET_BYTES = 25 * 2**20  # the default of PyTorch's DistributedDataParallel

@@ -11,7 +11,6 @@ second of CPU time.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import statistics
 import sys
@@ -28,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engines.build_native import build
-from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
-from bench.harness.report import describe_machine
+from bench.harness.errors import BenchError
+from bench.harness.report import describe_machine, write_result
 
 _SOURCE = Path(__file__).with_suffix(".cc")
 _CORE = _SOURCE.parents[1] / "xla_ffi"
@@ -139,7 +138,7 @@ def run(options: Options) -> int:
     show(rates, Console())
     if options.json is not None:
         content = {"machine": describe_machine(), "options": asdict(options) | {"json": None}, "params_per_s": rates}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_result(options.json, content)
     return 0
 
 

@@ -36,9 +36,9 @@ from typing import Any, Literal
 
 import tyro
 
-from bench.netlab import Lab
 from jaxhetero.launch.reducer import LOST
-from tests import clock_jump
+from lab import clock_jump
+from lab.netlab import Lab
 from tests.cluster import PROGRAMS, ROOT
 
 Fault = Literal["kill", "stop", "down", "slow", "frames", "reset", "clock"]
@@ -147,7 +147,7 @@ class Job:
 
     def start(self) -> None:
         if self.cell.fault == "frames":
-            self._start("proxy", self._host(self.cell.victim), ["-m", "tests.cutting_proxy", "--seed", "1"])
+            self._start("proxy", self._host(self.cell.victim), ["-m", "lab.cutting_proxy", "--seed", "1"])
             self.wait_until("the proxy", lambda: "ready" in self.text("proxy", "out"))
         program = [str(PROGRAMS / "faults.py"), self.cell.phase, str(self.folder), str(BUCKET_COUNT)]
         for rank in range(WORKERS):

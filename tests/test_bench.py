@@ -25,12 +25,12 @@ from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor,
 from bench.engines import build_native as native
 from bench.engines import echo, pattern
 from bench.engines.specs import KINDS, EngineSpec, missing, parse_size
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 from bench.harness.job import Conditions, Job
 from bench.harness.measure import Payload, Sample, between_last_ends
 from bench.harness.report import format_table, make_rows, percentile
-from bench.netlab import Lab
-from bench.netlab import missing as missing_lab
+from lab.netlab import Lab
+from lab.netlab import missing as missing_lab
 from tests.cluster import run as run_program
 
 AVAILABLE = [kind for kind in KINDS if missing(kind) is None]

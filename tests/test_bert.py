@@ -14,7 +14,6 @@ import pytest
 from flax import nnx
 
 import jaxhetero
-from jaxhetero.optimizers import named_schedule
 from models.bert import __main__ as command
 from models.bert.model import PreTrainingModel
 from models.bert.optimizer import make_optimizer
@@ -22,6 +21,7 @@ from models.bert.presets import PRESETS
 from models.common.batches import BatchSplit
 from models.common.command import run_command
 from models.common.optimizer import weights_mask
+from models.common.schedules import named_schedule
 
 SMOKE = PRESETS["bert-smoke"]
 

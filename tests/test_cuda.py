@@ -15,7 +15,7 @@ from cluster import Cluster, free_port, run
 
 from bench.gpu import __main__ as gpu
 from bench.gpu import pack
-from bench.gpu.fake_cuda import build
+from lab.fake_cuda import build
 
 BUCKETS = 6
 STEPS = 5

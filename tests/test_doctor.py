@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.netlab import Lab, missing
 from jaxhetero.doctor.examine import slowest_pairs, tournament
 from jaxhetero.doctor.report import Findings, Patient, problems
+from lab.netlab import Lab, missing
 
 ROOT = Path(__file__).parent.parent
 HOSTS = ["w0", "w1", "w2"]

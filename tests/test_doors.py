@@ -11,7 +11,7 @@ import jaxhetero
 
 ROOT = Path(__file__).resolve().parent.parent
 # What benchmarks import of the package's private modules.
-MEASURED = ("jaxhetero._collectives.buckets", "jaxhetero._job.channels", "jaxhetero._job.ports")
+MEASURED = ("jaxhetero._collectives.buckets", "jaxhetero._job.channels", "jaxhetero._job.ports", "jaxhetero._simulator")
 USERS = sorted(path for folder in ("models", "bench") for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -49,7 +49,7 @@ def test_the_lowest_layer_imports_errors_alone(name: str) -> None:
 
 def test_collectives_are_below_their_callers() -> None:
     for path in (ROOT / "jaxhetero" / "_collectives").glob("*.py"):
-        below = {"_collectives", "_compat", "_job", "config", "errors"}
+        below = {"_collectives", "_compat", "_job", "_native", "config", "errors"}
         assert own_modules(path) <= below, path.name
 
 

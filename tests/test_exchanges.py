@@ -13,8 +13,8 @@ from cluster import FAST_COMPILATION, THROUGH_LANES, Cluster, Outcome, free_port
 from patience import PATIENCE
 
 import jaxhetero
-from bench.gpu.fake_cuda import build
 from jaxhetero.errors import ConfigError
+from lab.fake_cuda import build
 
 TIMEOUT_MS = 4000
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.netlab import missing
+from lab.netlab import missing
 from tests.fault_matrix import Cell, Result, run_cell
 
 CELLS = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab import Lab, LabError, Rate, _cleanup, measure_goodput, missing
+from lab.netlab import Lab, LabError, Rate, _cleanup, measure_goodput, missing
 
 ROOT = Path(__file__).parent.parent
 # In CI the lab itself fails when there can be no namespaces.
@@ -51,7 +51,7 @@ SEND = "import socket; socket.create_connection(('w1', 9)).sendall(bytes(10**6))
 # Starts what is hard to kill: a process that is nobody's child, with an empty environment.
 OWNER = """
 import subprocess, sys, time
-from bench.netlab import Lab
+from lab.netlab import Lab
 with Lab({"a": "100mbit", "b": None}, loopback=sys.argv[1] == "loopback") as lab:
     lab["a"].start(["sh", "-c", "sleep 1000 & exec setsid env %s sleep 1000" % sys.argv[2]])
     lab["b"].start(["sleep", "1000"])
@@ -205,7 +205,7 @@ def test_next_lab_removes_what_a_killed_owner_and_guard_left(network: str) -> No
 
 
 def test_loopback_in_place_of_namespaces(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("bench.netlab.lab.missing", lambda: "needs root")
+    monkeypatch.setattr("lab.netlab.lab.missing", lambda: "needs root")
     monkeypatch.delenv("CI", raising=False)
     with Lab({"w0": "200mbit", "w1": None}) as lab:
         assert not lab.isolated
@@ -220,7 +220,7 @@ def test_loopback_in_place_of_namespaces(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_missing_lab_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.netlab.lab.missing", lambda: "needs root")
+    monkeypatch.setattr("lab.netlab.lab.missing", lambda: "needs root")
     monkeypatch.setenv("CI", "true")
     with pytest.raises(LabError, match="CI needs hosts in network namespaces, and there can be none: needs root"):
         Lab({"a": None})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab import Lab, missing
+from lab.netlab import Lab, missing
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 2

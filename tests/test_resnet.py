@@ -14,10 +14,10 @@ import pytest
 from flax import nnx
 
 import jaxhetero
-from jaxhetero.optimizers import named_schedule
 from models.common.batches import BatchSplit
 from models.common.errors import SettingsError
 from models.common.optimizer import init_state, weights_mask
+from models.common.schedules import named_schedule
 from models.resnet.arrays import (
     Dataset,
     load_mnist_5k,

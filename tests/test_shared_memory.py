@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.netlab import Lab, missing
+from lab.netlab import Lab, missing
 from tests.cluster import Cluster
 
 ROOT = Path(__file__).parent.parent

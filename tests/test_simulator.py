@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bench.simulate
-import bench.simulate_pipeline
-import bench.simulate_scaling
-from bench.simulate import simulate_all
+import bench.simulate.pipeline
+import bench.simulate.records
+import bench.simulate.scaling
+from bench.simulate.algorithms import (
+    simulate_hierarchy,
+    simulate_parameter_server,
+    simulate_ring,
+    simulate_tree,
+)
+from bench.simulate.records import simulate_all
 from jaxhetero.errors import ConfigError
 from jaxhetero.simulator import (
     Bucket,
@@ -23,11 +29,7 @@ from jaxhetero.simulator import (
     Job,
     Network,
     simulate,
-    simulate_hierarchy,
-    simulate_parameter_server,
-    simulate_ring,
     simulate_steps,
-    simulate_tree,
 )
 from jaxhetero.simulator.estimate import simulate_one_strand
 
@@ -222,36 +224,36 @@ def test_the_lab_has_measured_the_same() -> None:
 
 def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     json_file = tmp_path / "figures.json"
-    assert bench.simulate.main(["--only", "gigabit", "--json", str(json_file)]) == 0
+    assert bench.simulate.records.main(["--only", "gigabit", "--json", str(json_file)]) == 0
     assert "4+4 64 MiB" in capsys.readouterr().out
-    assert [case["run"] for case in json.loads(json_file.read_text())] == ["gigabit"]
+    assert [case["run"] for case in json.loads(json_file.read_text())["cases"]] == ["gigabit"]
     scaling = ["--plot", str(tmp_path), "--setups", "p3-8+m4"]
-    assert bench.simulate_scaling.main([*scaling, "--workers", "2", "--only", "models,servers,updates,costs"]) == 0
-    assert bench.simulate_scaling.main([*scaling, "--workers", "16", "--only", "algorithms,leaves"]) == 0
+    assert bench.simulate.scaling.main([*scaling, "--workers", "2", "--only", "models,servers,updates,costs"]) == 0
+    assert bench.simulate.scaling.main([*scaling, "--workers", "16", "--only", "algorithms,leaves"]) == 0
     out = capsys.readouterr().out
     assert "bert-large" in out
     assert "p3-8+m4" in out
-    names = set(bench.simulate_scaling.TABLES) - {"updates", "events"}
+    names = set(bench.simulate.scaling.TABLES) - {"updates", "events"}
     assert {path.name for path in tmp_path.glob("*.png")} == {f"simulated_{name}.png" for name in names}
-    for command, wrong in ((bench.simulate, ["--only", "none"]), (bench.simulate_scaling, ["--only", "none"])):
+    for command, wrong in ((bench.simulate.records, ["--only", "none"]), (bench.simulate.scaling, ["--only", "none"])):
         assert command.main(wrong) == 2
 
 
 def test_what_is_measured_again_has_our_engine_alone() -> None:
-    assert bench.simulate.RECORD.keys() >= {"large", "colocated-4", "gigabit", "rails", "step-resnet50"}
-    assert all(text.split("--engine ")[1].split()[0] == "jaxhetero" for text in bench.simulate.RECORD.values())
+    assert bench.simulate.records.RECORD.keys() >= {"large", "colocated-4", "gigabit", "rails", "step-resnet50"}
+    assert all(text.split("--engine ")[1].split()[0] == "jaxhetero" for text in bench.simulate.records.RECORD.values())
 
 
 def test_an_update_takes_time_of_the_reducers() -> None:
     """Where they are busy: with two workers, interfaces are slower."""
-    (row,) = list(bench.simulate_scaling.updates(bench.simulate_scaling.Options(workers="8", gbits=25.0)))[1:]
+    (row,) = list(bench.simulate.scaling.updates(bench.simulate.scaling.Options(workers="8", gbits=25.0)))[1:]
     sums, with_updates = float(row[3]), float(row[4])
     assert sums < with_updates < 1.5 * sums
 
 
 def test_events_grow_as_chunks_and_pairs() -> None:
     """Six for each chunk of a worker and a reducer: two messages, and each is sent, arrives and is handled."""
-    rows = list(bench.simulate_scaling.events(bench.simulate_scaling.Options(workers="2,4")))
+    rows = list(bench.simulate.scaling.events(bench.simulate.scaling.Options(workers="2,4")))
     assert [row[4] for row in rows[1:-1]] == ["6.00"] * 4
 
 
@@ -259,14 +261,14 @@ def test_a_pipeline_of_many_replicas(capsys: pytest.CaptureFixture[str]) -> None
     small = ["--workers", "8", "--stages", "2,4", "--layers", "2", "--gbits", "10"]
     efficiencies = []
     for message_us in ("0", "100"):
-        assert bench.simulate_pipeline.main([*small, "--message-us", message_us]) == 0
+        assert bench.simulate.pipeline.main([*small, "--message-us", message_us]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
         assert [row[:2] for row in rows] == [["1", "8"], ["2", "4"], ["4", "2"]]
         efficiencies.append([float(row[5]) for row in rows])
     # Cheap messages make faster steps, and so does a pipeline where the gradients take longer than the step.
     assert all(cheap > dear for cheap, dear in zip(*efficiencies, strict=True))
     assert efficiencies[0][0] < efficiencies[0][1]
-    assert bench.simulate_pipeline.main(["--workers", "8", "--stages", "3"]) == 2
+    assert bench.simulate.pipeline.main(["--workers", "8", "--stages", "3"]) == 2
 
 
 def test_data_parallelism_beside_pipelines_is_what_a_simulated_job_takes() -> None:
@@ -276,8 +278,8 @@ def test_data_parallelism_beside_pipelines_is_what_a_simulated_job_takes() -> No
     number = size_bytes // (8 * MEBI)
     buckets = [Bucket(8 * MEBI, compute_s * (1 + 2 * (index + 1) / number) / 3) for index in range(number)]
     whole = simulate_steps(Job(host, host), buckets, compute_s)
-    s_per_byte = bench.simulate_pipeline.seconds_per_byte(count, gbits, size_bytes, 5.0)
-    step_s = bench.simulate_pipeline.data_parallel_s(compute_s, size_bytes, s_per_byte)
+    s_per_byte = bench.simulate.pipeline.seconds_per_byte(count, gbits, size_bytes, 5.0)
+    step_s = bench.simulate.pipeline.data_parallel_s(compute_s, size_bytes, s_per_byte)
     assert step_s == pytest.approx(whole.time_s, rel=0.03)
     assert step_s > 1.3 * compute_s
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from cluster import PROGRAMS, ROOT
 from launcher import JAXHETERO
-from slurm_lab import SlurmLab, missing_tools, slurm_lab
 
+from lab.slurm_lab import SlurmLab, missing_tools, slurm_lab
 from models.common.checkpoint import Checkpoints
 from tests import trainers
 from tests.patience import PATIENCE

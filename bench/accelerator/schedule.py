@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bench.accelerator.profiles import Profile
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES, make_buckets
 
 _ITEM_BYTES = 4

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 
 SOURCE = Path(__file__).with_suffix(".cc")
 _CONNECT_S = 60.0

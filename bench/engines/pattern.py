@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 
 # Whole numbers up to this one are exact.
 _EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int32": 1 << 31}

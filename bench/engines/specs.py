@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.engines import build_native as native
 from bench.engines.pattern import itemsize
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 from jaxhetero.config import Config
 
 KINDS = {

@@ -44,11 +44,11 @@ import tyro
 
 import jaxhetero
 from bench.engines.specs import parse_size
-from bench.errors import BenchError
 from bench.gpu import nccl
-from bench.gpu.fake_cuda import build as build_stand_in
 from bench.harness.command import check_folders, run_command
+from bench.harness.errors import BenchError
 from jaxhetero._job.ports import reserve_port
+from lab.fake_cuda import build as build_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("sums", "kernels", "all-reduces", "nccl", "beside", "resnet50", "bert-base")
@@ -101,6 +101,8 @@ def run(options: Options) -> dict[str, Any]:
     print(f"# {device}, {options.workers} workers, {options.reducers} reducers", flush=True)
     if options.stand_in:
         print("# a stand-in for the driver: none of what follows is a measurement", flush=True)
+    from bench.harness.report import write_result
+
     _build()
     path = _path(options, device)
     content = _begin(options, device, path)
@@ -116,7 +118,7 @@ def run(options: Options) -> dict[str, Any]:
             print(f"{part}: {error}", flush=True)
         if path is not None:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(content, indent=1) + "\n")
+            write_result(path, content)
     if path is not None:
         print(f"# written to {path}")
     return content

@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 
 _NOT_READY = 600
 

@@ -19,8 +19,8 @@ from typing import Annotated
 
 import tyro
 
-from bench.errors import BenchError
 from bench.harness.command import run_command
+from bench.harness.errors import BenchError
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the benchmark and its tests import, apart from JAX and what JAX needs, which the machine has.

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 import jaxhetero
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 from models.bert import model as bert
 from models.bert.loss import Targets, pre_training_loss
 from models.bert.presets import BASE

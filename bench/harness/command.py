@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench.errors import BenchError
-from bench.netlab import LabError
+from bench.harness.errors import BenchError
+from lab.netlab import LabError
 
 
 def run_command(command: Callable[[], int]) -> int:

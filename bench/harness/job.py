@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.errors import BenchError
-from bench.netlab import Lab, Rate, measure_goodput, measure_round_trip
+from bench.harness.errors import BenchError
 from jaxhetero import best_time_s
+from lab.netlab import Lab, Rate, measure_goodput, measure_round_trip
 
 
 def worker_host(rank: int) -> str:

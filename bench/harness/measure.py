@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.harness.job import worker_host
 from bench.harness.team import Team
-from bench.netlab import Lab
+from lab.netlab import Lab
 
 # The bytes that a worker contributes in a turn, by default.
 _TURN_BYTES = 32 << 20

@@ -13,8 +13,8 @@ from bench.engines import build_native as native
 from bench.engines import echo
 from bench.engines.specs import EngineSpec, mpiexec
 from bench.harness.job import Job, reducer_host, worker_host
-from bench.netlab import Host, Lab
 from jaxhetero.config import write_environment
+from lab.netlab import Host, Lab
 
 START_S = 300.0
 """The time that an engine's processes have to start and to meet."""

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -166,7 +166,19 @@ def write_json(
         **more,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_result(path, content)
+
+
+def write_result(path: Path, content: Mapping[str, object]) -> None:
+    """Write JSON with one field on a line, and of a list one element, so that a diff shows which rows changed."""
+    fields = [f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items()]
+    path.write_text("{\n" + ",\n".join(fields) + "\n}\n")
+
+
+def _lines(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(json.dumps(element) for element in value) + "\n]"
 
 
 def describe_machine() -> dict[str, str | int | None]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.engines.specs import EngineSpec
-from bench.errors import BenchError
+from bench.harness.errors import BenchError
 from bench.harness.job import Job
 from bench.harness.processes import START_S, ProcessSpec, Site, list_processes
-from bench.netlab import Lab
+from lab.netlab import Lab
 
 _ROOT = Path(__file__).parents[2]
 _ANSWER_S = 600.0

@@ -1,12 +1,11 @@
-"""Gradient transformations, schedules and batch scaling for training on many workers with optax.
+"""Gradient transformations for training on many workers with optax.
 
 Example:
   The order in which a large-batch recipe chains them, here the recipe of BERT in float16:
 
   >>> import optax
-  >>> from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, lamb, named_schedule
-  >>> schedule = named_schedule("bert-large-phase1")
-  >>> reduced = optax.chain(jaxhetero.all_reduce_gradients(), dynamic_loss_scale(lamb(schedule)))
+  >>> from jaxhetero.optimizers import accumulate_gradients, dynamic_loss_scale, lamb
+  >>> reduced = optax.chain(jaxhetero.all_reduce_gradients(), dynamic_loss_scale(lamb(6e-3)))
   >>> optimizer = accumulate_gradients(reduced, every=4)
   >>> opt_state = optimizer.init({"w": jnp.ones((2, 3))})
 """
@@ -25,8 +24,3 @@ from jaxhetero.optimizers.loss_scaling import dynamic_loss_scale as dynamic_loss
 from jaxhetero.optimizers.loss_scaling import scale_loss as scale_loss
 from jaxhetero.optimizers.loss_scaling import static_loss_scale as static_loss_scale
 from jaxhetero.optimizers.reduction import all_reduce_gradients as all_reduce_gradients
-from jaxhetero.optimizers.schedules import SCHEDULE_NAMES as SCHEDULE_NAMES
-from jaxhetero.optimizers.schedules import WarmupPoly as WarmupPoly
-from jaxhetero.optimizers.schedules import linear_scaling as linear_scaling
-from jaxhetero.optimizers.schedules import named_schedule as named_schedule
-from jaxhetero.optimizers.schedules import sqrt_scaling as sqrt_scaling

@@ -16,13 +16,6 @@ Example:
 
 from __future__ import annotations
 
-from jaxhetero.simulator.algorithms import (
-    Moved,
-    simulate_hierarchy,
-    simulate_parameter_server,
-    simulate_ring,
-    simulate_tree,
-)
 from jaxhetero.simulator.hosts import Costs, Host, Network
 from jaxhetero.simulator.job import Bucket, Job, Outcome, simulate, simulate_steps
 
@@ -31,13 +24,8 @@ __all__ = [
     "Costs",
     "Host",
     "Job",
-    "Moved",
     "Network",
     "Outcome",
     "simulate",
-    "simulate_hierarchy",
-    "simulate_parameter_server",
-    "simulate_ring",
     "simulate_steps",
-    "simulate_tree",
 ]

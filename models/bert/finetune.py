@@ -19,7 +19,6 @@ from flax import nnx
 from rich.console import Console
 
 import jaxhetero
-from jaxhetero.optimizers import WarmupPoly
 from models.bert.model import Batch, ModelConfig, PreTrainingModel, QuestionAnsweringModel
 from models.bert.optimizer import OptimizerConfig, make_optimizer
 from models.bert.presets import LARGE, SMOKE, TINY
@@ -40,6 +39,7 @@ from models.common.command import RunOptions, parse_options, run_command, run_tr
 from models.common.errors import DataError, require
 from models.common.optimizer import init_state
 from models.common.report import Result, write_whole
+from models.common.schedules import WarmupPoly
 from models.common.stages import split_over_replicas, split_over_workers
 from models.common.tensor_file import read_safetensors
 from models.common.training import Scores, Training

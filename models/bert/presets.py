@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxhetero.optimizers import WarmupPoly, named_schedule, sqrt_scaling
 from models.bert.model import ModelConfig
 from models.bert.optimizer import OptimizerConfig
 from models.common.errors import require
+from models.common.schedules import WarmupPoly, named_schedule, sqrt_scaling
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Literal
 
 import optax
 
-from jaxhetero.optimizers import WarmupPoly, lars, linear_scaling
+from jaxhetero.optimizers import lars
 from models.common.optimizer import GradientConfig, Optimizer, WeightsDtype, distributed, weights_mask
+from models.common.schedules import WarmupPoly, linear_scaling
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/gpu/fake_cuda/fake_cuda.h"
+#include "lab/fake_cuda/fake_cuda.h"
 #include "tests/cc/job.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/cuda/driver.h"

@@ -13,7 +13,7 @@ import numpy as np
 import jaxhetero
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-from bench.gpu.fake_cuda import FakeCuda
+from lab.fake_cuda import FakeCuda
 
 LEAVES, COUNT, STEPS = 6, 50_000, 5
 

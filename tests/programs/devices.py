@@ -17,7 +17,7 @@ import numpy as np
 import jaxhetero
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-from bench.gpu.fake_cuda import FakeCuda
+from lab.fake_cuda import FakeCuda
 
 KIND, JAX_COORDINATOR = sys.argv[1:3]
 DEVICES = 2

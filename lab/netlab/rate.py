@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.netlab.errors import LabError
+from lab.netlab.errors import LabError
 
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 

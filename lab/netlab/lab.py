@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.netlab import _cleanup
-from bench.netlab._loopback import Loopback
-from bench.netlab._namespaces import Namespaces, missing
-from bench.netlab._network import Network
-from bench.netlab.counters import Counters
-from bench.netlab.errors import LabError
-from bench.netlab.host import Host
-from bench.netlab.rate import Rate
+from lab.netlab import _cleanup
+from lab.netlab._loopback import Loopback
+from lab.netlab._namespaces import Namespaces, missing
+from lab.netlab._network import Network
+from lab.netlab.counters import Counters
+from lab.netlab.errors import LabError
+from lab.netlab.host import Host
+from lab.netlab.rate import Rate
 
 _serials = itertools.count()
 # A host's name is also the name of an interface, which has at most 15 characters.

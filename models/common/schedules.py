@@ -25,7 +25,7 @@ def linear_scaling(base_learning_rate: float, batch: int, base_batch: int) -> fl
       batch, base_batch: examples in a batch of all workers together.
 
     Example:
-      >>> from jaxhetero.optimizers import linear_scaling
+      >>> from models.common.schedules import linear_scaling
       >>> linear_scaling(0.1, batch=8192, base_batch=256)
       3.2
     """
@@ -43,7 +43,7 @@ def sqrt_scaling(base_learning_rate: float, batch: int, base_batch: int) -> floa
       batch, base_batch: examples in a batch of all workers together.
 
     Example:
-      >>> from jaxhetero.optimizers import sqrt_scaling
+      >>> from models.common.schedules import sqrt_scaling
       >>> sqrt_scaling(0.001, batch=1024, base_batch=256)
       0.002
     """
@@ -70,7 +70,7 @@ class WarmupPoly:
       ConfigError: ``warmup_steps`` is not in 0 to ``total_steps``, or ``decay_from`` is neither of the two.
 
     Example:
-      >>> from jaxhetero.optimizers import WarmupPoly
+      >>> from models.common.schedules import WarmupPoly
       >>> schedule = WarmupPoly(peak=1.0, warmup_steps=2, total_steps=6, power=1.0, decay_from="warmup_end")
       >>> schedule(jnp.arange(7))
       Array([0.  , 0.5 , 1.  , 0.75, 0.5 , 0.25, 0.  ], dtype=float32)
@@ -153,7 +153,7 @@ def named_schedule(name: str, *, steps_per_epoch: int | None = None) -> WarmupPo
       The recipe is for 65,536 examples in a batch. A batch of a quarter has half the rate by the square root rule:
 
       >>> import dataclasses
-      >>> from jaxhetero.optimizers import named_schedule, sqrt_scaling
+      >>> from models.common.schedules import named_schedule, sqrt_scaling
       >>> schedule = named_schedule("bert-large-phase1")
       >>> dataclasses.replace(schedule, peak=sqrt_scaling(schedule.peak, 16384, 65536)).peak
       0.003

@@ -1,6 +1,6 @@
 """Stands in every TCP connection of its host and, once it gets SIGUSR1, ends them in the middle of frames.
 
-    python -m tests.cutting_proxy --chance 0.3 --seed 7
+    python -m lab.cutting_proxy --chance 0.3 --seed 7
 
 The kernel sends it what the host's processes connect to and who connects to them (nftables, in the host's own network
 namespace), so neither side knows of it. It prints "ready" when it does, and "cut" with the first frame that it cuts.

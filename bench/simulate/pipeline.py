@@ -1,7 +1,7 @@
 """Simulates a decoder of 3 billion parameters on 256 hosts: cut over several workers, and with data parallelism alone.
 
-    python -m bench.simulate_pipeline                                    takes some minutes
-    python -m bench.simulate_pipeline --workers 64 --gbits 10,100 --stages 2,8
+    python -m bench.simulate.pipeline                                    takes some minutes
+    python -m bench.simulate.pipeline --workers 64 --gbits 10,100 --stages 2,8
 
 Nothing here is measured. Each host has one accelerator, and there are as many reducers as workers. jaxhetero.pipeline's
 own planner cuts the model by its shapes (bench/accelerator/decoder.py), and takes the schedule whose simulated step is
@@ -32,8 +32,8 @@ import tyro
 from bench.accelerator.decoder import Decoder
 from bench.accelerator.schedule import Bucket as TimedBucket
 from bench.accelerator.schedule import ideal_step_s
-from bench.errors import BenchError
 from bench.harness.command import run_command
+from bench.harness.errors import BenchError
 from bench.harness.report import format_columns
 from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.pipeline.arguments import Signature, trace_loss
@@ -232,7 +232,7 @@ def run(options: Options) -> list[Line]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> int:
-        run(tyro.cli(Options, prog="python -m bench.simulate_pipeline", args=arguments, description=__doc__))
+        run(tyro.cli(Options, prog="python -m bench.simulate.pipeline", args=arguments, description=__doc__))
         return 0
 
     return run_command(command)

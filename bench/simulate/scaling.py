@@ -1,7 +1,7 @@
 """Simulates what the lab has no hosts for: more workers, three models, unbalanced servers, leaves and spines.
 
-    python -m bench.simulate_scaling                              the tables for 8 to 64 workers
-    python -m bench.simulate_scaling --workers 8,64,256 --plot FOLDER
+    python -m bench.simulate.scaling                              the tables for 8 to 64 workers
+    python -m bench.simulate.scaling --workers 8,64,256 --plot FOLDER
 
 Nothing here is measured. docs/how_to/simulate.md says how the simulator is checked. Processors are either free, or
 cost what jaxhetero.simulator.Costs has as its defaults. --plot draws all but updates and events.
@@ -35,11 +35,12 @@ import tyro
 
 from bench.accelerator.profiles import PROFILES, Profile
 from bench.accelerator.schedule import make_schedule
-from bench.errors import BenchError
 from bench.harness.command import run_command
+from bench.harness.errors import BenchError
 from bench.harness.report import format_columns
 from bench.harness.team import memory_bytes
-from bench.simulate_plots import Line, draw
+from bench.simulate.algorithms import simulate_hierarchy, simulate_parameter_server, simulate_ring, simulate_tree
+from bench.simulate.plots import Line, draw
 from jaxhetero.cluster.prices import read_prices
 from jaxhetero.simulator import (
     Bucket,
@@ -48,10 +49,6 @@ from jaxhetero.simulator import (
     Job,
     Network,
     simulate,
-    simulate_hierarchy,
-    simulate_parameter_server,
-    simulate_ring,
-    simulate_tree,
 )
 from jaxhetero.simulator.estimate import SETUPS, Question, estimate, simulate_one_strand, strands_for
 
@@ -306,7 +303,7 @@ def run(options: Options) -> dict[str, list[Line]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> int:
-        run(tyro.cli(Options, prog="python -m bench.simulate_scaling", args=arguments, description=__doc__))
+        run(tyro.cli(Options, prog="python -m bench.simulate.scaling", args=arguments, description=__doc__))
         return 0
 
     return run_command(command)

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bench.netlab.counters import Counters
-from bench.netlab.errors import LabError
-from bench.netlab.rate import Rate
+from lab.netlab.counters import Counters
+from lab.netlab.errors import LabError
+from lab.netlab.rate import Rate
 
 _FIRST_ADDRESS = ipaddress.IPv4Address("127.77.0.2")
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.netlab.host import Host
+    from lab.netlab.host import Host
 
 
 def measure_round_trip(source: Host, target: Host, count: int = 200) -> float:

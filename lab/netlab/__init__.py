@@ -9,13 +9,13 @@ This needs root and iproute2. Without them the hosts are on loopback, each with 
 that need a network interface raise ``LabError``. With ``CI=true``, ``Lab`` raises if there can be no namespaces.
 """
 
-from bench.netlab._namespaces import missing
-from bench.netlab.counters import Counters
-from bench.netlab.errors import LabError
-from bench.netlab.goodput import measure_goodput
-from bench.netlab.host import Host
-from bench.netlab.lab import Lab
-from bench.netlab.ping import measure_round_trip
-from bench.netlab.rate import Rate
+from lab.netlab._namespaces import missing
+from lab.netlab.counters import Counters
+from lab.netlab.errors import LabError
+from lab.netlab.goodput import measure_goodput
+from lab.netlab.host import Host
+from lab.netlab.lab import Lab
+from lab.netlab.ping import measure_round_trip
+from lab.netlab.rate import Rate
 
 __all__ = ["Counters", "Host", "Lab", "LabError", "Rate", "measure_goodput", "measure_round_trip", "missing"]

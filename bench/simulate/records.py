@@ -6,7 +6,7 @@
                                                        simulator has not seen, into FOLDER; then simulates those
     python -m bench.simulate --measure FOLDER --only new,large     some of them
 
-The lab's hosts are modelled from what is known of them (bench/netlab): interfaces are token buckets of 64 KiB whose
+The lab's hosts are modelled from what is known of them (lab/netlab): interfaces are token buckets of 64 KiB whose
 rate counts Ethernet's headers, and all processes share two cores. What a message costs them is the record's own.
 Nothing else is fitted to the measured times. --measure wants root and a quiet machine.
 
@@ -34,19 +34,19 @@ import tyro
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import make_schedule
 from bench.bars import Content, rows_of
-from bench.errors import BenchError
 from bench.harness.command import check_folders, run_command
-from bench.harness.report import format_columns
-from bench.netlab import Rate
+from bench.harness.errors import BenchError
+from bench.harness.report import format_columns, write_result
 from bench.record import RUNS
 from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
 from jaxhetero.simulator import Bucket, Costs, Host, Job, Network, Outcome, simulate, simulate_steps
+from lab.netlab import Rate
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _GB = 1e9
 
-# bench/netlab: `tbf ... burst 64kb`, Ethernet's header without checksum and gap, and two cores for all hosts. A socket
+# lab/netlab: `tbf ... burst 64kb`, Ethernet's header without checksum and gap, and two cores for all hosts. A socket
 # has about two packets in the queue at a time (TCP small queues).
 _BURST_BYTES = 65536
 _PACKET_OVERHEAD_BYTES = 66
@@ -277,7 +277,7 @@ def run(options: Options) -> list[Case]:
     heads = ["run", "workers+reducers, bytes, buckets", "measured", "simulated", "error", "cpu", "cpu simulated"]
     print(format_columns([heads, *(case.cells() for case in cases)]))
     if options.json:
-        options.json.write_text(json.dumps([asdict(case) for case in cases], indent=1) + "\n")
+        write_result(options.json, {"cases": [asdict(case) for case in cases]})
     return cases
 
 
@@ -287,7 +287,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

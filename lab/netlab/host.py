@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from bench.netlab import _cleanup
-from bench.netlab._network import Network
-from bench.netlab.counters import Counters
-from bench.netlab.errors import LabError
-from bench.netlab.rate import Rate
+from lab.netlab import _cleanup
+from lab.netlab._network import Network
+from lab.netlab.counters import Counters
+from lab.netlab.errors import LabError
+from lab.netlab.rate import Rate
 
 _Stream = int | IO[bytes] | IO[str] | None
 

@@ -17,10 +17,10 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.netlab._cleanup import ETC_NETNS, namespace_of
-from bench.netlab.counters import Counters
-from bench.netlab.errors import LabError
-from bench.netlab.rate import Rate
+from lab.netlab._cleanup import ETC_NETNS, namespace_of
+from lab.netlab.counters import Counters
+from lab.netlab.errors import LabError
+from lab.netlab.rate import Rate
 
 # Of the first interfaces; the others have the networks behind it.
 _SUBNET = ipaddress.IPv4Network("10.77.0.0/16")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from bench.netlab.counters import Counters
-from bench.netlab.rate import Rate
+from lab.netlab.counters import Counters
+from lab.netlab.rate import Rate
 
 
 class Network(Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.netlab.host import Host
+    from lab.netlab.host import Host
 
 _BLOCK_BYTES = 1 << 18
 # The first bytes do not count: TCP is in slow start, and the token buckets are still full.

@@ -1,4 +1,4 @@
-"""Draws the tables of bench.simulate_scaling."""
+"""Draws the tables of bench.simulate.scaling."""
 
 from __future__ import annotations
 
