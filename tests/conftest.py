@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import LAUNCH, TIMEOUT_S, Run, Start
-from programs_on_disk import share_programs
 
 import jaxhetero
+from tests.support.launcher import LAUNCH, TIMEOUT_S, Run, Start
+from tests.support.programs_on_disk import share_programs
 
 # Files that take minutes, or long and would come late. Of several processes, one that begins such a file last ends long
 # after the others. pytest-xdist keeps the order with --no-loadscope-reorder.

@@ -1,0 +1,86 @@
+"""What the start finds out about the network interfaces decides who reduces how much."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.netlab import Lab, missing
+
+ROOT = Path(__file__).parents[2]
+WORKERS = 2
+PROGRAM = """
+import jax
+import numpy as np
+import jaxhetero
+
+jaxhetero.initialize()
+bucket = np.ones(2**20, np.float32)
+total = jax.jit(jaxhetero.psum)
+for _ in range(8):
+    assert (np.asarray(total(bucket)) == jaxhetero.size()).all()
+jaxhetero.shutdown()
+"""
+needs_namespaces = pytest.mark.skipif(
+    missing() is not None and os.environ.get("CI") != "true", reason=f"no network namespaces: {missing()}"
+)
+
+
+def run_job(lab: Lab, reducers: list[str], **settings: str) -> None:
+    """A job on the hosts of a lab: workers on w0 and w1, and a reducer on each of these."""
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "error",
+        "JAX_PLATFORMS": "cpu",
+        "JAXHETERO_WORKER_COUNT": str(WORKERS),
+        "JAXHETERO_REDUCER_COUNT": str(len(reducers)),
+        "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{lab['w0'].free_port()}",
+        "JAXHETERO_TOKEN": secrets.token_hex(16),
+        "JAXHETERO_START_TIMEOUT_MS": "60000",
+        **settings,
+    }
+    jobs = [(name, ["-m", "jaxhetero", "reducer"], {}) for name in reducers]
+    jobs += [(f"w{rank}", ["-c", PROGRAM], {"JAXHETERO_RANK": str(rank)}) for rank in range(WORKERS)]
+    processes = [
+        lab[name].start(
+            [sys.executable, *command],
+            env={**settings, "JAXHETERO_HOST": lab[name].address, **own},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for name, command, own in jobs
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert not any(process.returncode for process in processes), errors
+
+
+@needs_namespaces
+@pytest.mark.parametrize("measure_rates", [True, False])
+def test_slow_reducer_gets_a_smaller_share(measure_rates: bool) -> None:
+    rates = {"w0": "100mbit", "w1": "100mbit", "fast": "100mbit", "slow": "40mbit"}
+    with Lab(rates) as lab:
+        run_job(lab, ["fast", "slow"], JAXHETERO_MEASURE_RATES=str(int(measure_rates)))
+        share = lab["slow"].counters().received_bytes / lab["fast"].counters().received_bytes
+    # 40 / 100 of the program's bytes. Of what the measurement itself takes, both get the same.
+    assert share < 0.7 if measure_rates else share > 0.9
+
+
+@needs_namespaces
+@pytest.mark.parametrize("slow", [False, True], ids=["equal", "unequal"])
+def test_two_interfaces_share_the_bytes(slow: bool) -> None:
+    hosts = ["w0", "w1", "r0", "r1"]
+    with Lab(dict.fromkeys(hosts, "100mbit"), nic_count=2) as lab:
+        for host in hosts if slow else []:
+            lab[host].slow("40mbit", nic=1)
+        before = {host: lab[host].nic_counters() for host in hosts}
+        run_job(lab, ["r0", "r1"], JAXHETERO_INTERFACE="eth0, eth1", JAXHETERO_STRANDS="2")
+        for host in hosts:
+            first, second = (late - early for late, early in zip(lab[host].nic_counters(), before[host], strict=True))
+            for share in (second.sent_bytes / first.sent_bytes, second.received_bytes / first.received_bytes):
+                assert share < 0.75 if slow else 0.9 < share < 1.1, host
