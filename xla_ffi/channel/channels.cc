@@ -180,7 +180,7 @@ Status Channels::on_frame(Connection& connection, const FrameHeader& header) {
       note_idle();
       return {};
     default:
-      callbacks_.on_told(decode_fault(line.control));
+      callbacks_.on_failure(decode_fault(line.control));
       return {};
   }
 }

@@ -56,8 +56,7 @@ class Channels final : private ConnectionOwner {
     bool shared_memory = true;  // with peers on this host
   };
   struct Callbacks {
-    std::function<void(const Status&)> on_failure;  // of the job
-    std::function<void(const Status&)> on_told;     // by a peer, that the job has failed
+    std::function<void(const Status&)> on_failure;  // of the job, found here or told by a peer
     std::function<void()> on_idle;                  // no transfer is open any more
   };
 

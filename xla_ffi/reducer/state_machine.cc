@@ -340,7 +340,6 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   }
   if (chunk.last) {
     if (op.state) op.state->finish_step();
-    last_completed_ = op_name(op_id, op) + " round " + std::to_string(op.round);
     if (op.spec.part == 0) ++completed_round_count_;
     ++op.round;
     op.running = false;
@@ -544,10 +543,7 @@ void ReducerStateMachine::leave(uint32_t rank, const Status& why, std::vector<Ou
   if (gone_[rank]) return;
   gone_[rank] = true;
   if (!why.ok()) {
-    fail(
-        {Code::kWorkerLost, worker_name(rank) + " was lost: " + why.message() + "; last completed: " + last_completed_},
-        outgoing);
-    return;
+    return fail({Code::kWorkerLost, worker_name(rank) + " was lost: " + why.message()}, outgoing);
   }
   for (const auto& [op_id, op] : ops_) {
     if (!op.running || op.open.empty() || !op.spec.has_member(rank)) continue;

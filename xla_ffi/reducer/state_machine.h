@@ -227,7 +227,6 @@ class ReducerStateMachine {
   std::vector<Waiting> waiting_;
   Status fault_;
   uint64_t completed_round_count_ = 0;
-  std::string last_completed_ = "none";
 };
 
 }  // namespace jaxhetero

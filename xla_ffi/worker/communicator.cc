@@ -80,7 +80,6 @@ Status Communicator::add_channels() {
                           config_.start_timeout, config_.timeout,          config_.shared_memory};
   Channels::Callbacks callbacks{
       .on_failure = [this](const Status& why) { fail(why); },
-      .on_told = [this](const Status& why) { fail_as_told(why); },
       .on_idle =
           [this] {
             if (awaits_idle_) note_idle();
@@ -111,7 +110,6 @@ WorkerStrand::Callbacks Communicator::strand_callbacks(bool is_first) {
             hear([this, lost] { member_->send(OutFrame::control(FrameType::kLost, encode(lost))); });
           },
       .on_failure = [this, hear](const Status& why) { hear([this, why] { fail(why); }); },
-      .on_told = [this, hear](const Status& why) { hear([this, why] { fail_as_told(why); }); },
       .on_waiting =
           [this, hear](const std::string& round) {
             hear([this, round] { on_strands([round](WorkerStrand& strand) { strand.tell_waiting(round); }); });
@@ -161,7 +159,7 @@ Member::Callbacks Communicator::member_callbacks() {
             if (phase_ == Phase::kLeaving) end_in_order();
           },
       .on_ask = [this] { answer_state(); },
-      .on_failure = [this](const Status& why) { fail_as_told(why); },
+      .on_failure = [this](const Status& why) { fail(why); },
   };
 }
 
@@ -358,14 +356,6 @@ void Communicator::complete(RoundRequest request, const Status& status) {
 
 // --- Losses and the end.
 
-// The coordinator or a reducer says that the job has failed.
-void Communicator::fail_as_told(const Status& why) {
-  const bool lost = why.code() == Code::kWorkerLost || why.code() == Code::kReducerLost;
-  const bool told = why.message().find("last completed") != std::string::npos;  // a worker has added them already
-  const bool adds = lost && !told && phase_ != Phase::kStarting;
-  fail({why.code(), why.message() + (adds ? ledger_.circumstances() : "")});
-}
-
 void Communicator::abort(Status why) {
   loop_->post([this, why = std::move(why)] { fail(why); });
 }
@@ -427,14 +417,19 @@ void Communicator::end_in_order() {
   coordinator_->end([this] { loop_->stop(); });
 }
 
-void Communicator::fail(const Status& why) {
+// Found here, or told by the coordinator, a reducer or another worker. The program hears what a loss has interrupted
+// here; the others are told the cause alone, and each adds its own rounds.
+void Communicator::fail(const Status& cause) {
   if (has_ended()) return;
+  const bool lost = cause.code() == Code::kWorkerLost || cause.code() == Code::kReducerLost;
+  const bool interrupts = lost && phase_ != Phase::kStarting;
+  const Status why(cause.code(), cause.message() + (interrupts ? ledger_.circumstances() : ""));
   if (phase_ == Phase::kStarting) ready_promise_.set_value(why);
   phase_ = Phase::kFailed;
   inbox_.close(why);
   // A clean local shutdown still looks like a lost worker to our peers, so they are told WorkerLost.
-  const bool ours = why.code() == Code::kNotInitialized;
-  const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + why.message()) : why;
+  const bool ours = cause.code() == Code::kNotInitialized;
+  const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + cause.message()) : cause;
   // First the coordinator: a reducer that has the word leaves, and could be taken for the cause.
   member_->stop(word);
   on_strands([why, word](WorkerStrand& strand) { strand.fail(why, word); });

@@ -156,12 +156,11 @@ class Communicator {
   void complete(RoundRequest request, const Status& status);
 
   // Losses and the end.
-  void fail_as_told(const Status& why);
   void note_idle();
   [[nodiscard]] FrameHeader groups_header() const;
   void leave();
   void end_in_order();
-  void fail(const Status& why);
+  void fail(const Status& cause);
   void refuse_inbox();
   [[nodiscard]] bool has_ended() const { return phase_ == Phase::kLeft || phase_ == Phase::kFailed; }
   [[nodiscard]] bool is_idle() const {

@@ -245,7 +245,7 @@ Status WorkerStrand::on_frame(Connection& connection, const FrameHeader& header)
     case FrameType::kTotals:
       return take_totals(header, links_[reducer].control());
     default:
-      callbacks_.on_told(decode_fault(links_[reducer].control()));
+      callbacks_.on_failure(decode_fault(links_[reducer].control()));
       return {};
   }
 }
@@ -359,7 +359,7 @@ void WorkerStrand::on_close(Connection& connection, const Status& why) {
   if (!refused && (config_.job.failover || is_open_to_program_)) return report_lost(link, why.message());
   std::string text = link.name() + " was lost: " + why.message();
   if (!is_open_to_program_) text += ", in the stage connect";
-  callbacks_.on_failure({refused ? why.code() : Code::kReducerLost, text + ledger_.circumstances()});
+  callbacks_.on_failure({refused ? why.code() : Code::kReducerLost, text});
 }
 
 void WorkerStrand::say_goodbye() {

@@ -51,8 +51,7 @@ class WorkerStrand final : private ConnectionOwner {
   struct Callbacks {
     std::function<void(uint32_t view)> on_joined;              // connected to all reducers of the view
     std::function<void(const Lost&)> on_lost;                  // of a reducer
-    std::function<void(const Status&)> on_failure;             // of the worker
-    std::function<void(const Status&)> on_told;                // by a reducer, that the job has failed
+    std::function<void(const Status&)> on_failure;             // of the job, found here or told by a reducer
     std::function<void(const std::string& round)> on_waiting;  // for other workers, as a reducer says, in this round
   };
 

@@ -377,14 +377,14 @@ TEST_F(ReducerTest, TellsTheOthersWhoWasLost) {
   ASSERT_TRUE(push(0, push_header(0, spec, 0, 2)).ok());
   reducer_->leave(1, {Code::kInternal, "connection reset"}, sent_);
   for (uint32_t rank : {0u, 2u}) {
-    expect_fault(rank, Code::kWorkerLost, {"rank 1 (host b)", "connection reset", "last completed: op7 of 0 round 1"});
+    expect_fault(rank, Code::kWorkerLost, {"rank 1 (host b) was lost: connection reset"});
   }
   EXPECT_TRUE(take_fault(1).ok()) << "it cannot hear us";
 }
 
 TEST_F(ReducerTest, TellsTheOthersWhoWasLostEvenBetweenRounds) {
   reducer_->leave(1, {Code::kInternal, "connection reset"}, sent_);
-  expect_fault(0, Code::kWorkerLost, {"rank 1 (host b)", "last completed: none"});
+  expect_fault(0, Code::kWorkerLost, {"rank 1 (host b) was lost"});
 }
 
 TEST_F(ReducerTest, LetsAWorkerGoThatNobodyWaitsFor) {
