@@ -23,6 +23,13 @@ void expect_stable(Result<Value> value, Result<Value> (*decode_again)(std::span<
   if (!again.ok() || encode(*again) != bytes) std::abort();
 }
 
+template <typename Message>
+void expect_stable(const Result<Message>& message, Result<Message> (*decode_again)(const FrameHeader&)) {
+  if (!message.ok()) return;
+  const Result<Message> again = decode_again(header_of(message.value()));
+  if (!again.ok() || again.value() != message.value()) std::abort();
+}
+
 void decode_header(std::span<const std::byte> bytes) {
   EncodedHeader encoded{};
   std::copy_n(bytes.begin(), std::min(bytes.size(), encoded.size()), encoded.begin());
@@ -31,6 +38,9 @@ void decode_header(std::span<const std::byte> bytes) {
   if (encode(*header) != encoded) std::abort();
   const size_t most = carries_data(header->type) ? kMaxChunkBytes : kMaxControlBytes;
   if (header->payload_bytes > most) std::abort();
+  expect_stable(decode_idle(*header), &decode_idle);
+  expect_stable(decode_settled(*header), &decode_settled);
+  expect_stable(decode_late(*header), &decode_late);
 }
 
 }  // namespace

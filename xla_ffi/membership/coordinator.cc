@@ -81,18 +81,27 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
       if (!progress.ok()) return progress.status();
       return on_still(guest, progress.value());
     }
-    case FrameType::kIdle:
-      on_idle(guest, header.count > 0);
+    case FrameType::kIdle: {
+      const Result<Idle> idle = decode_idle(header);
+      if (!idle.ok()) return idle.status();
+      on_idle(guest, idle.value());
       return {};
-    case FrameType::kSettled:
-      guest.settled = {header.round, header.count > 0, header.last};
+    }
+    case FrameType::kSettled: {
+      const Result<Settled> settled = decode_settled(header);
+      if (!settled.ok()) return settled.status();
+      guest.settled = settled.value();
       note_settled();
       return {};
+    }
     case FrameType::kState:
       return on_state(guest);
-    case FrameType::kGoodbye:
-      on_goodbye(guest, header.count > 0);
+    case FrameType::kGoodbye: {
+      const Result<Idle> idle = decode_idle(header);
+      if (!idle.ok()) return idle.status();
+      on_goodbye(guest, idle.value());
       return {};
+    }
     default:
       refuse_all(decode_fault(guest.control));
       return {};
@@ -127,9 +136,9 @@ void Coordinator::note_settled() {
   bool has_candidates = false;
   for (const View::Reducer& reducer : view_.reducers) {
     const Guest* const guest = find_reducer(reducer.number);
-    if (guest == nullptr || guest->settled.view != view_.number) return;
-    has_states = has_states || guest->settled.has_states;
-    has_candidates = has_candidates || guest->settled.has_candidates;
+    if (guest == nullptr || !guest->settled || guest->settled->view != view_.number) return;
+    has_states = has_states || guest->settled->has_states;
+    has_candidates = has_candidates || guest->settled->has_candidates;
   }
   if (!has_states) return;
   log_.add(Severity::kInfo, "view " + std::to_string(view_.number) + ": what reducers keep of optimizers is backed up");
@@ -301,8 +310,8 @@ bool Coordinator::is_cut_off() const {
 
 // --- Leaving.
 
-void Coordinator::on_goodbye(Guest& guest, bool has_groups) {
-  has_groups_ = has_groups_ || has_groups;
+void Coordinator::on_goodbye(Guest& guest, const Idle& idle) {
+  has_groups_ = has_groups_ || idle.has_groups;
   if (guest.phase == Guest::Phase::kRegistered) guest.phase = Guest::Phase::kLeaving;
   if (!is_asking_) return ask_whether_idle();
   release_idle();
@@ -317,8 +326,8 @@ void Coordinator::ask_whether_idle() {
   }
 }
 
-void Coordinator::on_idle(Guest& guest, bool has_groups) {
-  has_groups_ = has_groups_ || has_groups;
+void Coordinator::on_idle(Guest& guest, const Idle& idle) {
+  has_groups_ = has_groups_ || idle.has_groups;
   guest.idle = true;
   release_idle();
 }

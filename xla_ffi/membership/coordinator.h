@@ -91,13 +91,7 @@ class Coordinator final : private ConnectionOwner {
     bool idle = false;                   // has no round running: the answer to kLeaving, which may come in any phase
     bool is_visitor = false;             // has asked how the job is doing
     std::optional<ProcessState> answer;  // to the latest question of the coordinator
-    // Of a reducer, as its latest kSettled says.
-    struct Settled {
-      std::optional<uint64_t> view;
-      bool has_states = false;
-      bool has_candidates = false;
-    };
-    Settled settled;
+    std::optional<Settled> settled;      // of a reducer, as it has said last
     Heartbeat heartbeat;
     Registration registration;
   };
@@ -112,8 +106,8 @@ class Coordinator final : private ConnectionOwner {
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
-  void on_idle(Guest& guest, bool has_groups);
-  void on_goodbye(Guest& guest, bool has_groups);
+  void on_idle(Guest& guest, const Idle& idle);
+  void on_goodbye(Guest& guest, const Idle& idle);
   void release_idle();
   void lose_reducer(uint32_t number, const std::string& why);
   void note_settled();

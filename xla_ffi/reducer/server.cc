@@ -138,24 +138,21 @@ ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index) {
           [this, hear](const Lost& lost) {
             hear([this, lost] { member_->send(OutFrame::control(FrameType::kLost, encode(lost))); });
           },
-      .on_settled =
-          [this, hear, index](const ReducerStrand::Settled& settled) {
-            hear([this, index, settled] { note_settled(index, settled); });
-          },
+      .on_settled = [this, hear,
+                     index](const Settled& settled) { hear([this, index, settled] { note_settled(index, settled); }); },
   };
 }
 
 // Tells the coordinator once all strands say so of one view.
-void ReducerServer::note_settled(size_t index, const ReducerStrand::Settled& settled) {
+void ReducerServer::note_settled(size_t index, const Settled& settled) {
   settled_.resize(strands_.size());
   settled_[index] = settled;
-  const auto is_of_view = [&](const ReducerStrand::Settled& each) { return each.view == settled.view; };
-  if (!std::ranges::all_of(settled_, is_of_view)) return;
-  FrameHeader header;
-  header.round = settled.view.value_or(0);
-  header.count = std::ranges::any_of(settled_, &ReducerStrand::Settled::has_states) ? 1 : 0;
-  header.last = settled.has_candidates;
-  member_->send(OutFrame::control(FrameType::kSettled, {}, header));
+  Settled all = settled;
+  for (const std::optional<Settled>& each : settled_) {
+    if (!each.has_value() || each->view != settled.view) return;
+    all.has_states = all.has_states || each->has_states;
+  }
+  member_->send(OutFrame::control(FrameType::kSettled, {}, header_of(all)));
 }
 
 // A connection goes to the strand that its peer asks for.

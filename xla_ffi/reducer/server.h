@@ -100,7 +100,7 @@ class ReducerServer {
   Status add_strand(const View& view);
   [[nodiscard]] ReducerStrand::Callbacks strand_callbacks(size_t index);
   Status open_doors();
-  void note_settled(size_t index, const ReducerStrand::Settled& settled);
+  void note_settled(size_t index, const Settled& settled);
   void watch_late();
   void find_late(std::function<void(LateWorkers)> then);
   void answer_state();
@@ -132,7 +132,7 @@ class ReducerServer {
   bool closing_ = false;
   Status end_;  // how it ends, once it closes down
   size_t quiet_strand_count_ = 0;
-  std::vector<ReducerStrand::Settled> settled_;  // by strand, as it has said last
+  std::vector<std::optional<Settled>> settled_;  // by strand, as it has said last
 
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -566,23 +566,22 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
     if (!op.is_late(now_ms, patience_ms)) continue;
     const std::string own_round = op_name(op_id, op) + " round " + std::to_string(op.round);
     std::string names;
-    FrameHeader header;
+    Late late{op_id, op.round};
     for (const uint32_t rank : missing_workers(op)) {
       names += (names.empty() ? "" : ", ") + worker_name(rank);
       const Waiting& waiting = waiting_[rank];
       if (const OpState* other = find_other_group(op, rank, now_ms, patience_ms); other != nullptr) {
         names += ", which waits in " + other->descriptions[rank]->text + " instead";
-        header.offset = 1;
+        late.disagree = true;
       } else if (!waiting.round.empty() && now_ms - waiting.told_ms < patience_ms && waiting.round != own_round) {
         names += ", which waits in " + waiting.round + " instead";
       }
-      header.count += rank < moving.size() && moving[rank] ? 1 : 0;
+      late.moving_count += rank < moving.size() && moving[rank] ? 1 : 0;
     }
     const auto text = std::make_shared<const Bytes>(encode(names));
+    FrameHeader header = header_of(late);
     header.type = FrameType::kLate;
     header.payload_bytes = static_cast<uint32_t>(text->size());
-    header.op = op_id;
-    header.round = op.round;
     const std::vector<Piece>& pieces = op.open.front().pieces;
     for (uint32_t place = 0; place < pieces.size(); ++place) {
       if (pieces[place].arrived) outgoing.push_back({op.spec.rank_at(place), header, text, *text});

@@ -291,8 +291,9 @@ void ReducerStrand::note_first_state() {
 
 // All backups have what they are to have.
 void ReducerStrand::note_settled() {
-  const Settled settled{planned_view_, !kept_->states.all().empty(), !kept_->backups.plan().candidates().empty()};
-  if (!planned_view_.has_value() || settled == settled_) return;
+  if (!planned_view_.has_value()) return;
+  const Settled settled{*planned_view_, !kept_->states.all().empty(), !kept_->backups.plan().candidates().empty()};
+  if (settled == settled_) return;
   settled_ = settled;
   callbacks_.on_settled(settled);
 }

@@ -36,20 +36,12 @@ class ReducerStrand final : private ConnectionOwner {
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
   };
-  // All that this strand keeps has been copied to those who are to back it up, in this view.
-  struct Settled {
-    std::optional<uint32_t> view;
-    bool has_states = false;      // there is something to keep
-    bool has_candidates = false;  // some of them are to keep it themselves
-
-    bool operator==(const Settled&) const = default;
-  };
   // Called on the strand's thread.
   struct Callbacks {
-    std::function<void(const Status&)> on_fault;  // the job has failed, and this strand's workers have been told
-    std::function<void()> on_quiet;               // after close_down(): no worker is connected any more; once
-    std::function<void(const Lost&)> on_lost;     // of a reducer that backs this one up
-    std::function<void(const Settled&)> on_settled;
+    std::function<void(const Status&)> on_fault;     // the job has failed, and this strand's workers have been told
+    std::function<void()> on_quiet;                  // after close_down(): no worker is connected any more; once
+    std::function<void(const Lost&)> on_lost;        // of a reducer that backs this one up
+    std::function<void(const Settled&)> on_settled;  // of what this strand keeps
   };
 
   // `log` outlives the strand. The reducer has heard of the job in `view`.

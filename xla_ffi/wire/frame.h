@@ -28,14 +28,14 @@ enum class FrameType : uint8_t {
   kDescribe = 6,   // worker -> reducer: OpDescription, before the op's first chunk in a view, and where it changes
   kPush = 7,       // worker -> reducer: one chunk of a contribution
   kResult = 8,     // reducer -> worker: one chunk of the total
-  kLate = 9,       // reducer -> worker: text, the ranks a round waits for; count: how many of them still move data
+  kLate = 9,       // reducer -> worker: Late, and text: the ranks a round waits for
   kFault = 10,     // any: Fault; the job has failed
-  kGoodbye = 11,   // worker -> reducer, coordinator: no more rounds; coordinator -> all: you may exit
+  kGoodbye = 11,   // worker -> reducer, coordinator: Idle, no more rounds; coordinator -> all: you may exit
   kLost = 12,      // worker -> coordinator: Lost; a reducer of the view is lost; coordinator -> that reducer
   kHalt = 13,      // coordinator -> worker: Halt; stop pushing, and reply with kProgress
   kProgress = 14,  // worker -> coordinator: Progress; the reply to kHalt
   kLeaving = 15,   // coordinator -> worker: a worker wants to leave; reply kIdle once you run no round
-  kIdle = 16,      // worker -> coordinator: the reply to kLeaving
+  kIdle = 16,      // worker -> coordinator: Idle; the reply to kLeaving
   kAlive = 17,     // coordinator <-> all: heartbeat
   kShare = 18,     // connecting side -> accepting side: SharedOffer; continue in this memory if you can open it
   kShared = 19,    // reply to kShare, then echoed: all later frames use shared memory; SharedOffer if I lend payloads
@@ -55,24 +55,22 @@ enum class FrameType : uint8_t {
   kCopy = 32,      // to the one that backs up: StateCopy
   kCopied = 33,    // the reply to kCopy
   kPlan = 34,      // worker -> reducer: StatePlan
-  // reducer -> coordinator: all that it keeps of optimizers has been copied to those who are to have it. round: the
-  // view; count: whether there is something to keep; last: some of them are to keep it themselves in the next view
-  kSettled = 35,
-  kWaits = 36,  // worker -> reducer: text, the round in which it waits for other workers
+  kSettled = 35,   // reducer -> coordinator: Settled
+  kWaits = 36,     // worker -> reducer: text, the round in which it waits for other workers
 };
 inline constexpr FrameType kLastFrameType = FrameType::kWaits;
 
+// What the fields say in a kIdle, kGoodbye, kSettled or kLate: see header_of() in messages.h.
 struct FrameHeader {
   FrameType type = FrameType::kFault;
   bool last = false;           // the shard's last chunk, the message's last part
   uint32_t payload_bytes = 0;  // bytes that follow the header
-  // Of kPush and kResult: elements in the chunk. Of kLate: ranks that are slow, not stuck. Of kCredit and kMessage: the
-  // number of the channel. Of kGoodbye and kIdle: whether the worker has run an op of a group.
+  // Of kPush and kResult: elements in the chunk. Of kCredit and kMessage: the number of the channel.
   uint32_t count = 0;
   uint64_t op = 0;     // of kCredit and kMessage: the message's tag
   uint64_t round = 0;  // of kCredit and kMessage: the message's number, counted in its channel
   // Of kPush and kResult: the first element of the chunk, counted in the bucket. Of kMessage: the part's first byte. Of
-  // kCredit: the message's size in bytes. Of kLate: whether a late rank names another group.
+  // kCredit: the message's size in bytes.
   uint64_t offset = 0;
   bool has_checksum = false;
   uint32_t checksum = 0;

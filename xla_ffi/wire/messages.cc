@@ -1,9 +1,8 @@
 #include "xla_ffi/wire/messages.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
-
-#include "xla_ffi/wire/frame.h"
 
 namespace jaxhetero {
 
@@ -311,6 +310,44 @@ Result<JobState> decode_job_state(std::span<const std::byte> bytes) {
     if (process.role != Role::kWorker && process.role != Role::kReducer) return malformed("state of a job");
   }
   return state;
+}
+
+FrameHeader header_of(const Idle& idle) {
+  FrameHeader header;
+  header.count = idle.has_groups ? 1 : 0;
+  return header;
+}
+
+FrameHeader header_of(const Settled& settled) {
+  FrameHeader header;
+  header.round = settled.view;
+  header.count = settled.has_states ? 1 : 0;
+  header.last = settled.has_candidates;
+  return header;
+}
+
+FrameHeader header_of(const Late& late) {
+  FrameHeader header;
+  header.op = late.op;
+  header.round = late.round;
+  header.count = late.moving_count;
+  header.offset = late.disagree ? 1 : 0;
+  return header;
+}
+
+Result<Idle> decode_idle(const FrameHeader& header) {
+  if (header.count > 1) return malformed("idle");
+  return Idle{header.count == 1};
+}
+
+Result<Settled> decode_settled(const FrameHeader& header) {
+  if (header.round > std::numeric_limits<uint32_t>::max() || header.count > 1) return malformed("settled");
+  return Settled{static_cast<uint32_t>(header.round), header.count == 1, header.last};
+}
+
+Result<Late> decode_late(const FrameHeader& header) {
+  if (header.count > kMaxWorkers || header.offset > 1) return malformed("report of late workers");
+  return Late{header.op, header.round, header.count, header.offset == 1};
 }
 
 Status decode_fault(std::span<const std::byte> bytes) {

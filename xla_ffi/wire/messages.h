@@ -1,4 +1,5 @@
-// The payloads of control frames, one struct a message. Pure: encode() and decode_...() do no I/O.
+// What control frames say, one struct a message: in their payload, or in their header alone. Pure: encode(),
+// header_of() and decode_...() do no I/O.
 //
 // A message from the network is untrusted until its decode function has checked it.
 #pragma once
@@ -13,6 +14,7 @@
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/op_spec.h"
 
@@ -194,6 +196,44 @@ struct JobState {
   std::string missing;         // before the start: whom it waits for
   std::vector<Process> processes;
 };
+
+// --- Messages in the header of a frame. A kLate has a text as its payload, too: the late workers.
+
+// No round runs at this worker: kIdle, and kGoodbye to the coordinator.
+struct Idle {
+  bool has_groups = false;  // it has run an op of a group
+
+  bool operator==(const Idle&) const = default;
+};
+
+// All that the sender keeps of optimizers has been copied to those who are to back it up, in this view: kSettled.
+struct Settled {
+  uint32_t view = 0;
+  bool has_states = false;      // there is something to keep
+  bool has_candidates = false;  // some of them are to keep it themselves in the next view
+
+  bool operator==(const Settled&) const = default;
+};
+
+// A round waits for workers: kLate.
+struct Late {
+  uint64_t op = 0;
+  uint64_t round = 0;
+  uint32_t moving_count = 0;  // how many of them still move data: slow, not stuck
+  bool disagree = false;      // one of them waits in the same call over another group
+
+  bool operator==(const Late&) const = default;
+};
+
+FrameHeader header_of(const Idle& idle);
+FrameHeader header_of(const Settled& settled);
+FrameHeader header_of(const Late& late);
+
+Result<Idle> decode_idle(const FrameHeader& header);
+Result<Settled> decode_settled(const FrameHeader& header);
+Result<Late> decode_late(const FrameHeader& header);
+
+// --- Messages in the payload of a frame.
 
 Bytes encode(const Registration& registration);
 Bytes encode(const View& view);

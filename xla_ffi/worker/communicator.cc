@@ -381,7 +381,7 @@ void Communicator::note_idle() {
   awaits_idle_ = asked_whether_idle_ || phase_ == Phase::kLeaving;
   if (has_ended() || !is_idle()) return;
   if (std::exchange(asked_whether_idle_, false)) {
-    member_->send(OutFrame::control(FrameType::kIdle, {}, groups_header()));
+    member_->send(OutFrame::control(FrameType::kIdle, {}, header_of(Idle{has_groups_})));
   }
   if (phase_ == Phase::kLeaving) leave();
 }
@@ -397,14 +397,9 @@ void Communicator::leave() {
     return std::monostate();
   };
   loops_.ask<std::monostate>(say, [this](const std::vector<std::monostate>& /*all*/) {
-    if (!has_ended() && !halted_) member_->send(OutFrame::control(FrameType::kGoodbye, {}, groups_header()));
+    if (!has_ended() && !halted_)
+      member_->send(OutFrame::control(FrameType::kGoodbye, {}, header_of(Idle{has_groups_})));
   });
-}
-
-FrameHeader Communicator::groups_header() const {
-  FrameHeader header;
-  header.count = has_groups_ ? 1 : 0;
-  return header;
 }
 
 void Communicator::end_in_order() {

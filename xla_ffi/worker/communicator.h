@@ -157,7 +157,6 @@ class Communicator {
 
   // Losses and the end.
   void note_idle();
-  [[nodiscard]] FrameHeader groups_header() const;
   void leave();
   void end_in_order();
   void fail(const Status& cause);

@@ -240,8 +240,7 @@ Status WorkerStrand::on_frame(Connection& connection, const FrameHeader& header)
       finish_result(header, reducer);
       return {};
     case FrameType::kLate:
-      note_late(header, links_[reducer].control());
-      return {};
+      return note_late(header, links_[reducer].control());
     case FrameType::kTotals:
       return take_totals(header, links_[reducer].control());
     default:
@@ -307,14 +306,17 @@ Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload
   return {};
 }
 
-void WorkerStrand::note_late(const FrameHeader& header, const Bytes& late_workers) {
-  Round* round = schedule_.running_round(header.op, header.round);
-  if (round == nullptr) return;
-  stall_watch_.note_late(*round, decode_text(late_workers), header.count, header.offset > 0);
+Status WorkerStrand::note_late(const FrameHeader& header, const Bytes& late_workers) {
+  Result<Late> late = decode_late(header);
+  if (!late.ok()) return late.status();
+  Round* round = schedule_.running_round(late->op, late->round);
+  if (round == nullptr) return {};
+  stall_watch_.note_late(*round, decode_text(late_workers), late->moving_count, late->disagree);
   const EventLoop::Clock::time_point now = EventLoop::Clock::now();
-  if (now - told_at_ < kTellInterval) return;
+  if (now - told_at_ < kTellInterval) return {};
   told_at_ = now;
   callbacks_.on_waiting(schedule_.most_patient_round()->name());
+  return {};
 }
 
 void WorkerStrand::tell_waiting(const std::string& round) {

@@ -121,7 +121,7 @@ class WorkerStrand final : private ConnectionOwner {
   Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   Status take_totals(const FrameHeader& header, const Bytes& payload);
-  void note_late(const FrameHeader& header, const Bytes& late_workers);
+  Status note_late(const FrameHeader& header, const Bytes& late_workers);
 
   void watch();
   Status find_stall();

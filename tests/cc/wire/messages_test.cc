@@ -481,6 +481,39 @@ INSTANTIATE_TEST_SUITE_P(
                     SpoiltJob{"too_many_reducers", [](View& m) { m.reducers.resize(kMaxReducers + 1); }}),
     [](const auto& info) { return info.param.name; });
 
+// The same bytes in every build, as HasTheseBytes has it for the header.
+TEST(InAHeader, EveryMessageComesBackAsItWasFromTheseNumbers) {
+  for (const bool yes : {false, true}) {
+    const FrameHeader idle = header_of(Idle{yes});
+    EXPECT_EQ(idle.count, yes ? 1u : 0u);
+    EXPECT_EQ(decode_idle(idle).value(), Idle{yes});
+
+    for (const bool also : {false, true}) {
+      const FrameHeader settled = header_of(Settled{0xffffffff, yes, also});
+      EXPECT_EQ(std::tie(settled.round, settled.count, settled.last), std::tuple(0xffffffffu, yes ? 1u : 0u, also));
+      EXPECT_EQ(decode_settled(settled).value(), (Settled{0xffffffff, yes, also}));
+    }
+
+    const FrameHeader late = header_of(Late{7, 8, kMaxWorkers, yes});
+    EXPECT_EQ(std::tie(late.op, late.round, late.count, late.offset), std::tuple(7u, 8u, kMaxWorkers, yes ? 1u : 0u));
+    EXPECT_EQ(decode_late(late).value(), (Late{7, 8, kMaxWorkers, yes}));
+  }
+}
+
+TEST(InAHeader, WhatNoMessageSaysIsAProtocolError) {
+  FrameHeader header;
+  header.count = 2;
+  EXPECT_EQ(decode_idle(header).status().code(), Code::kProtocol);
+  EXPECT_EQ(decode_settled(header).status().code(), Code::kProtocol);
+  header.count = kMaxWorkers + 1;
+  EXPECT_EQ(decode_late(header).status().code(), Code::kProtocol);
+  header = {};
+  header.offset = 2;
+  EXPECT_EQ(decode_late(header).status().code(), Code::kProtocol);
+  header.round = uint64_t{1} << 32;
+  EXPECT_EQ(decode_settled(header).status().code(), Code::kProtocol);
+}
+
 TEST(Fault, KeepsEveryCode) {
   for (uint8_t code = 1; code < kCodeCount; ++code) {
     const Status fault = decode_fault(encode(Status(static_cast<Code>(code), "why")));
