@@ -42,9 +42,17 @@ def test_models_and_bench_use_the_public_package(path: Path) -> None:
             assert not any(part.startswith("_") and not part.endswith("__") for part in name.split(".")), name
 
 
-@pytest.mark.parametrize("name", ["errors", "config", "_compat"])
+@pytest.mark.parametrize("name", ["errors", "config"])
 def test_the_lowest_layer_imports_errors_alone(name: str) -> None:
     assert own_modules(ROOT / "jaxhetero" / f"{name}.py") <= {"errors"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jaxhetero").rglob("*.py")), ids=lambda path: path.stem)
+def test_only_compat_knows_what_is_private_to_jax(path: Path) -> None:
+    is_compat = path.parent.name == "_compat"
+    if is_compat:
+        assert own_modules(path) <= {"_compat"}
+    assert is_compat or not any(name.startswith(("jax._src", "jaxlib")) for name in imported_names(path))
 
 
 def test_collectives_are_below_their_callers() -> None:
