@@ -1,4 +1,4 @@
-"""The documentation: its programs run, its examples hold, and what it names is there. `.ci/docs` builds the site."""
+"""The documentation: its programs run, its examples hold, its links lead somewhere. `.ci/docs` builds the site."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,6 @@ PAGES = [
 ]
 API = sorted((DOCS / "api").glob("*.md"))
 TUTORIAL = DOCS / "tutorial" / "train_step.py"
-FOLDERS = r"(?:\.ci|bazel|bench|deploy|docs|jaxhetero|models|tests|xla_ffi)"
 
 
 def python_blocks(page: Path) -> list[str]:
@@ -102,13 +101,9 @@ def test_every_setting_is_in_the_how_to() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_paths_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    missing = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not leads_somewhere(page, link)]
-    words = [word for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()]
-    paths = [word for word in words if re.fullmatch(FOLDERS + r"/[\w./-]*", word) and not re.search(r"[A-Z]{4}", word)]
-    missing += [path for path in paths if not (ROOT / path).exists()]
-    assert missing == []
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not leads_somewhere(page, link)] == []
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
