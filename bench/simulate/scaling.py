@@ -57,7 +57,7 @@ _SIZE_BYTES = 256 * 2**20
 _LEAF = 8
 _BIG_ARRAY = 1_000_000  # elements: MXNET_KVSTORE_BIGARRAY_BOUND
 _CHUNK_BYTES = 16384
-_UPDATE_S_PER_GB = 0.32  # of weights; AdamW on one core, fused: docs/notebook/updates.md
+_UPDATE_S_PER_GB = 0.32  # of weights; AdamW on one core, fused: notebook/updates.md
 _COST_SHARES = (0.125, 0.25, 0.5, 0.75, 1)
 
 

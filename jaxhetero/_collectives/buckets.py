@@ -10,7 +10,7 @@ from jaxhetero._collectives.wire_dtypes import bucket_dtype, wire_bytes
 
 DEFAULT_BUCKET_BYTES = 8 * 2**20
 """Bytes of a bucket where ``bucket_bytes`` is not given. Smaller buckets leave earlier in the backward pass, but cost
-more custom calls. Measured; see ``docs/notebook/train_steps.md``."""
+more custom calls. Measured; see ``notebook/train_steps.md``."""
 
 
 def make_buckets(tree: Any, bucket_bytes: int = DEFAULT_BUCKET_BYTES, wire_dtype: Any = None) -> list[list[int]]:

@@ -17,8 +17,9 @@ from tests.support.cluster import ROOT
 from tests.support.launcher import Run
 
 DOCS = ROOT / "docs"
+SITE_AND_NOTEBOOK = [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "notebook").glob("*.md"))]
 PAGES = [
-    *sorted(DOCS.rglob("*.md")),
+    *SITE_AND_NOTEBOOK,
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")),
 ]
 API = sorted((DOCS / "api").glob("*.md"))
@@ -121,7 +122,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", SITE_AND_NOTEBOOK, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_are_at_most_120_columns(page: Path) -> None:
     """But for tables and for lines with a link, which cannot be broken."""
     lines = page.read_text().splitlines()
