@@ -18,7 +18,7 @@ SOURCES = (".py", ".pyi", ".cc", ".h", ".json", ".yaml", ".yml", ".toml")
 NOT_OURS = {
     *("pmap_test.py", "shard_map_test.py", "check_tracer_leaks", "debug_nans", "ThunkExecutor"),
     *("allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "all_reduce_perf"),
-    *("clear_page_erms", "io_uring", "exported_job", "a_i", "f_i"),
+    *("io_uring", "exported_job", "a_i", "f_i", ".venv/bin/activate"),
     *("build/docs", "build/fuzz/found", "build/fuzz/found/reducer", "build/fuzz/reducer", "jaxhetero-logs/DATE-TIME/"),
     *("bench/results/gpu-NAME.json", "global_norm"),
 }
@@ -52,7 +52,7 @@ def words() -> set[str]:
 def names(page: Path) -> Iterator[str]:
     """The words of inline code, without the arguments of a call."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for inline in re.findall(r"`([^`\n]+)`", text):
+    for inline in re.findall(r"`([^`]+)`", text):
         yield from (word.strip(",;") for word in re.sub(r"\(.*\)", "", inline).split())
 
 

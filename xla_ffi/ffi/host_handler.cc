@@ -32,7 +32,7 @@ ffi::TypeId HostCallSite::id = {};
 constexpr size_t kLargeBytes = size_t{4} << 20;
 
 // With pages of 4 KiB, page faults were a third of all that a job took of the processors at 1 Gbit/s
-// (notebook/memory.md). NumPy does this as well.
+// (notebook/processor.md). NumPy does this as well.
 void prefer_huge_pages(const ffi::RemainingRets& results) {
   const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (size_t i = 0; i < results.size(); ++i) {

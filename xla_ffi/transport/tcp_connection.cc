@@ -76,7 +76,7 @@ void set_option(int fd, int level, int name) {
 
 // Our window bounds the bytes under way, and a flow pauses whenever others are behind. Congestion control that paces by
 // a flow's recent rate, such as bbr, takes these pauses for a slow path and sends up to six times slower: see
-// notebook/connections.md. If the kernel has no cubic, its default stays.
+// notebook/links.md. If the kernel has no cubic, its default stays.
 void set_congestion_control(int fd) {
   constexpr std::string_view kName = "cubic";
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kName.data(), kName.size());

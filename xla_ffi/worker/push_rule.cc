@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kStall{20};
 // The least window of a round that goes one way, as a measure or an update after one. Measured; see
-// notebook/windows.md.
+// notebook/links.md.
 constexpr size_t kLeastChunksOneWay = 8;
 
 // Of every chunk but the shard's last one, header included.

@@ -20,7 +20,7 @@ constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
 constexpr int kProbes = 4;
-// Measured; see notebook/windows.md.
+// Measured; see notebook/links.md.
 constexpr uint64_t kWindowUs = 7'000;
 
 // A probe of any size reads the same memory.

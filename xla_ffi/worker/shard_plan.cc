@@ -15,7 +15,7 @@ namespace jaxhetero {
 namespace {
 
 // A bucket with less than this for every reducer goes to fewer of them: every message has a cost. Measured; see
-// notebook/small_buckets.md.
+// notebook/links.md.
 constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
@@ -103,7 +103,7 @@ uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes, bo
 }
 
 // Every worker has at least two chunks under way at a reducer, on every network: what exceeds its queues is dropped.
-// Within that limit, larger chunks cost fewer system calls and packets. Measured; see notebook/chunks.md.
+// Within that limit, larger chunks cost fewer system calls and packets. Measured; see notebook/links.md.
 uint64_t ShardPlan::largest_chunk_bytes() const {
   const uint64_t usual = std::clamp<uint64_t>(2 * pace_.window_bytes, kSlowPathChunkBytes, kUsualChunkBytes);
   return std::clamp<uint64_t>(pace_.window_bytes / kChunksPerWindow, usual, kMostAutoChunkBytes);
@@ -117,7 +117,7 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 // chunk's part of a shard: a hundredth. Smaller chunks cost more in system calls. In a call of many buckets, the next
 // bucket's chunks go out while the last totals of one come in. A chunk may then be that part of the call's shard, up to
 // half of the largest chunk, and filling its packets is worth the longer wait. Chunks of rows are larger: of most of
-// them a worker pushes, or is answered, nothing but a header. Measured; see notebook/chunks.md.
+// them a worker pushes, or is answered, nothing but a header. Measured; see notebook/links.md.
 uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes, bool has_rows) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
@@ -134,7 +134,7 @@ uint64_t ShardPlan::most_items_per_chunk(uint64_t item_bytes) const {
 
 // Bytes under way bridge the moments in which a process of the job stands still, such as when the kernel clears a page
 // of a large result. They also let workers get out of step, which costs time at the end of a round: so no more than two
-// chunks' part of a shard. Measured; see notebook/windows.md.
+// chunks' part of a shard. Measured; see notebook/links.md.
 size_t ShardPlan::least_window_bytes(uint64_t count, uint64_t item_bytes) const {
   return std::min<size_t>(2 * chunk_bytes_by_shard(count, item_bytes), pace_.window_bytes);
 }

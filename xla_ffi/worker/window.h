@@ -51,7 +51,7 @@ class Window {
  private:
   static constexpr size_t kFirstBytes = size_t{64} << 10;
   static constexpr double kGain = 1.25;  // room to find that the path carries more
-  // Bridges the moments in which a process of the round waits for a processor. Measured; see notebook/windows.md.
+  // Bridges the moments in which a process of the round waits for a processor. Measured; see notebook/links.md.
   static constexpr double kSlackS = 0.001;
   static constexpr std::chrono::seconds kRateMemory{2};
   static constexpr std::chrono::seconds kTripMemory{10};
