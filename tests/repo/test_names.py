@@ -50,10 +50,12 @@ def words() -> set[str]:
 
 
 def names(page: Path) -> Iterator[str]:
-    """The words of inline code, without the arguments of a call."""
-    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for inline in re.findall(r"`([^`]+)`", text):
+    """The words of inline code, without the arguments of a call; of a block what begins with a folder of ours."""
+    block = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+    for inline in re.findall(r"`([^`]+)`", block.sub("", page.read_text())):
         yield from (word.strip(",;") for word in re.sub(r"\(.*\)", "", inline).split())
+    for found in block.findall(page.read_text()):
+        yield from re.findall(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})[./][\w./-]*\w", found)
 
 
 def is_there(name: str) -> bool:
