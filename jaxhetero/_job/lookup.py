@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from jaxhetero._job.native_log import logger
 from jaxhetero.config import parse_address
 from jaxhetero.errors import StartTimeout
+from jaxhetero.watching.native_log import logger
 
 _RETRY_S = 0.2
 _REPORT_S = 3.0

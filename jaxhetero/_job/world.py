@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxhetero._job.cores import memory_nodes, worker_strands
 from jaxhetero._job.launchers import describe_engine, read_worker
 from jaxhetero._job.lookup import await_name
-from jaxhetero._job.native_log import EventPump, logger
 from jaxhetero._job.ports import reserve_port
 from jaxhetero.config import Config, cuda_stand_in, host_name, rail_addresses, read_environment
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
 from jaxhetero.watching import trace
-from jaxhetero.watching.exporter import Exporter, watch_reducer, watch_worker
+from jaxhetero.watching.exporter import Exporter
+from jaxhetero.watching.native_log import EventPump, logger
 from jaxhetero.watching.rounds_file import RoundsFile, wall_offset_us
+from jaxhetero.watching.watched import watch_reducer, watch_worker
 
 if TYPE_CHECKING:
     from jaxhetero._native import Communicator, ReducerServer, Status

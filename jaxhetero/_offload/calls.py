@@ -13,9 +13,9 @@ from jaxhetero import _compat
 from jaxhetero._collectives import api, exchanges
 from jaxhetero._collectives.index_groups import classify_in_groups
 from jaxhetero._job import world
-from jaxhetero._job.native_log import logger
 from jaxhetero._offload.scope import Scope
 from jaxhetero.errors import ConfigError
+from jaxhetero.watching.native_log import logger
 
 # By the names of JAX's primitives. "psum_invariant" is lax.psum in typed shard_map, also where JAX itself sums the
 # gradients of replicated parameters.

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from jaxhetero._job.cores import memory_nodes, reducer_strands
 from jaxhetero._job.lookup import await_name
-from jaxhetero._job.native_log import EventPump, logger
 from jaxhetero.config import ReducerConfig, rail_addresses
 from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
-from jaxhetero.watching.exporter import Exporter, watch_reducer
+from jaxhetero.watching.exporter import Exporter
+from jaxhetero.watching.native_log import EventPump, logger
+from jaxhetero.watching.watched import watch_reducer
 
 if TYPE_CHECKING:
     from jaxhetero._native import ReducerServer, Status

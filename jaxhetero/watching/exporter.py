@@ -15,18 +15,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from jaxhetero._job.native_log import logger
 from jaxhetero.config import Config, ReducerConfig, format_address, parse_address
 from jaxhetero.errors import AddressInUse, ConfigError
-
-if TYPE_CHECKING:
-    from jaxhetero._native import Communicator, ReducerServer
+from jaxhetero.watching.native_log import logger
+from jaxhetero.watching.watched import Watched
 
 _PATH = "/metrics"
 _CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -35,33 +32,6 @@ _DEADLINE_S = 5.0
 _MOST_CONNECTIONS = 8
 # How late a deadline, or the end of the process, may be noticed.
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A worker or a reducer of this process."""
-
-    role: str
-    """"worker" or "reducer"."""
-    place: Callable[[], tuple[int, int] | None]
-    """The job's id, and the rank or the reducer's number, once they are known."""
-    metrics: Callable[[], dict[str, int]]
-    reducer_count: int = 0
-    """How many reducers the job was started with; known to workers."""
-    round_times: Callable[[], tuple[list[float], list[int], float]] | None = None
-    late_workers: Callable[[], list[tuple[int, int]]] | None = None
-    """The ranks that a reducer's rounds wait for, and for how many milliseconds."""
-
-
-def watch_worker(communicator: Communicator, config: Config) -> Watched:
-    """What is shown of a worker."""
-    reducer_count = config.reducer_count + config.colocated_count
-    return Watched("worker", communicator.place, communicator.metrics, reducer_count, communicator.round_times)
-
-
-def watch_reducer(server: ReducerServer) -> Watched:
-    """What is shown of a reducer."""
-    return Watched("reducer", server.place, server.metrics, late_workers=server.late_workers)
 
 
 class Exporter(threading.Thread):

@@ -9,7 +9,7 @@ import prometheus_client.openmetrics.exposition as openmetrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from jaxhetero.watching.exporter import Watched
+from jaxhetero.watching.watched import Watched
 
 _LABELS = ("job", "role", "rank")
 _BOTH = ("worker", "reducer")

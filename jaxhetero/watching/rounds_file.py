@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxhetero._job.native_log import logger
 from jaxhetero.config import host_name
 from jaxhetero.errors import ConfigError
+from jaxhetero.watching.native_log import logger
 from jaxhetero.watching.trace import Event, WorkerTrace, write_events
 
 if TYPE_CHECKING:

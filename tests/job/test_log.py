@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jaxhetero._job.native_log import EventPump
+from jaxhetero.watching.native_log import EventPump
 
 
 class _Source:
@@ -68,7 +68,7 @@ def test_stop_keeps_its_deadline_when_events_never_end() -> None:
 def test_without_logging_set_up_warnings_reach_stderr_and_the_interpreter_ends() -> None:
     code = (
         "import time\n"
-        "from jaxhetero._job.native_log import EventPump\n"
+        "from jaxhetero.watching.native_log import EventPump\n"
         "class Source:\n"
         "    events = [(20, 'info'), (30, 'warning')]\n"
         "    def next_event(self, timeout_ms):\n"

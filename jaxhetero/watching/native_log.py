@@ -16,9 +16,10 @@ _PAUSE_S = 0.02
 
 
 class EventSource(Protocol):
-    """A native object with a queue of log messages: ``(level, text)``, or None after ``timeout_ms``."""
+    """A native object with a queue of log messages."""
 
-    def next_event(self, timeout_ms: int) -> tuple[int, str] | None: ...
+    def next_event(self, timeout_ms: int) -> tuple[int, str] | None:
+        """``(level, text)``, or None after ``timeout_ms``."""
 
 
 class EventPump(threading.Thread):
@@ -35,6 +36,7 @@ class EventPump(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
+        """Log until ``stop`` is called or the main thread has ended."""
         main = threading.main_thread()
         while main.is_alive() and not self._stopping.is_set():
             if not self._log_next(_POLL_MS):
