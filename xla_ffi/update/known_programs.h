@@ -1,5 +1,6 @@
 // The programs that have fused kernels, as jaxhetero/optimizers/_programs makes them of optax. Written by
-// `python -m tests.optimizers.known_programs`; tests/optimizers/test_updates.py tells when one is no more what optax makes.
+// `python xla_ffi/update/known_programs.py`; tests/optimizers/test_updates.py tells when one is no more what optax
+// makes.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 """Writes the programs that have fused kernels into the C++ core, after a change of how optax is lowered.
 
-    python -m tests.optimizers.known_programs && clang-format -i xla_ffi/update/known_programs.h xla_ffi/update/fused.cc
+    python xla_ffi/update/known_programs.py && clang-format -i xla_ffi/update/{known_programs.h,fused.cc}
 
 ``tests/optimizers/test_updates.py`` fails where a known optimizer has a program without a kernel.
 """
@@ -17,7 +17,7 @@ from jaxhetero import optimizers
 from jaxhetero.optimizers._programs import lower
 from jaxhetero.optimizers._programs.program import Program
 
-CORE = Path(__file__).resolve().parents[2] / "xla_ffi" / "update"
+FOLDER = Path(__file__).resolve().parent
 _PARAMS = {"w": np.zeros((2, 3), np.float32)}
 
 
@@ -80,6 +80,6 @@ def _replace(path: Path, lines: str) -> None:
 
 if __name__ == "__main__":
     programs = known()
-    _replace(CORE / "known_programs.h", "".join(_declaration(name, program) for name, program in programs.items()))
+    _replace(FOLDER / "known_programs.h", "".join(_declaration(name, program) for name, program in programs.items()))
     entries = "".join(f"    entry<known::{_constant(name)}>(),\n" for name in programs)
-    _replace(CORE / "fused.cc", f"constexpr std::array kEntries = {{\n{entries}}};\n")
+    _replace(FOLDER / "fused.cc", f"constexpr std::array kEntries = {{\n{entries}}};\n")
