@@ -86,6 +86,13 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert [name for name in names(page) if name not in NOT_OURS and not is_there(name)] == []
 
 
+def test_the_files_that_code_names_are_there() -> None:
+    """In its comments, its messages and its commands."""
+    file = re.compile(rf"(?<![\w/.@{{}}$-])(?:{'|'.join(FOLDERS)})/[\w./-]*\.(?:py|cc|h|md|json|yaml)\b")
+    said = {(path, name) for path in code() for name in file.findall(path.read_text())}
+    assert {(path, name) for path, name in said if name not in NOT_OURS | paths()} == set()
+
+
 def test_the_list_of_what_is_not_ours_is_needed() -> None:
     said = {name for page in PAGES for name in names(page) if not is_there(name)}
     assert NOT_OURS - said == set()

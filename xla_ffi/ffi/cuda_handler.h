@@ -1,5 +1,5 @@
-// The custom call for arrays of a GPU. XLA is told to run it on a stream of its own (see jaxhetero/_primitive.py), so
-// that the stream which computes goes on while this one waits.
+// The custom call for arrays of a GPU. XLA is told to run it on a stream of its own (`lower_on_stream` in
+// jaxhetero/_collectives/primitive.py), so that the stream which computes goes on while this one waits.
 #pragma once
 
 #include <chrono>

@@ -2,8 +2,8 @@
 
 Each case is one function of the library, run with jax.lax and with ours on the same global mesh, whose results, types
 and shardings must be equal, or a function that says what ours refuses and how. Its names are those of the tests in
-JAX's tests/shard_map_test.py and tests/pmap_test.py that it stands for; docs/parity_cases.md has those that are
-refused. Where JAX has an axis of all devices, we have two: "x", the workers, and "y", the devices of a worker.
+JAX's shard_map_test.py and pmap_test.py that it stands for; docs/parity_cases.md has those that are refused. Where JAX
+has an axis of all devices, we have two: "x", the workers, and "y", the devices of a worker.
 """
 
 import contextlib
