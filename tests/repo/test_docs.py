@@ -107,6 +107,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not leads_somewhere(page, link)] == []
 
 
+@pytest.mark.parametrize(
+    ("root", "use"),
+    [("xla_ffi", r'^#include "xla_ffi/(\w+)/'), ("jaxhetero", r"^ *from jaxhetero(?:\.| import )(\w+)")],
+)
+def test_a_folder_uses_only_folders_below_it_in_the_map(root: str, use: str) -> None:
+    page = (DOCS / "architecture.md").read_text()
+    table = page.partition(f"in `{root}/`**")[2].partition("\n\n|")[2].partition("\n\n")[0]
+    order = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+    assert len(order) > 10
+    for index, folder in enumerate(order):
+        for path in (path for path in (ROOT / root / folder).rglob("*") if path.suffix in (".py", ".cc", ".h")):
+            used = set(re.findall(use, path.read_text(), re.MULTILINE))
+            assert not used & set(order[:index]), f"{path} uses what is above it"
+
+
 def leads_somewhere(page: Path, link: str) -> bool:
     """To a file, and to a heading of it; links to other sites are not followed."""
     if re.match(r"[a-z]+:", link):
