@@ -44,7 +44,7 @@ class Config:
     """How many worker processes take part."""
     alone: bool = False
     """Whether a world of this worker alone is meant. Without it, ``initialize()`` refuses to be alone in a process that
-    an engine (Slurm, MPI, Kubernetes, Ray Train, torchrun) has started as one of several."""
+    a launcher (Slurm, MPI, Kubernetes, Ray Train, torchrun) has started as one of several."""
     reducer_count: int = 0
     """How many dedicated reducers take part."""
     colocated_count: int = -1

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhetero
-from jaxhetero.pipeline.schedules import Kind, Task
+from jaxhetero.pipeline.schedules import Task, TaskKind
 from jaxhetero.pipeline.simulation import simulate
 
 _WORK = "bench_work"
@@ -45,7 +45,7 @@ class StagedEmulation:
         tied: Sequence[int],
         activation_bytes: int,
         is_parted: bool,
-        network: jaxhetero.pipeline.Network,
+        network: jaxhetero.pipeline.Interconnect,
         library: str,
         settings: dict[str, Any],
     ) -> None:
@@ -88,7 +88,7 @@ class StagedEmulation:
 
         def task_s(task: Task) -> float:
             third_s: float = self._third_s[task.stage]
-            return 2 * third_s if task.kind is Kind.BACKWARD and not schedule.is_parted else third_s
+            return 2 * third_s if task.kind is TaskKind.BACKWARD and not schedule.is_parted else third_s
 
         def reduce_s(stage: int) -> float:
             return 4 * counts[stage] / network.bytes_per_s + network.latency_s

@@ -26,7 +26,7 @@ from bench.engines import pattern
 from bench.engines.in_process import ENGINES, Arrays, Engine
 from bench.engines.optimizer import OptimizerStep
 from bench.engines.specs import COLLECTIVES
-from jaxhetero.pipeline import Network
+from jaxhetero.pipeline import Interconnect
 
 
 class Worker:
@@ -163,7 +163,7 @@ class Worker:
 
     def prepare_stages(self, bytes_per_s: float, latency_s: float, **model: Any) -> dict[str, Any]:
         """Cut an emulated model over the workers, and run it once; see ``StagedEmulation``."""
-        self._stages = StagedEmulation(network=Network(bytes_per_s, latency_s), **model)
+        self._stages = StagedEmulation(network=Interconnect(bytes_per_s, latency_s), **model)
         self._stages.run()
         gc.collect()
         return self._stages.facts()

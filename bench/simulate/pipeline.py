@@ -40,7 +40,7 @@ from jaxhetero.pipeline.arguments import Signature, trace_loss
 from jaxhetero.pipeline.costs import BACKWARD, estimate
 from jaxhetero.pipeline.decision import Decision, Wishes, decide
 from jaxhetero.pipeline.operations import Operations
-from jaxhetero.pipeline.simulation import Network as StageNetwork
+from jaxhetero.pipeline.simulation import Interconnect
 from jaxhetero.simulator import Bucket, Costs, Host, Job, Network
 from jaxhetero.simulator.estimate import simulate_one_strand, strands_for
 
@@ -137,7 +137,7 @@ class Training:
         replicas = self.options.workers // stages
         s_per_byte = self.seconds_per_byte(replicas, gbits)
         rate = Host.of_gbits(gbits).bytes_per_s * Network().payload_share
-        network = StageNetwork(rate, 2 * Network().latency_s, 1 / s_per_byte)
+        network = Interconnect(rate, 2 * Network().latency_s, 1 / s_per_byte)
         wishes = Wishes(stages, self.options.sequences * stages, network=network)
         return decide(self.operations, wishes, self.options.workers)
 

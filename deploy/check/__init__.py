@@ -1,1 +1,1 @@
-"""``python -m deploy.check``: are the configurations of this folder what their engines accept?"""
+"""``python -m deploy.check``: are the configurations of this folder what Kubernetes and AWS accept?"""

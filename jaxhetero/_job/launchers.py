@@ -1,4 +1,4 @@
-"""What the engines that start processes tell them: the only module that knows an engine's variables."""
+"""What the launchers that start processes tell them: the only module that knows a launcher's variables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Settings: TypeAlias = dict[str, str | int]
 
 
 @dataclass(frozen=True)
-class Engine:
-    """An engine, and the variables in which it tells a process its place."""
+class Launcher:
+    """A launcher, and the variables in which it tells a process its place."""
 
     name: str
     rank: str
@@ -31,7 +31,7 @@ class Engine:
     """What else it tells of the job: where processes meet, how many of each kind there are."""
 
     def describe(self, environ: Environment) -> str:
-        """How the engine says that this process is one of several; empty if it does not say so."""
+        """How the launcher says that this process is one of several; empty if it does not say so."""
         if not environ.get(self.rank) or (self.count and environ.get(self.count, "") in ("", "0", "1")):
             return ""
         told = " and ".join(f"{variable}={environ[variable]}" for variable in (self.rank, self.count) if variable)
@@ -87,35 +87,35 @@ def _read_kubeflow(environ: Environment) -> Settings:
     return _port_after(host, port)
 
 
-ENGINES = (
+LAUNCHERS = (
     # SLURM_NTASKS is the job's in a batch script, which is one process. Only srun sets the number of a step's tasks.
-    Engine("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _read_slurm),
-    Engine("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Engine("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
-    Engine("torchrun, or Ray Train for PyTorch,", "RANK", "WORLD_SIZE", _read_torchrun),
-    Engine("Kubeflow Trainer", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", _read_kubeflow),
-    Engine("an indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _read_slurm),
+    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Launcher("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
+    Launcher("torchrun, or Ray Train for PyTorch,", "RANK", "WORLD_SIZE", _read_torchrun),
+    Launcher("Kubeflow Trainer", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", _read_kubeflow),
+    Launcher("an indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
 )
 
 
-def _find(environ: Environment) -> Engine | None:
-    return next((engine for engine in ENGINES if engine.describe(environ)), None)
+def _find(environ: Environment) -> Launcher | None:
+    return next((launcher for launcher in LAUNCHERS if launcher.describe(environ)), None)
 
 
-def describe_engine(environ: Environment = os.environ) -> str:
-    """How an engine says that it has started this process as one of several; empty if none does.
+def describe_launcher(environ: Environment = os.environ) -> str:
+    """How a launcher says that it has started this process as one of several; empty if none does.
 
     Example:
-      >>> from jaxhetero._job.launchers import describe_engine
-      >>> describe_engine({"PMI_RANK": "1", "PMI_SIZE": "8"})
+      >>> from jaxhetero._job.launchers import describe_launcher
+      >>> describe_launcher({"PMI_RANK": "1", "PMI_SIZE": "8"})
       'MPICH or Intel MPI has set PMI_RANK=1 and PMI_SIZE=8'
     """
-    engine = _find(environ)
-    return _describe_ray_train() if engine is None else engine.describe(environ)
+    launcher = _find(environ)
+    return _describe_ray_train() if launcher is None else launcher.describe(environ)
 
 
 def read_worker(environ: Environment = os.environ) -> Settings:
-    """The settings that an engine tells a worker; none if it was not started as one of several.
+    """The settings that a launcher tells a worker; none if it was not started as one of several.
 
     The restart count of Slurm is told in any process of its jobs.
 
@@ -127,12 +127,12 @@ def read_worker(environ: Environment = os.environ) -> Settings:
     found: Settings = {}
     if environ.get("SLURM_RESTART_COUNT"):
         found["restart_count"] = _number(environ, "SLURM_RESTART_COUNT")
-    engine = _find(environ)
-    return found if engine is None else found | engine.read_place(environ) | engine.read_job(environ)
+    launcher = _find(environ)
+    return found if launcher is None else found | launcher.read_place(environ) | launcher.read_job(environ)
 
 
 def read_reducer(environ: Environment = os.environ) -> Settings:
-    """The settings that an engine tells a dedicated reducer: where the job meets, and which reducer this is.
+    """The settings that a launcher tells a dedicated reducer: where the job meets, and which reducer this is.
 
     Example:
       >>> from jaxhetero._job.launchers import read_reducer
@@ -152,7 +152,7 @@ def read_reducer(environ: Environment = os.environ) -> Settings:
 
 
 def read_process_count(environ: Environment = os.environ) -> int | None:
-    """How many workers and reducers an engine has started together; None if it does not say so.
+    """How many workers and reducers a launcher has started together; None if it does not say so.
 
     Example:
       >>> from jaxhetero._job.launchers import read_process_count
@@ -162,12 +162,12 @@ def read_process_count(environ: Environment = os.environ) -> int | None:
     job = _read_slurm(environ)
     if "reducer_count" in job:
         return int(job["worker_count"]) + int(job["reducer_count"])
-    engine = _find(environ)
-    return _number(environ, engine.count) if engine is not None and engine.count else None
+    launcher = _find(environ)
+    return _number(environ, launcher.count) if launcher is not None and launcher.count else None
 
 
 def _describe_ray_train() -> str:
-    """As ``Engine.describe``. Ray Train sets no variable for JAX, but its workers can be asked."""
+    """As ``Launcher.describe``. Ray Train sets no variable for JAX, but its workers can be asked."""
     train = sys.modules.get("ray.train")
     if train is None:
         return ""

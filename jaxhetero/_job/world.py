@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxhetero._job.cores import memory_nodes, worker_strands
-from jaxhetero._job.launchers import describe_engine, read_worker
+from jaxhetero._job.launchers import describe_launcher, read_worker
 from jaxhetero._job.lookup import await_name
 from jaxhetero._job.ports import reserve_port
 from jaxhetero.config import Config, cuda_stand_in, host_name, rail_addresses, read_environment
@@ -182,7 +182,7 @@ def initialize(
     or is None, comes from the environment (``JAXHETERO_RANK``, ...), which ``jaxhetero launch`` sets. Then Slurm, MPI,
     an indexed Job of Kubernetes, Kubeflow Trainer or torchrun is asked for what it tells of rank, counts, coordinator
     and restarts; and ``jax.distributed``, if that is initialized. What is still open has the default. Without any of
-    them, the world has this worker alone; in a process that an engine has started as one of several, that is an error.
+    them, the world has this worker alone; in a process that a launcher has started as one of several, that is an error.
 
     Args:
       rank, worker_count: this worker's number, from 0, and how many workers take part.
@@ -436,7 +436,7 @@ def _make_config(settings: dict[str, Any], held: contextlib.ExitStack) -> Config
     """``held`` gets what must stay until the job has started."""
     given: dict[str, Any] = {**read_environment(), **settings}
     if not given.get("alone"):
-        told = _from_engine(given)
+        told = _from_launcher(given)
         if "rank" not in given and "worker_count" not in given:
             told |= _from_jax_distributed(told | given, held)
         given = told | given
@@ -444,8 +444,8 @@ def _make_config(settings: dict[str, Any], held: contextlib.ExitStack) -> Config
     return Config(**given)
 
 
-def _from_engine(given: dict[str, Any]) -> dict[str, Any]:
-    """What the engine that started this process tells, unless ``given`` speaks of other workers than the engine."""
+def _from_launcher(given: dict[str, Any]) -> dict[str, Any]:
+    """What the launcher that started this process tells, unless ``given`` speaks of other workers than the launcher."""
     told = read_worker()
     count = given.get("worker_count")
     if count is None or (count != 1 and told.get("worker_count", count) == count):
@@ -456,7 +456,7 @@ def _from_engine(given: dict[str, Any]) -> dict[str, Any]:
 def _refuse_accidents(given: dict[str, Any]) -> None:
     """``ConfigError`` for a world of one that nobody has asked for, and for several workers of rank 0."""
     partly = [name for name in ("rank", "reducer_count", "colocated_count", "coordinator") if name in given]
-    if given.get("worker_count") != 1 and not given.keys() >= _MEETING and (told := describe_engine()):
+    if given.get("worker_count") != 1 and not given.keys() >= _MEETING and (told := describe_launcher()):
         lack = "they have no job token" if "coordinator" in given else "no setting says how they meet"
         raise ConfigError(
             f"this process is one of several, because {told}; but {lack}: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}"

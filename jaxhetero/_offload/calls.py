@@ -53,7 +53,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """One equation of a program that is a collective."""
 
     equation: _compat.Equation
@@ -80,21 +80,21 @@ class Call:
         name = self.name.removesuffix("_invariant").removeprefix("unreduced_")
         return f"{name} at {_compat.equation_source(self.equation)}"
 
-    def may_share_buckets(self, other: Call) -> bool:
+    def may_share_buckets(self, other: CollectiveCall) -> bool:
         """Whether the two differ in their operands alone."""
         one, two = self.equation, other.equation
         return self.name == other.name and one.params == two.params and one.ctx == two.ctx
 
 
-def as_call(equation: _compat.Equation) -> Call | None:
+def as_call(equation: _compat.Equation) -> CollectiveCall | None:
     """The collective that an equation is; None if it is none, or part of one of ours, inside a worker."""
     if equation.primitive.name not in _compat.COLLECTIVES or _compat.is_of_our_collectives(equation, _SCOPE):
         return None
     axes = equation.params["axes" if "axes" in equation.params else "axis_name"]
-    return Call(equation, tuple(axes) if isinstance(axes, (tuple, list)) else (axes,))
+    return CollectiveCall(equation, tuple(axes) if isinstance(axes, (tuple, list)) else (axes,))
 
 
-def is_replaced(call: Call, scope: Scope) -> bool:
+def is_replaced(call: CollectiveCall, scope: Scope) -> bool:
     """Whether something of ours takes the place of a collective.
 
     Where something should and cannot, a collective in a global mesh stays JAX's, with a warning. In other programs
@@ -117,7 +117,7 @@ def is_replaced(call: Call, scope: Scope) -> bool:
     return True
 
 
-def _obstacle(call: Call, scope: Scope) -> str | None:
+def _obstacle(call: CollectiveCall, scope: Scope) -> str | None:
     if call.name not in _REPLACED:
         return f"jaxhetero has no {call.name}"
     if call.positions and call.name not in _REDUCTIONS:
@@ -131,7 +131,7 @@ def _obstacle(call: Call, scope: Scope) -> str | None:
     return _obstacle_of_groups(call, groups, scope) if groups and call.name != _ALL_TO_ALL else None
 
 
-def _obstacle_of_groups(call: Call, groups: Sequence[Sequence[int]], scope: Scope) -> str | None:
+def _obstacle_of_groups(call: CollectiveCall, groups: Sequence[Sequence[int]], scope: Scope) -> str | None:
     try:
         classify_in_groups(scope.mesh_axes(call.names), groups, "here", of_one_size=call.name not in _REDUCTIONS)
     except ConfigError as error:
@@ -156,7 +156,9 @@ def warn_once(message: str) -> None:
 
 
 @jax.named_scope(_SCOPE)
-def run(calls: Sequence[Call], operands: Sequence[jax.Array], scope: Scope, options: Options) -> list[jax.Array]:
+def run(
+    calls: Sequence[CollectiveCall], operands: Sequence[jax.Array], scope: Scope, options: Options
+) -> list[jax.Array]:
     """The results of all calls, which share buckets, from the operands of all."""
     call = calls[0]
     if call.name == _INDEX:

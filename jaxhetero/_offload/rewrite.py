@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxhetero import _compat
 from jaxhetero._job import world
-from jaxhetero._offload.calls import Call, Options, as_call, is_replaced, obstacle_inside, run, warn_once
+from jaxhetero._offload.calls import CollectiveCall, Options, as_call, is_replaced, obstacle_inside, run, warn_once
 from jaxhetero._offload.scope import Scope, is_for_this_worker, listed, make_scope
 from jaxhetero.errors import ConfigError, JaxheteroError
 
@@ -176,7 +176,7 @@ def _run_rewritten(rewriter: Rewriter, equation: _compat.Equation, operands: Seq
     return _compat.run_equation(equation.replace(params=rewritten), operands)
 
 
-def _calls(program: Any) -> Iterator[Call]:
+def _calls(program: Any) -> Iterator[CollectiveCall]:
     """All collectives in a program."""
     for equation in program.eqns:
         call = as_call(equation)
@@ -263,7 +263,7 @@ class _Values:
         self._scope = scope
         self._options = options
         self._values: dict[Any, Any] = {}
-        self._postponed: dict[Any, list[Call]] = {}  # those that share buckets, by the variable of a result
+        self._postponed: dict[Any, list[CollectiveCall]] = {}  # those that share buckets, by the variable of a result
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         self._values.update(zip(variables, values, strict=True))
@@ -275,13 +275,13 @@ class _Values:
                 self._run(self._postponed[atom])
         return [atom.val if hasattr(atom, "val") else self._values[atom] for atom in atoms]
 
-    def postpone(self, call: Call) -> None:
+    def postpone(self, call: CollectiveCall) -> None:
         """Run the collective, whose operands have been read, when its result is."""
         group = next((group for group in self._postponed.values() if group[0].may_share_buckets(call)), [])
         group.append(call)
         self._postponed.update((variable, group) for variable in call.equation.outvars)
 
-    def _run(self, group: list[Call]) -> None:
+    def _run(self, group: list[CollectiveCall]) -> None:
         operands = self.read([atom for call in group for atom in call.equation.invars])
         variables = [variable for call in group for variable in call.equation.outvars]
         with _compat.equation_context(group[0].equation):

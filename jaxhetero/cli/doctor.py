@@ -42,6 +42,6 @@ def doctor_command(processes: int | None, measure_ms: int, token_file: Path | No
         raise click.UsageError("Give --processes: how many workers and reducers the job will have.")
     config = reducer_config(token_file, **options)
     timeout_s = config.start_timeout_ms / 1000
-    # What an engine has started writes to one place.
+    # What a launcher has started writes to one place.
     visit = Visit(config.coordinator, config.token, processes, config.host, timeout_s, measure_ms / 1000, by_hand)
     return run_doctor(visit, Console(no_color=not colour_wanted()))

@@ -24,7 +24,7 @@ token_file_option = click.option(
 
 
 def reducer_config(token_file: Path | None, **options: str | int | None) -> ReducerConfig:
-    """The settings of a reducer: given options, then the environment, then what an engine tells."""
+    """The settings of a reducer: given options, then the environment, then what a launcher tells."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if token_file is not None:
         given["token"] = read_token(token_file)

@@ -1,1 +1,1 @@
-"""The engines of clusters: what starts a job's workers and reducers there."""
+"""The launchers of clusters: what starts a job's workers and reducers there."""

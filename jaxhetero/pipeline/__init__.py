@@ -4,6 +4,16 @@ from jaxhetero.pipeline.gathering import gather, part
 from jaxhetero.pipeline.gradient import Pipeline, value_and_grad
 from jaxhetero.pipeline.report import Report, StageReport
 from jaxhetero.pipeline.rows import Rows
-from jaxhetero.pipeline.simulation import Network, Simulation
+from jaxhetero.pipeline.simulation import Interconnect, Simulation
 
-__all__ = ["Network", "Pipeline", "Report", "Rows", "Simulation", "StageReport", "gather", "part", "value_and_grad"]
+__all__ = [
+    "Interconnect",
+    "Pipeline",
+    "Report",
+    "Rows",
+    "Simulation",
+    "StageReport",
+    "gather",
+    "part",
+    "value_and_grad",
+]

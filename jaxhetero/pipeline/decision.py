@@ -11,8 +11,8 @@ from jaxhetero.errors import ConfigError
 from jaxhetero.pipeline.costs import BACKWARD
 from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.partition import Fits, Partition, cut
-from jaxhetero.pipeline.schedules import NAMES, Kind, Schedule, ScheduleName, Task, make_schedule
-from jaxhetero.pipeline.simulation import Network, Simulation, simulate
+from jaxhetero.pipeline.schedules import NAMES, Schedule, ScheduleName, Task, TaskKind, make_schedule
+from jaxhetero.pipeline.simulation import Interconnect, Simulation, simulate
 
 # By how much the largest stage may be larger than it has to be, so that fewer bytes travel.
 _SLACKS = (0.0, 0.02, 0.05, 0.1, 0.2)
@@ -39,7 +39,7 @@ class Wishes:
     schedule: ScheduleName | None = None
     stages_per_worker: int | None = None
     memory_bytes: float | None = None
-    network: Network = field(default_factory=Network)
+    network: Interconnect = field(default_factory=Interconnect)
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,13 @@ class _Partitions:
 
 
 def simulate_step(
-    operations: Operations, schedule: Schedule, partition: Partition, network: Network, replicas: int
+    operations: Operations, schedule: Schedule, partition: Partition, network: Interconnect, replicas: int
 ) -> Simulation:
     """A step with these stages, their gradients reduced over so many replicas."""
     forward_s = [float(operations.costs[begin:end].sum()) for begin, end in pairwise(partition.edges)]
 
     def task_s(task: Task) -> float:
-        if task.kind is Kind.FORWARD:
+        if task.kind is TaskKind.FORWARD:
             return forward_s[task.stage]
         backward_s = BACKWARD * forward_s[task.stage]
         return backward_s / 2 if schedule.is_parted else backward_s

@@ -16,13 +16,13 @@ from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.programs import Programs
 from jaxhetero.pipeline.reduction import Reduction
 from jaxhetero.pipeline.runner import StageRunner, Step
-from jaxhetero.pipeline.schedules import Kind, Schedule, Task
+from jaxhetero.pipeline.schedules import Schedule, Task, TaskKind
 from jaxhetero.pipeline.stages import Stage
 
 if TYPE_CHECKING:
     from jaxhetero._job.channels import Channels
 
-Key = tuple[Kind, int, int, int]
+Key = tuple[TaskKind, int, int, int]
 """What a value passes between: a kind of task, the stage that makes it, the one that takes it, and the microbatch."""
 
 
@@ -59,8 +59,8 @@ class Executor:
         self._tasks = schedule.tasks[places.place]
         # Of each stage's last task, after which its gradients are final.
         self._last_positions = {task.stage: position for position, task in enumerate(self._tasks)}
-        self._inboxes: dict[tuple[Kind, int, int], Inbox] = {}
-        self._routes: dict[tuple[Kind, int, int], Route] = {}
+        self._inboxes: dict[tuple[TaskKind, int, int], Inbox] = {}
+        self._routes: dict[tuple[TaskKind, int, int], Route] = {}
         self._outbox = None if channels is None else Outbox(channels)
         if channels is not None:
             self._connect(channels)
@@ -95,13 +95,13 @@ class Executor:
 
     def _run_task(self, task: Task, step: Step, outputs: dict[int, list[Any]]) -> None:
         runner = self._runners[task.stage]
-        if task.kind is Kind.FORWARD:
+        if task.kind is TaskKind.FORWARD:
             received = self._received(task)
             values = runner.forward(task.microbatch, received, step.batches[task.microbatch])
             for number, value in zip(runner.stage.outputs, runner.programs.outputs.outputs, strict=True):
                 outputs[number].append(values[value])
             self._pass_forward(task, [values[value] for value in runner.programs.outputs.sent])
-        elif task.kind is Kind.BACKWARD:
+        elif task.kind is TaskKind.BACKWARD:
             gradients = runner.backward(task.microbatch, self._cotangents(task), parted=self._schedule.is_parted)
             self._pass_back(task, gradients)
         else:
@@ -112,7 +112,7 @@ class Executor:
         stage = self._stages[task.stage]
         arrays: list[Any] = []
         for sender in stage.received_from:
-            arrays += self._take((Kind.FORWARD, sender, task.stage, task.microbatch))
+            arrays += self._take((TaskKind.FORWARD, sender, task.stage, task.microbatch))
         return arrays
 
     def _pass_forward(self, task: Task, sent: Sequence[Any]) -> None:
@@ -120,7 +120,7 @@ class Executor:
         made = dict(zip(stage.sent, sent, strict=True))
         for target in stage.sent_to:
             arrays = [made[value] for value in self._stages[target].received_from[task.stage]]
-            self._pass((Kind.FORWARD, task.stage, target, task.microbatch), arrays)
+            self._pass((TaskKind.FORWARD, task.stage, target, task.microbatch), arrays)
 
     def _cotangents(self, task: Task) -> list[Any]:
         """The gradients of each float that a stage has sent, from each stage that it went to."""
@@ -129,7 +129,7 @@ class Executor:
         for target in stage.sent_to:
             floats = _floats(self._stages[target].received_from[task.stage])
             if floats:
-                arrays = self._take((Kind.BACKWARD, target, task.stage, task.microbatch))
+                arrays = self._take((TaskKind.BACKWARD, target, task.stage, task.microbatch))
                 found.update(zip(((value, target) for value in floats), arrays, strict=True))
         return [
             found[value, target]
@@ -144,7 +144,7 @@ class Executor:
         for sender, values in stage.received_from.items():
             arrays = [made[value] for value in _floats(values)]
             if arrays:
-                self._pass((Kind.BACKWARD, task.stage, sender, task.microbatch), arrays)
+                self._pass((TaskKind.BACKWARD, task.stage, sender, task.microbatch), arrays)
 
     def _pass(self, key: Key, arrays: list[Any]) -> None:
         route = self._routes.get(key[:3])
@@ -164,7 +164,7 @@ class Executor:
             source_place, target_place = map(self._schedule.place_of, (source, target))
             if source_place == target_place or self._places.place not in (source_place, target_place):
                 continue
-            what = "activations" if kind is Kind.FORWARD else "gradients of activations"
+            what = "activations" if kind is TaskKind.FORWARD else "gradients of activations"
             text = f"{what} from stage {source} to stage {target}"
             is_incoming = self._places.place == target_place
             peer = self._places.rank_at(source_place if is_incoming else target_place)
@@ -176,15 +176,15 @@ class Executor:
             else:
                 self._routes[kind, source, target] = route
 
-    def _all_routes(self) -> Iterator[tuple[Kind, int, int, tuple[jax.ShapeDtypeStruct, ...]]]:
+    def _all_routes(self) -> Iterator[tuple[TaskKind, int, int, tuple[jax.ShapeDtypeStruct, ...]]]:
         """Between any two stages, in an order that is the same on every worker."""
         for stage in self._stages:
             for target in stage.sent_to:
                 values = self._stages[target].received_from[stage.number]
-                yield Kind.FORWARD, stage.number, target, tuple(value.shape for value in values)
+                yield TaskKind.FORWARD, stage.number, target, tuple(value.shape for value in values)
                 floats = _floats(values)
                 if floats:
-                    yield Kind.BACKWARD, target, stage.number, tuple(value.shape for value in floats)
+                    yield TaskKind.BACKWARD, target, stage.number, tuple(value.shape for value in floats)
 
 
 def _floats(values: Sequence[Value]) -> list[Value]:
@@ -193,4 +193,6 @@ def _floats(values: Sequence[Value]) -> list[Value]:
 
 def _message(key: Key) -> Message:
     kind, source, target, microbatch = key
-    return Message((kind is Kind.BACKWARD) << 56 | source << 40 | target << 24 | microbatch, f"microbatch {microbatch}")
+    return Message(
+        (kind is TaskKind.BACKWARD) << 56 | source << 40 | target << 24 | microbatch, f"microbatch {microbatch}"
+    )

@@ -13,17 +13,17 @@ from jaxhetero.errors import ConfigError, JaxheteroError
 from jaxhetero.pipeline.agreement import check_digest, cut_digest, digest, measure_on_rank_0
 from jaxhetero.pipeline.arguments import Signature, trace_loss
 from jaxhetero.pipeline.clipping import clip_by_global_norm
+from jaxhetero.pipeline.compiled import CompiledPipeline
 from jaxhetero.pipeline.costs import estimate
 from jaxhetero.pipeline.cut import Cut
 from jaxhetero.pipeline.decision import Wishes, decide, simulate_step
-from jaxhetero.pipeline.engine import Engine
 from jaxhetero.pipeline.graph import evaluate, trace
 from jaxhetero.pipeline.operations import Operations
 from jaxhetero.pipeline.places import Places
 from jaxhetero.pipeline.report import Report
 from jaxhetero.pipeline.rows import Rows, is_leaf
 from jaxhetero.pipeline.schedules import ScheduleName
-from jaxhetero.pipeline.simulation import Network, Simulation
+from jaxhetero.pipeline.simulation import Interconnect, Simulation
 from jaxhetero.pipeline.stages import make_stages
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def value_and_grad(
     state_argnum: int | None = None,
     costs: Literal["flops", "measured"] = "flops",
     memory_bytes: float | None = None,
-    network: Network | None = None,
+    network: Interconnect | None = None,
 ) -> Pipeline:
     """As ``jax.value_and_grad``, of a loss that is cut into stages on several workers.
 
@@ -110,7 +110,7 @@ def value_and_grad(
         None if schedule == "auto" else schedule,
         stages_per_worker,
         memory_bytes,
-        network or Network(12.5e9, 20e-6),
+        network or Interconnect(12.5e9, 20e-6),
     )
     signature = Signature(tuple(whole_argnums), state_argnum, has_aux)
     return Pipeline(loss_fn, signature, wishes, is_measured=costs == "measured")
@@ -125,7 +125,7 @@ class Pipeline:
         self._wishes = wishes
         self._is_measured = is_measured
         self._cut: Cut | None = None
-        self._engine: Engine | None = None
+        self._compiled: CompiledPipeline | None = None
 
     def cut(self, params: Any, *arguments: Any) -> Report:
         """Trace the loss and cut it, for arguments of these shapes. Every worker calls it, with the same shapes.
@@ -145,7 +145,7 @@ class Pipeline:
           MismatchError: the loss is another one on another worker.
         """
         self._cut = self._make_cut(params, arguments)
-        self._engine = None
+        self._compiled = None
         return self.report()
 
     def report(self) -> Report:
@@ -156,7 +156,7 @@ class Pipeline:
         """
         return self._known_cut.report()
 
-    def simulate(self, network: Network | None = None) -> Simulation:
+    def simulate(self, network: Interconnect | None = None) -> Simulation:
         """A step of the cut that was made, with another network. Does not block."""
         cut = self._known_cut
         decision = cut.decision
@@ -251,9 +251,9 @@ class Pipeline:
             raise ConfigError(f"pipeline: value_and_grad was called inside a traced function; {_HOW_TO_SPLIT}")
         if self._cut is None:
             self._cut = self._cut_for(params, arguments)
-        if self._engine is None:
-            self._engine = Engine(self._cut)
-        return self._engine.run(params, arguments)
+        if self._compiled is None:
+            self._compiled = CompiledPipeline(self._cut)
+        return self._compiled.run(params, arguments)
 
     @property
     def _known_cut(self) -> Cut:

@@ -30,7 +30,7 @@ from jaxhetero.pipeline.stages import Stage
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class StageProgram:
     """Equations to compile, with what they are given and what they have to make."""
 
     equations: tuple[Equation, ...]
@@ -109,10 +109,10 @@ class Programs:
     """The parameters of the stage: leaves, or rows of leaves."""
     inputs: Inputs
     outputs: Outputs
-    prepare: Program
-    forward: Program
-    backward: Program
-    weights: Program
+    prepare: StageProgram
+    forward: StageProgram
+    backward: StageProgram
+    weights: StageProgram
 
     @property
     def kept(self) -> set[Value]:
@@ -385,9 +385,9 @@ class _Maker:
         self.sums = frozenset(inputs.sums)
         self.order = {equation: number for number, equation in enumerate(graph.equations)}
 
-    def program(self, equations: list[Equation], outputs: Sequence[Value]) -> Program:
+    def program(self, equations: list[Equation], outputs: Sequence[Value]) -> StageProgram:
         if not outputs and not equations:
-            return Program((), (), (), {})
+            return StageProgram((), (), (), {})
         body = set(equations)
         todo = [*_needs(equations), *outputs]
         while todo:
@@ -400,4 +400,4 @@ class _Maker:
         given = _unique(value for value in (*_needs(ordered), *outputs) if value not in made)
         constants = {value: self.graph.constants[value] for value in given if value in self.graph.constants}
         inputs = tuple(value for value in given if value not in constants)
-        return Program(ordered, inputs, tuple(outputs), constants, self.sums.intersection(inputs))
+        return StageProgram(ordered, inputs, tuple(outputs), constants, self.sums.intersection(inputs))

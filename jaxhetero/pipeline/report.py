@@ -9,10 +9,10 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from jaxhetero.pipeline.schedules import Kind, Schedule
+from jaxhetero.pipeline.schedules import Schedule, TaskKind
 from jaxhetero.pipeline.simulation import Simulation
 
-_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHTS: "W"}
+_LETTERS = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHTS: "W"}
 _COLUMNS = 100
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxhetero.pipeline.graph import Value
-from jaxhetero.pipeline.programs import Program, Programs
-from jaxhetero.pipeline.schedules import Kind
+from jaxhetero.pipeline.programs import Programs, StageProgram
+from jaxhetero.pipeline.schedules import TaskKind
 from jaxhetero.pipeline.stages import Stage
 
 
@@ -31,7 +31,7 @@ class Step:
 class _Compiled:
     """A program with what runs it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: StageProgram) -> None:
         self.program = program
         self._run = None if program.is_empty else program.compile()
 
@@ -51,9 +51,9 @@ class StageRunner:
         self.stage: Stage = programs.stage
         self.programs = programs
         self.compiled = {
-            Kind.FORWARD: _Compiled(programs.forward),
-            Kind.BACKWARD: _Compiled(programs.backward),
-            Kind.WEIGHTS: _Compiled(programs.weights),
+            TaskKind.FORWARD: _Compiled(programs.forward),
+            TaskKind.BACKWARD: _Compiled(programs.backward),
+            TaskKind.WEIGHTS: _Compiled(programs.weights),
         }
         self._prepare = _Compiled(programs.prepare)
         self._kept = programs.kept
@@ -86,7 +86,7 @@ class StageRunner:
             **dict(zip(inputs.received, received, strict=True)),
             **_numbered(inputs.batch, batch, self.stage.batch),
         }
-        self.compiled[Kind.FORWARD].run(values)
+        self.compiled[TaskKind.FORWARD].run(values)
         self.state = [values[value] for value in self.programs.outputs.state]
         self._microbatches[microbatch] = {value: values[value] for value in self._kept}
         return values
@@ -96,17 +96,17 @@ class StageRunner:
         values = {**self._common, **self._microbatches.pop(microbatch)}
         values.update(zip(self.programs.inputs.cotangents, cotangents, strict=True))
         if not parted:
-            self._with_sums(Kind.BACKWARD, values)
+            self._with_sums(TaskKind.BACKWARD, values)
         else:
-            self.compiled[Kind.BACKWARD].run(values)
+            self.compiled[TaskKind.BACKWARD].run(values)
             self._microbatches[microbatch] = {value: values[value] for value in self._kept_for_weights}
         return [values[value] for value in self.programs.outputs.gradients]
 
     def weights(self, microbatch: int) -> None:
         """Run the second part of the backward pass."""
-        self._with_sums(Kind.WEIGHTS, {**self._common, **self._microbatches.pop(microbatch)})
+        self._with_sums(TaskKind.WEIGHTS, {**self._common, **self._microbatches.pop(microbatch)})
 
-    def _with_sums(self, kind: Kind, values: dict[Value, Any]) -> None:
+    def _with_sums(self, kind: TaskKind, values: dict[Value, Any]) -> None:
         values.update(zip(self.programs.inputs.sums, self.sums, strict=True))
         self.compiled[kind].run(values)
         self.sums = [values[value] for value in self.programs.outputs.sums]

@@ -18,7 +18,7 @@ ScheduleName = Literal["simple", "interleaved", "virtual", "breadth_first", "zer
 NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
-class Kind(Enum):
+class TaskKind(Enum):
     """What a task computes."""
 
     FORWARD = "forward pass"
@@ -31,7 +31,7 @@ class Kind(Enum):
 class Task:
     """One program of one stage, for one microbatch."""
 
-    kind: Kind
+    kind: TaskKind
     stage: int
     microbatch: int
 
@@ -68,10 +68,10 @@ class Schedule:
         """For each stage, of how many microbatches it keeps activations at most at a time."""
         most = [0] * self.stage_count
         now = [0] * self.stage_count
-        last = Kind.WEIGHTS if self.is_parted else Kind.BACKWARD
+        last = TaskKind.WEIGHTS if self.is_parted else TaskKind.BACKWARD
         for tasks in self.tasks:
             for task in tasks:
-                now[task.stage] += (task.kind is Kind.FORWARD) - (task.kind is last)
+                now[task.stage] += (task.kind is TaskKind.FORWARD) - (task.kind is last)
                 most[task.stage] = max(most[task.stage], now[task.stage])
         return tuple(most)
 
@@ -85,7 +85,7 @@ class Schedule:
         most = now = 0
         for task in self.tasks[place]:
             before, after = kept.get(task.stage, 0), kept_for_weights.get(task.stage, 0)
-            now += {Kind.FORWARD: before, Kind.BACKWARD: after - before, Kind.WEIGHTS: -after}[task.kind]
+            now += {TaskKind.FORWARD: before, TaskKind.BACKWARD: after - before, TaskKind.WEIGHTS: -after}[task.kind]
             most = max(most, now)
         return most
 
@@ -126,8 +126,8 @@ def make_schedule(name: ScheduleName, places: int, stages_per_place: int, microb
 
 def _breadth_first(place: int, places: int, stages: int, microbatches: int) -> list[Task]:
     own = [turn * places + place for turn in range(stages)]
-    forward = [Task(Kind.FORWARD, stage, number) for stage in own for number in range(microbatches)]
-    backward = [Task(Kind.BACKWARD, stage, number) for stage in reversed(own) for number in range(microbatches)]
+    forward = [Task(TaskKind.FORWARD, stage, number) for stage in own for number in range(microbatches)]
+    backward = [Task(TaskKind.BACKWARD, stage, number) for stage in reversed(own) for number in range(microbatches)]
     return forward + backward
 
 
@@ -136,9 +136,9 @@ def _virtual(place: int, places: int, stages: int, microbatches: int) -> list[Ta
     total = microbatches * stages
     group = places if stages > 1 else microbatches
 
-    def task(kind: Kind, number: int) -> Task:
+    def task(kind: TaskKind, number: int) -> Task:
         turn = number // group % stages
-        turn = turn if kind is Kind.FORWARD else stages - 1 - turn
+        turn = turn if kind is TaskKind.FORWARD else stages - 1 - turn
         return Task(kind, turn * places + place, number // (group * stages) * group + number % group)
 
     ahead = places - place - 1
@@ -146,14 +146,14 @@ def _virtual(place: int, places: int, stages: int, microbatches: int) -> list[Ta
     return _alternate(total, warm_up, task)
 
 
-def _alternate(total: int, warm_up: int, task: Callable[[Kind, int], Task]) -> list[Task]:
+def _alternate(total: int, warm_up: int, task: Callable[[TaskKind, int], Task]) -> list[Task]:
     """Forward passes to fill the pipeline, then one forward and one backward pass in turns."""
     warm_up = min(warm_up, total)
-    tasks = [task(Kind.FORWARD, number) for number in range(warm_up)]
+    tasks = [task(TaskKind.FORWARD, number) for number in range(warm_up)]
     for number in range(total):
         if number + warm_up < total:
-            tasks.append(task(Kind.FORWARD, number + warm_up))
-        tasks.append(task(Kind.BACKWARD, number))
+            tasks.append(task(TaskKind.FORWARD, number + warm_up))
+        tasks.append(task(TaskKind.BACKWARD, number))
     return tasks
 
 
@@ -161,17 +161,17 @@ def _zero_bubble(place: int, places: int, stages: int, microbatches: int) -> lis
     """As 1F1B. From the place's own delay on, a gradient of parameters follows each backward pass."""
     del stages
     forward_count = min(microbatches, places - place)
-    tasks = [Task(Kind.FORWARD, place, number) for number in range(forward_count)]
+    tasks = [Task(TaskKind.FORWARD, place, number) for number in range(forward_count)]
     waiting: deque[int] = deque()
     for number in range(microbatches):
-        tasks.append(Task(Kind.BACKWARD, place, number))
+        tasks.append(Task(TaskKind.BACKWARD, place, number))
         waiting.append(number)
         if len(waiting) > place or forward_count == microbatches:
-            tasks.append(Task(Kind.WEIGHTS, place, waiting.popleft()))
+            tasks.append(Task(TaskKind.WEIGHTS, place, waiting.popleft()))
         if forward_count < microbatches:
-            tasks.append(Task(Kind.FORWARD, place, forward_count))
+            tasks.append(Task(TaskKind.FORWARD, place, forward_count))
             forward_count += 1
-    return tasks + [Task(Kind.WEIGHTS, place, number) for number in waiting]
+    return tasks + [Task(TaskKind.WEIGHTS, place, number) for number in waiting]
 
 
 _MAKERS: dict[str, Callable[[int, int, int, int], list[Task]]] = {

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from jaxhetero.errors import ConfigError
-from jaxhetero.pipeline.schedules import Kind, Schedule, Task
+from jaxhetero.pipeline.schedules import Schedule, Task, TaskKind
 
 Transfers = Mapping[tuple[int, int], float]
 """Bytes of one microbatch from a stage to a later one. The gradients that come back have as many."""
 
 
 @dataclass(frozen=True)
-class Network:
+class Interconnect:
     """What lies between the workers of a pipeline.
 
     Attributes:
@@ -58,7 +58,7 @@ def simulate(
     schedule: Schedule,
     task_s: Callable[[Task], float],
     transfers: Transfers | None = None,
-    network: Network | None = None,
+    network: Interconnect | None = None,
     reduce_s: Callable[[int], float] | None = None,
 ) -> Simulation:
     """Run a schedule in simulated time.
@@ -72,12 +72,12 @@ def simulate(
     Raises:
       ConfigError: the tasks wait for each other.
     """
-    return _Run(schedule, task_s, transfers or {}, network or Network()).run(reduce_s)
+    return _Run(schedule, task_s, transfers or {}, network or Interconnect()).run(reduce_s)
 
 
 class _Run:
     def __init__(
-        self, schedule: Schedule, task_s: Callable[[Task], float], transfers: Transfers, network: Network
+        self, schedule: Schedule, task_s: Callable[[Task], float], transfers: Transfers, network: Interconnect
     ) -> None:
         self.schedule = schedule
         self.task_s = task_s
@@ -132,23 +132,23 @@ class _Run:
 
     def _needs(self, task: Task) -> Iterator[Task]:
         """The tasks whose results a task waits for."""
-        if task.kind is Kind.FORWARD:
-            yield from (Task(Kind.FORWARD, stage, task.microbatch) for stage in self.before[task.stage])
-        elif task.kind is Kind.BACKWARD:
-            yield Task(Kind.FORWARD, task.stage, task.microbatch)
-            yield from (Task(Kind.BACKWARD, stage, task.microbatch) for stage in self.after[task.stage])
+        if task.kind is TaskKind.FORWARD:
+            yield from (Task(TaskKind.FORWARD, stage, task.microbatch) for stage in self.before[task.stage])
+        elif task.kind is TaskKind.BACKWARD:
+            yield Task(TaskKind.FORWARD, task.stage, task.microbatch)
+            yield from (Task(TaskKind.BACKWARD, stage, task.microbatch) for stage in self.after[task.stage])
         else:
-            yield Task(Kind.BACKWARD, task.stage, task.microbatch)
+            yield Task(TaskKind.BACKWARD, task.stage, task.microbatch)
 
     def _send(self, task: Task) -> set[int]:
         """The places where a task may begin because of it."""
         end = self.ended[task]
         self.arrived[task, task.stage] = end
         targets: list[int] = []
-        if task.kind is not Kind.WEIGHTS:
-            targets = self.after[task.stage] if task.kind is Kind.FORWARD else self.before[task.stage]
+        if task.kind is not TaskKind.WEIGHTS:
+            targets = self.after[task.stage] if task.kind is TaskKind.FORWARD else self.before[task.stage]
         for target in targets:
-            pair = (task.stage, target) if task.kind is Kind.FORWARD else (target, task.stage)
+            pair = (task.stage, target) if task.kind is TaskKind.FORWARD else (target, task.stage)
             self.arrived[task, target] = self._transfer(task.stage, target, end, self.transfers.get(pair, 0.0))
         return {self.schedule.place_of(stage) for stage in (task.stage, *targets)}
 
@@ -165,7 +165,7 @@ class _Run:
         """When the gradients of each place are reduced."""
         if reduce_s is None:
             return
-        last = Kind.WEIGHTS if self.schedule.is_parted else Kind.BACKWARD
+        last = TaskKind.WEIGHTS if self.schedule.is_parted else TaskKind.BACKWARD
         for place in range(self.schedule.places):
             own = range(place, self.schedule.stage_count, self.schedule.places)
             final = {stage: self.ended[Task(last, stage, self.schedule.microbatches - 1)] for stage in own}

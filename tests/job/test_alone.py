@@ -1,4 +1,4 @@
-"""A worker is alone only where that is meant: never because an engine's process was given no settings."""
+"""A worker is alone only where that is meant: never because a launcher's process was given no settings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import jaxhetero
-from jaxhetero._job.launchers import ENGINES
+from jaxhetero._job.launchers import LAUNCHERS
 from jaxhetero.config import ENV_PREFIX
 from jaxhetero.errors import ConfigError
 from tests.support.cluster import ROOT, free_port, program_path
 
-# As the engines set them, of what else they set only what might mislead. Those of Slurm are of version 22.05.
+# As the launchers set them, of what else they set only what might mislead. Those of Slurm are of version 22.05.
 SEVERAL = {
     "srun": (
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"},
@@ -53,7 +53,7 @@ SEVERAL = {
     ),
 }
 ONE = {
-    "no engine": {},
+    "no launcher": {},
     "a batch script of Slurm": {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"},
     "a step of one task": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
     "mpirun -n 1": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
@@ -65,12 +65,12 @@ ONE = {
 
 def is_told(variable: str) -> bool:
     """Whether the variable tells a process its place."""
-    return variable.startswith(ENV_PREFIX) or any(variable in (engine.rank, engine.count) for engine in ENGINES)
+    return variable.startswith(ENV_PREFIX) or any(variable in (launcher.rank, launcher.count) for launcher in LAUNCHERS)
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Without settings and engines; what joined in it has left afterwards."""
+    """Without settings and launchers; what joined in it has left afterwards."""
     for variable in filter(is_told, list(os.environ)):
         monkeypatch.delenv(variable)
     yield monkeypatch

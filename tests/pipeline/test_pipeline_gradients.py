@@ -232,7 +232,7 @@ def test_a_slower_network_makes_a_longer_step() -> None:
     model = language_model(layers=2)
     grad_fn = cut(model, 2)
     grad_fn.cut(model.params, *model.arguments)
-    fast, slow = (grad_fn.simulate(jaxhetero.pipeline.Network(rate)) for rate in (1e12, 1e3))
+    fast, slow = (grad_fn.simulate(jaxhetero.pipeline.Interconnect(rate)) for rate in (1e12, 1e3))
     assert fast.step_s == slow.step_s, "all stages are on one worker"
     assert fast.bubble == pytest.approx(0)
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from jaxhetero.errors import ConfigError
-from jaxhetero.pipeline.schedules import NAMES, Kind, Schedule, ScheduleName, Task, make_schedule
-from jaxhetero.pipeline.simulation import Network, simulate
+from jaxhetero.pipeline.schedules import NAMES, Schedule, ScheduleName, Task, TaskKind, make_schedule
+from jaxhetero.pipeline.simulation import Interconnect, simulate
 
 SIZES = [(2, 4), (4, 8), (8, 32)]
 
@@ -20,7 +20,7 @@ SCHEDULES = [(name, p, v, m) for name in NAMES for v in several(name) for p, m i
 
 def seconds(schedule: Schedule, task: Task) -> float:
     """A step of one microbatch takes 3 seconds a worker."""
-    whole = {Kind.FORWARD: 1.0, Kind.BACKWARD: 1.0 if schedule.is_parted else 2.0, Kind.WEIGHTS: 1.0}
+    whole = {TaskKind.FORWARD: 1.0, TaskKind.BACKWARD: 1.0 if schedule.is_parted else 2.0, TaskKind.WEIGHTS: 1.0}
     return whole[task.kind] / schedule.stages_per_place
 
 
@@ -28,7 +28,7 @@ def seconds(schedule: Schedule, task: Task) -> float:
 def test_every_task_runs_once(name: ScheduleName, places: int, stages: int, microbatches: int) -> None:
     schedule = make_schedule(name, places, stages, microbatches)
     counts = Counter(task for tasks in schedule.tasks for task in tasks)
-    kinds = [Kind.FORWARD, Kind.BACKWARD, *([Kind.WEIGHTS] if name == "zero_bubble" else [])]
+    kinds = [TaskKind.FORWARD, TaskKind.BACKWARD, *([TaskKind.WEIGHTS] if name == "zero_bubble" else [])]
     wanted = {Task(kind, s, number) for kind in kinds for s in range(places * stages) for number in range(microbatches)}
     assert counts == dict.fromkeys(wanted, 1)
     assert all(task.stage % places == place for place, tasks in enumerate(schedule.tasks) for task in tasks)
@@ -41,7 +41,7 @@ def test_the_microbatches_of_a_stage_come_in_order(
     """State passes from one microbatch to the next, and messages of one kind are in order."""
     schedule = make_schedule(name, places, stages, microbatches)
     for tasks in schedule.tasks:
-        for kind in Kind:
+        for kind in TaskKind:
             for stage in range(schedule.stage_count):
                 numbers = [task.microbatch for task in tasks if (task.kind, task.stage) == (kind, stage)]
                 assert numbers == sorted(numbers)
@@ -78,7 +78,7 @@ def test_a_worker_may_be_slow() -> None:
 def test_transfers_and_reductions_take_their_time() -> None:
     schedule = make_schedule("interleaved", 2, 1, 4)
     alone = simulate(schedule, lambda task: seconds(schedule, task)).step_s
-    network = Network(bytes_per_s=100.0, latency_s=0.5)
+    network = Interconnect(bytes_per_s=100.0, latency_s=0.5)
     # One microbatch in the pipeline at a time would pay both ways each time; in turns only some of it is seen.
     assert simulate(schedule, lambda task: seconds(schedule, task), {(0, 1): 50.0}, network).step_s > alone
     reduced = simulate(schedule, lambda task: seconds(schedule, task), reduce_s=lambda stage: 10.0 + stage)

@@ -76,7 +76,7 @@ def test_the_sdist_has_all_that_a_wheel_and_the_tests_need(release: Path) -> Non
     """Unpacked in an empty folder, it has built the wheel."""
     with tarfile.open(release / SDIST) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = {"jaxhetero", "xla_ffi", "models", "bench", "deploy", "tests", "docs"}
+    folders = {"jaxhetero", "xla_ffi", "models", "bench", "lab", "deploy", "tests", "docs", "notebook"}
     tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(tracked.stdout.splitlines()) <= names
     assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "BUILD", "pyproject.toml"} <= names

@@ -1,4 +1,4 @@
-"""A sum where JAX's processes have met first, as an engine told them. jaxhetero asks JAX for the rest."""
+"""A sum where JAX's processes have met first, as a launcher told them. jaxhetero asks JAX for the rest."""
 
 import jax
 

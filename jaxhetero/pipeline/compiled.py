@@ -19,7 +19,7 @@ from jaxhetero.pipeline.results import Results
 from jaxhetero.pipeline.runner import Step
 
 
-class Engine:
+class CompiledPipeline:
     """A cut, compiled."""
 
     def __init__(self, cut: Cut) -> None:

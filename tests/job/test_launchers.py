@@ -1,4 +1,4 @@
-"""What an engine has told a process, nobody has to set again. Slurm itself is in test_slurm.py, Ray in test_ray.py."""
+"""What a launcher has told a process, nobody has to set again. Slurm itself is in test_slurm.py, Ray in test_ray.py."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ REDUCERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", WORKERS)
-def test_a_worker_is_told_its_place(engine: str) -> None:
-    environ, told = WORKERS[engine]
+@pytest.mark.parametrize("launcher", WORKERS)
+def test_a_worker_is_told_its_place(launcher: str) -> None:
+    environ, told = WORKERS[launcher]
     assert read_worker(environ) == told
 
 
-@pytest.mark.parametrize("engine", REDUCERS)
-def test_a_reducer_is_told_where_the_job_meets(engine: str) -> None:
-    environ, told = REDUCERS[engine]
+@pytest.mark.parametrize("launcher", REDUCERS)
+def test_a_reducer_is_told_where_the_job_meets(launcher: str) -> None:
+    environ, told = REDUCERS[launcher]
     assert read_reducer(environ) == told
 
 
@@ -100,7 +100,7 @@ def test_settings_win_over_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle(monkeypatch, environ) == (1, 2, "a:20005", 1)
     assert settle(monkeypatch, {"JAXHETERO_COORDINATOR": "c:1"}) == (1, 2, "c:1", 1)
     assert settle(monkeypatch, {}, coordinator="d:1", restart_count=3) == (1, 2, "d:1", 3)
-    # A job inside the engine's job has workers of its own.
+    # A job inside the launcher's job has workers of its own.
     assert settle(monkeypatch, {}, rank=7, worker_count=8) == (7, 8, "c:1", 1)
     assert settle(monkeypatch, {}, worker_count=1)[:2] == (0, 1)
 
