@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -61,43 +60,6 @@ class Totals {
   std::vector<uint64_t> counts_;  // of the elements of its tensor
 };
 
-// The buffers of a call.
-struct Buffers {
-  std::vector<ffi::AnyBuffer> operands;
-  std::vector<ffi::AnyBuffer> results;
-
-  static Result<Buffers> take(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
-    Buffers buffers;
-    for (size_t i = 0; i < args.size(); ++i) {
-      const auto operand = args.get<ffi::AnyBuffer>(i);
-      if (!operand.has_value()) return unlike("something else than buffers");
-      buffers.operands.push_back(*operand);
-    }
-    for (size_t i = 0; i < rets.size(); ++i) {
-      auto result = rets.get<ffi::AnyBuffer>(i);
-      if (!result.has_value()) return unlike("something else than buffers");
-      buffers.results.push_back(**result);
-    }
-    if (buffers.operands.empty() || buffers.results.empty()) return unlike("no version");
-    return buffers;
-  }
-
-  // Whether it is so many uint32.
-  static bool has_words(const ffi::AnyBuffer& buffer, size_t count) {
-    return buffer.element_type() == ffi::DataType::U32 && buffer.element_count() == count;
-  }
-};
-
-// The leaves of a bucket, all of one dtype.
-Result<Leaves> join(std::span<ffi::AnyBuffer> buffers, ffi::DataType type) {
-  Leaves leaves;
-  for (ffi::AnyBuffer& buffer : buffers) {
-    if (buffer.element_type() != type) return unlike("leaves of several dtypes");
-    leaves.append(buffer.untyped_data(), buffer.size_bytes());
-  }
-  return leaves;
-}
-
 Result<DType> float_dtype(ffi::DataType type) {
   switch (type) {
     case ffi::DataType::F32:
@@ -111,36 +73,210 @@ Result<DType> float_dtype(ffi::DataType type) {
   }
 }
 
-uint64_t count_of(std::span<const ffi::AnyBuffer> leaves) {
-  uint64_t count = 0;
-  for (const ffi::AnyBuffer& leaf : leaves) count += leaf.element_count();
-  return count;
-}
-
 uint64_t count_of(const UpdateDescription& update) {
   uint64_t count = 0;
   for (const LeafUpdate& leaf : update.leaves) count += leaf.count;
   return count;
 }
 
-// One array that has all results: of an update the leaves, of a measure the totals; and the version behind them.
-Status take_packed(ffi::AnyBuffer& all, const UpdateDescription& update, StateCall& call) {
-  OpSpec& spec = call.request.spec;
-  auto* const data = static_cast<std::byte*>(all.untyped_data());
-  if (spec.kind == Kind::kMeasure) {
-    if (!Buffers::has_words(all, update.total_count + size_t{1})) return unlike("another number of totals");
-    call.step_results.append(data, all.size_bytes());
+void append(const ffi::AnyBuffer& buffer, Leaves& leaves) { leaves.append(buffer.untyped_data(), buffer.size_bytes()); }
+
+// Makes a call of its buffers. Each kind of call has its own list of them: see make_state_call().
+class BufferReader {
+ public:
+  BufferReader(const CallSite& site, StateCall& call) : site_(site), call_(call), spec_(call.request.spec) {}
+
+  Status read(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
+    if (const Status status = collect(args, rets); !status.ok()) return status;
+    switch (site_.kind) {
+      case Kind::kStore:
+        return read_store();
+      case Kind::kLoad:
+        return read_load();
+      case Kind::kMeasure:
+        return read_measure();
+      default:
+        return read_update();
+    }
+  }
+
+  // Of a measure; else null.
+  [[nodiscard]] const std::shared_ptr<Totals>& totals() const { return totals_; }
+
+ private:
+  Status collect(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
+    for (size_t i = 0; i < args.size(); ++i) {
+      const auto operand = args.get<ffi::AnyBuffer>(i);
+      if (!operand.has_value()) return unlike("something else than buffers");
+      operands_.push_back(*operand);
+    }
+    for (size_t i = 0; i < rets.size(); ++i) {
+      auto result = rets.get<ffi::AnyBuffer>(i);
+      if (!result.has_value()) return unlike("something else than buffers");
+      results_.push_back(**result);
+    }
+    const bool has_version = !operands_.empty() && !results_.empty() && has_words(operands_.back()) &&
+                             (is_packed() || has_words(results_.back(), 1));
+    return has_version ? Status() : unlike("no version");
+  }
+
+  Status read_store() {
+    if (const Status status = read_operands(operands_.size() - 1); !status.ok()) return status;
+    append(results_.back(), call_.step_results);
     return {};
   }
-  Result<DType> dtype = float_dtype(all.element_type());
-  if (!dtype.ok()) return dtype.status();
-  const size_t leaf_bytes = count_of(update) * item_bytes(*dtype);
-  if (all.size_bytes() != leaf_bytes + sizeof(uint32_t)) return unlike("another number of weights");
-  spec.state.weights = *dtype;
-  spec.total_count = count_of(update);
-  spec.leaf_count = static_cast<uint32_t>(update.leaves.size());
-  call.request.outputs.append(data, leaf_bytes);
-  call.step_results.append(data + leaf_bytes, sizeof(uint32_t));
+
+  Status read_load() {
+    if (const Status status = read_operands(0); !status.ok()) return status;
+    if (const Status status = read_weights(spec_.dtype); !status.ok()) return status;
+    append(results_.back(), call_.step_results);
+    return {};
+  }
+
+  Status read_measure() {
+    const Result<UpdateDescription> decoded = decode_update(*site_.update);
+    if (!decoded.ok()) return decoded.status();
+    const UpdateDescription& update = decoded.value();
+    totals_ = std::make_shared<Totals>(update);
+    if (const Status status = read_gradients(update.leaves.size()); !status.ok()) return status;
+    if (const Status status = set_size(count_of(update), update.leaves.size()); !status.ok()) return status;
+    const size_t total_count = update.total_count;
+    if (!is_packed()) {
+      const ffi::AnyBuffer& totals = results_[results_.size() - 2];
+      const bool has_totals = totals.element_type() == ffi::DataType::F32 && totals.element_count() == total_count;
+      if (!has_totals) return unlike("another number of totals");
+      append(totals, call_.step_results);
+    } else if (!has_words(results_.back(), total_count + 1)) {
+      return unlike("another number of totals");
+    }
+    append(results_.back(), call_.step_results);
+    return {};
+  }
+
+  Status read_update() {
+    if (is_packed()) return read_packed_update();
+    if (const Status status = read_gradients(results_.size() - 1); !status.ok()) return status;
+    if (const Status status = read_weights(spec_.state.weights); !status.ok()) return status;
+    append(results_.back(), call_.step_results);
+    return {};
+  }
+
+  Status read_packed_update() {
+    const Result<UpdateDescription> update = decode_update(*site_.update);
+    if (!update.ok()) return update.status();
+    const size_t leaf_count = update.value().leaves.size();
+    if (const Status status = read_gradients(leaf_count); !status.ok()) return status;
+    if (const Status status = set_size(count_of(update.value()), leaf_count); !status.ok()) return status;
+    const ffi::AnyBuffer& all = results_.back();
+    const Result<DType> dtype = float_dtype(all.element_type());
+    if (!dtype.ok()) return dtype.status();
+    const size_t leaf_bytes = spec_.total_count * item_bytes(dtype.value());
+    if (all.size_bytes() != leaf_bytes + sizeof(uint32_t)) return unlike("another number of weights");
+    auto* const data = static_cast<std::byte*>(all.untyped_data());
+    call_.request.outputs.append(data, leaf_bytes);
+    call_.step_results.append(data + leaf_bytes, sizeof(uint32_t));
+    spec_.state.weights = dtype.value();
+    return {};
+  }
+
+  // Operands that are gradients, as the wire has them; and what is behind them.
+  Status read_gradients(size_t leaf_count) {
+    if (const Status status = read_operands(leaf_count); !status.ok()) return status;
+    if (!site_.wire_dtype.has_value()) return {};
+    const bool is_given = call_.request.inputs.leaf_count() > 0;
+    call_.request.narrows = is_given && spec_.dtype != *site_.wire_dtype;  // else a GPU has converted them
+    if (call_.request.narrows && spec_.dtype != DType::kF32) return unlike("gradients that are not float32");
+    spec_.dtype = *site_.wire_dtype;
+    return {};
+  }
+
+  // The leaves, then scalars, then the version. A call that resumes does not read its leaves.
+  Status read_operands(size_t leaf_count) {
+    if (operands_.size() <= leaf_count) return unlike("too few operands");
+    const std::span leaves = std::span(operands_).first(site_.state.resumes ? 0 : leaf_count);
+    if (const Status status = read_leaves(leaves, spec_.dtype, call_.request.inputs); !status.ok()) return status;
+    for (size_t i = leaf_count; i + 1 < operands_.size(); ++i) {
+      if (operands_[i].element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
+      append(operands_[i], call_.step_operands);
+    }
+    append(operands_.back(), call_.step_operands);
+    return {};
+  }
+
+  // Results that are leaves, but for the version behind them.
+  Status read_weights(DType& dtype) {
+    return read_leaves(std::span(results_).first(results_.size() - 1), dtype, call_.request.outputs);
+  }
+
+  // The leaves of a bucket, all of one dtype.
+  Status read_leaves(std::span<const ffi::AnyBuffer> buffers, DType& dtype, Leaves& leaves) {
+    if (buffers.empty()) return {};
+    const Result<DType> of_all = float_dtype(buffers[0].element_type());
+    if (!of_all.ok()) return of_all.status();
+    uint64_t count = 0;
+    for (const ffi::AnyBuffer& buffer : buffers) {
+      if (buffer.element_type() != buffers[0].element_type()) return unlike("leaves of several dtypes");
+      append(buffer, leaves);
+      count += buffer.element_count();
+    }
+    dtype = of_all.value();
+    return set_size(count, buffers.size());
+  }
+
+  // The gradients of a bucket are as many as its weights.
+  Status set_size(uint64_t count, size_t leaf_count) {
+    if (spec_.leaf_count > 0 && spec_.total_count != count) return unlike("another number of weights");
+    spec_.total_count = count;
+    spec_.leaf_count = static_cast<uint32_t>(leaf_count);
+    return {};
+  }
+
+  // One result has all: see make_state_call().
+  [[nodiscard]] bool is_packed() const {
+    return (site_.kind == Kind::kMeasure || site_.kind == Kind::kUpdate) && results_.size() == 1;
+  }
+  // Whether it is uint32[], or uint32[n].
+  static bool has_words(const ffi::AnyBuffer& buffer) {
+    return buffer.element_type() == ffi::DataType::U32 && buffer.element_count() > 0;
+  }
+  static bool has_words(const ffi::AnyBuffer& buffer, size_t count) {
+    return has_words(buffer) && buffer.element_count() == count;
+  }
+
+  const CallSite& site_;
+  StateCall& call_;
+  OpSpec& spec_;
+  std::vector<ffi::AnyBuffer> operands_;
+  std::vector<ffi::AnyBuffer> results_;
+  std::shared_ptr<Totals> totals_;
+};
+
+// From what the program knows when the call runs: the scalars of the step, and the version of the state.
+void begin_step(std::span<const std::byte> from, bool stores_weights, StateModels& models, StepInputs& inputs,
+                RoundRequest& request) {
+  inputs.scalars.resize(from.size() / sizeof(uint32_t) - 1);
+  const std::span<const std::byte> scalars = from.first(inputs.scalars.size() * sizeof(uint32_t));
+  if (!scalars.empty()) std::memcpy(inputs.scalars.data(), scalars.data(), scalars.size());
+  uint32_t version = 0;
+  std::memcpy(&version, from.last(sizeof version).data(), sizeof version);
+  StateUse& state = request.spec.state;
+  if (stores_weights) version = models.start(state.number, version);
+  state.number = StateModels::number_for(state.number, version);
+  request.op = StateModels::number_for(request.op, version);
+  if (const uint32_t model = StateModels::model_of(version); model > 0) {
+    request.description += " of model " + std::to_string(model);
+  }
+  inputs.version = version;
+}
+
+// What the program knows afterwards: the totals of a measure, and the version.
+Status finish_step(uint32_t version, Totals* totals, std::span<std::byte> to) {
+  std::memcpy(to.last(sizeof version).data(), &version, sizeof version);
+  if (totals == nullptr) return {};
+  Result<std::vector<float>> values = totals->values();
+  if (!values.ok()) return values.status();
+  const auto bytes = std::as_bytes(std::span(*values));
+  if (!bytes.empty()) std::memcpy(to.data(), bytes.data(), bytes.size());
   return {};
 }
 
@@ -148,139 +284,36 @@ Status take_packed(ffi::AnyBuffer& all, const UpdateDescription& update, StateCa
 
 Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
                                   const ffi::RemainingRets& rets, StateModels& models) {
-  Result<Buffers> taken = Buffers::take(args, rets);
-  if (!taken.ok()) return taken.status();
-  std::vector<ffi::AnyBuffer>& operands = taken->operands;
-  std::vector<ffi::AnyBuffer>& results = taken->results;
-  const bool computes = site.kind == Kind::kMeasure || site.kind == Kind::kUpdate;
-  const bool is_packed = computes && results.size() == 1;
-  const bool has_version =
-      is_packed ? operands.back().element_type() == ffi::DataType::U32 && operands.back().element_count() > 0
-                : Buffers::has_words(operands.back(), 1) && Buffers::has_words(results.back(), 1);
-  if (!has_version) return unlike("no version");
-  const size_t beside_results = site.kind == Kind::kMeasure ? 2 : 1;
-  if (!is_packed && results.size() < beside_results) return unlike("no totals");
-  std::optional<UpdateDescription> update;
-  if (is_packed || site.kind == Kind::kMeasure) {
-    Result<UpdateDescription> decoded = decode_update(*site.update);
-    if (!decoded.ok()) return decoded.status();
-    update = std::move(*decoded);
-  }
-  // The gradients of a bucket are as many as its weights.
-  const size_t leaf_count = is_packed  ? update->leaves.size()
-                            : computes ? results.size() - beside_results
-                                       : operands.size() - 1;
-  if (operands.size() < leaf_count + (computes && !is_packed ? 2 : 1)) return unlike("no scalars");
-
   StateCall call;
   RoundRequest& request = call.request;
+  request.op = site.op;
+  request.sequence = site.sequence;
+  request.device = device;
+  request.run = run;
   OpSpec& spec = request.spec;
   spec.kind = site.kind;
   spec.root = site.root;
   spec.call_bytes = site.call_bytes;
   spec.state = site.state;
-  request.op = site.op;
-  request.sequence = site.sequence;
-  request.device = device;
-  request.run = run;
-
-  // What resumes does not read the leaves: they only bring the memory for new weights.
-  const auto given = std::span(operands).first(site.state.resumes ? 0 : leaf_count);
-  const auto wanted = std::span(results).first(is_packed ? 0 : results.size() - 1);
-  const bool returns_leaves = site.kind == Kind::kLoad || site.kind == Kind::kUpdate;
-  const auto step = std::make_shared<StepRequest>();
-  if (!given.empty()) {
-    Result<DType> dtype = float_dtype(given[0].element_type());
-    if (!dtype.ok()) return dtype.status();
-    Result<Leaves> leaves = join(given, given[0].element_type());
-    if (!leaves.ok()) return leaves.status();
-    spec.dtype = *dtype;
-    spec.total_count = count_of(given);
-    spec.leaf_count = static_cast<uint32_t>(given.size());
-    request.inputs = *leaves;
-  }
-  if (returns_leaves && !wanted.empty()) {
-    Result<DType> dtype = float_dtype(wanted[0].element_type());
-    if (!dtype.ok()) return dtype.status();
-    Result<Leaves> leaves = join(wanted, wanted[0].element_type());
-    if (!leaves.ok()) return leaves.status();
-    if (!given.empty() && count_of(wanted) != spec.total_count) return unlike("another number of weights");
-    spec.total_count = count_of(wanted);
-    spec.leaf_count = static_cast<uint32_t>(wanted.size());
-    if (site.kind == Kind::kUpdate) spec.state.weights = *dtype;
-    request.outputs = *leaves;
-  }
-  if (is_packed) {
-    const Status status = take_packed(results[0], *update, call);
-    if (!status.ok()) return status;
-    if (!given.empty() && count_of(given) != spec.total_count) return unlike("another number of weights");
-  }
-  if (computes) {
-    for (const ffi::AnyBuffer& some : std::span(operands).subspan(leaf_count, operands.size() - leaf_count - 1)) {
-      if (some.element_type() != ffi::DataType::F32) return unlike("scalars that are not float32");
-      call.step_operands.append(some.untyped_data(), some.size_bytes());
-    }
-    step->update = site.update;
-  }
-  call.step_operands.append(operands.back().untyped_data(), operands.back().size_bytes());
-
-  std::shared_ptr<Totals> totals;
-  if (site.kind == Kind::kMeasure) {
-    if (!is_packed) {
-      if (wanted.empty() || wanted.back().element_type() != ffi::DataType::F32 ||
-          wanted.back().element_count() != update->total_count) {
-        return unlike("another number of totals");
-      }
-      call.step_results.append(wanted.back().untyped_data(), wanted.back().size_bytes());
-    }
-    if (given.empty()) {
-      spec.total_count = count_of(*update);
-      spec.leaf_count = static_cast<uint32_t>(update->leaves.size());
-    }
-    totals = std::make_shared<Totals>(*update);
-    step->totals = [totals](const StepTotals& part) { totals->add(part); };
-  }
-  if (!is_packed) call.step_results.append(results.back().untyped_data(), results.back().size_bytes());
-
+  BufferReader reader(site, call);
+  if (const Status status = reader.read(args, rets); !status.ok()) return status;
   std::call_once(site.described, [&] {
     site.description = site.label + " (" + std::to_string(spec.total_count) + " weights in " +
                        std::to_string(spec.leaf_count) + " leaves)";
   });
   request.description = site.description;
-  if (site.wire_dtype.has_value()) {
-    if (!given.empty() && spec.dtype != *site.wire_dtype) {  // else they were converted on a GPU
-      if (spec.dtype != DType::kF32) return unlike("gradients that are not float32");
-      request.narrows = true;
-    }
-    spec.dtype = *site.wire_dtype;
-  }
+
+  const std::shared_ptr<Totals> totals = reader.totals();
+  const auto step = std::make_shared<StepRequest>();
+  step->update = site.update;
+  if (totals != nullptr) step->totals = [totals](const StepTotals& part) { totals->add(part); };
   const bool stores_weights = site.kind == Kind::kStore && site.state.slot == 0;
   call.begin = [step, stores_weights, &models](std::span<const std::byte> from, RoundRequest& request) {
-    StepInputs& inputs = step->inputs;
-    inputs.scalars.resize(from.size() / sizeof(uint32_t) - 1);
-    const std::span<const std::byte> scalars = from.first(inputs.scalars.size() * sizeof(uint32_t));
-    if (!scalars.empty()) std::memcpy(inputs.scalars.data(), scalars.data(), scalars.size());
-    uint32_t version = 0;
-    std::memcpy(&version, from.last(sizeof version).data(), sizeof version);
-    StateUse& state = request.spec.state;
-    if (stores_weights) version = models.start(state.number, version);
-    state.number = StateModels::number_for(state.number, version);
-    request.op = StateModels::number_for(request.op, version);
-    if (const uint32_t model = StateModels::model_of(version); model > 0) {
-      request.description += " of model " + std::to_string(model);
-    }
-    inputs.version = version;
+    begin_step(from, stores_weights, models, step->inputs, request);
     request.step = step;
   };
-  call.finish = [step, totals, updates = site.kind == Kind::kUpdate](std::span<std::byte> to) -> Status {
-    const auto version = static_cast<uint32_t>(step->inputs.version + (updates ? 1 : 0));
-    std::memcpy(to.last(sizeof version).data(), &version, sizeof version);
-    if (totals == nullptr) return {};
-    Result<std::vector<float>> values = totals->values();
-    if (!values.ok()) return values.status();
-    const auto bytes = std::as_bytes(std::span(*values));
-    if (!bytes.empty()) std::memcpy(to.data(), bytes.data(), bytes.size());
-    return {};
+  call.finish = [step, totals, updates = site.kind == Kind::kUpdate](std::span<std::byte> to) {
+    return finish_step(static_cast<uint32_t>(step->inputs.version + (updates ? 1 : 0)), totals.get(), to);
   };
   return call;
 }
