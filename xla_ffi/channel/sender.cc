@@ -7,7 +7,7 @@ namespace jaxhetero {
 namespace {
 
 constexpr size_t kPartBytes = size_t{128} << 10;
-constexpr size_t kMostUnderWay = 8;  // a small message waits for so many parts of large ones at most
+constexpr size_t kMostUnwritten = 8;  // a small message waits for so many parts of large ones at most
 
 }  // namespace
 
@@ -55,7 +55,7 @@ Status Sender::start_front(uint32_t number, Channel& channel) {
 }
 
 std::optional<OutFrame> Sender::next_frame(uint64_t frame_number) {
-  if (ready_.empty() || under_way_.size() == kMostUnderWay) return std::nullopt;
+  if (ready_.empty() || unwritten_.size() == kMostUnwritten) return std::nullopt;
   const uint32_t number = ready_.front();
   ready_.pop_front();
   Channel& channel = channels_[number];
@@ -72,16 +72,16 @@ std::optional<OutFrame> Sender::next_frame(uint64_t frame_number) {
   header.round = channel.queue.number();
   header.offset = offset;
   if (!header.last) ready_.push_back(number);
-  under_way_.push_back({frame_number, number, bytes, header.last});
+  unwritten_.push_back({frame_number, number, bytes, header.last});
   OutFrame frame = OutFrame::gather(header, transfer->message().memory, offset);
   frame.owner = transfer;
   return frame;
 }
 
 Status Sender::note_written(uint64_t frame_count, Clock::time_point now) {
-  while (!under_way_.empty() && under_way_.front().frame_number <= frame_count) {
-    const UnderWay written = under_way_.front();
-    under_way_.pop_front();
+  while (!unwritten_.empty() && unwritten_.front().frame_number <= frame_count) {
+    const UnwrittenFrame written = unwritten_.front();
+    unwritten_.pop_front();
     Channel& channel = channels_[written.channel];
     channel.queue.note_progress(written.bytes, now);
     if (!written.is_last) continue;
@@ -114,7 +114,7 @@ void Sender::give_up(const Status& why) {
   for (auto& [number, channel] : channels_) channel.queue.give_up(why);
   channels_.clear();
   ready_.clear();
-  under_way_.clear();
+  unwritten_.clear();
   credit_count_ = open_count_ = 0;
 }
 

@@ -61,7 +61,7 @@ class Sender {
     std::deque<Credit> credits;  // for the front message, and those behind it
     size_t sent_bytes = 0;       // of the front message, in frames that may not be written yet
   };
-  struct UnderWay {
+  struct UnwrittenFrame {
     uint64_t frame_number;
     uint32_t channel;
     size_t bytes;
@@ -73,8 +73,8 @@ class Sender {
   const std::string own_name_;
   const std::string peer_name_;
   std::unordered_map<uint32_t, Channel> channels_;
-  std::deque<uint32_t> ready_;      // channels whose front message has a credit, and bytes that were not sent
-  std::deque<UnderWay> under_way_;  // frames that are not written
+  std::deque<uint32_t> ready_;            // channels whose front message has a credit, and bytes that were not sent
+  std::deque<UnwrittenFrame> unwritten_;  // frames that are not written
   size_t credit_count_ = 0;
   size_t open_count_ = 0;  // messages
 };

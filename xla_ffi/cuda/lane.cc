@@ -56,20 +56,20 @@ struct CudaLane::Flight {
 };
 
 struct CudaLane::Inbox {
-  struct Message {  // a new flight; or a slice of its result is here; or its round is over
+  struct News {  // a new flight; or a slice of its result is here; or its round is over
     FlightPtr flight;
     std::optional<size_t> slice;
     std::optional<Status> outcome;
   };
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Message> messages;  // guarded by mutex, as is all below
+  std::vector<News> news;  // guarded by mutex, as is all below
   bool stopping = false;
 
-  void add(Message message) {
+  void add(News latest) {
     {
       const std::lock_guard lock(mutex);
-      messages.push_back(std::move(message));
+      news.push_back(std::move(latest));
     }
     changed.notify_one();
   }
@@ -212,7 +212,7 @@ void CudaLane::run() {
     const bool polls = !queue_.empty() || !out_flights_.empty() || !back_flights_.empty();
     std::unique_lock lock(inbox_->mutex);
     inbox_->changed.wait_for(lock, polls ? nap : microseconds(kIdle),
-                             [this] { return inbox_->stopping || !inbox_->messages.empty(); });
+                             [this] { return inbox_->stopping || !inbox_->news.empty(); });
     if (inbox_->stopping) return;
   }
 }
@@ -235,24 +235,24 @@ bool CudaLane::advance() {
 }
 
 bool CudaLane::take_inbox() {
-  std::vector<Inbox::Message> messages;
+  std::vector<Inbox::News> news;
   {
     const std::lock_guard lock(inbox_->mutex);
-    messages.swap(inbox_->messages);
+    news.swap(inbox_->news);
   }
-  for (Inbox::Message& message : messages) {
-    if (message.slice.has_value()) {
-      Flight& flight = *message.flight;
-      const size_t offset = *message.slice * config_.slice_bytes;
+  for (Inbox::News& each : news) {
+    if (each.slice.has_value()) {
+      Flight& flight = *each.flight;
+      const size_t offset = *each.slice * config_.slice_bytes;
       copy_back(flight, offset, std::min(config_.slice_bytes, flight.results.bytes() - offset));
-    } else if (message.outcome.has_value()) {
-      message.flight->outcome = std::move(message.outcome);
-      ended_flights_.push_back(std::move(message.flight));
+    } else if (each.outcome.has_value()) {
+      each.flight->outcome = std::move(each.outcome);
+      ended_flights_.push_back(std::move(each.flight));
     } else {
-      queue_.push_back(std::move(message.flight));
+      queue_.push_back(std::move(each.flight));
     }
   }
-  return !messages.empty();
+  return !news.empty();
 }
 
 // In the order of the launches: the out stream is one queue, in which an earlier copy must not wait for a later one.

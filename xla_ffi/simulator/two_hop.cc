@@ -134,7 +134,7 @@ TwoHop::TwoHop(const Cluster& cluster, const JobConfig& config)
   }
   connect();
   cut_buckets();
-  programs_.resize(config_.shape.worker_count);
+  train_loops_.resize(config_.shape.worker_count);
   step_ends_s_.resize(size_t{config_.step_count} * config_.shape.worker_count);
   for (uint32_t rank = 0; rank < config_.shape.worker_count; ++rank) start_step(rank);
 }
@@ -197,31 +197,31 @@ void TwoHop::on_event(uint64_t what) {
   const auto bucket = static_cast<uint32_t>(what);
   if (bucket == kOwnTime) return end_part(rank);
   for (const RoundPart& part : parts_[bucket]) {
-    worker(rank, part.strand).call(part.request, programs_[rank].step);
+    worker(rank, part.strand).call(part.request, train_loops_[rank].step);
   }
 }
 
 void TwoHop::start_step(uint32_t rank) {
-  Program& program = programs_[rank];
-  program.open_count = 1;
-  const size_t place = size_t{program.step} * config_.shape.worker_count + rank;
+  TrainLoop& loop = train_loops_[rank];
+  loop.open_count = 1;
+  const size_t place = size_t{loop.step} * config_.shape.worker_count + rank;
   const double slowdown = config_.slowdowns.empty() ? 1 : config_.slowdowns[place];
   const auto plan_event = [&](double after_s, uint32_t bucket) {
     events_.at(events_.now_s() + slowdown * after_s, *this, uint64_t{rank} << 32 | bucket);
   };
   for (uint32_t bucket = 0; bucket < parts_.size(); ++bucket) {
-    program.open_count += parts_[bucket].size();
+    loop.open_count += parts_[bucket].size();
     plan_event(config_.buckets[bucket].ready_s, bucket);
   }
   plan_event(config_.step_s, kOwnTime);
 }
 
 void TwoHop::end_part(uint32_t rank) {
-  Program& program = programs_[rank];
-  if (--program.open_count > 0) return;
-  step_ends_s_[size_t{program.step} * config_.shape.worker_count + rank] = events_.now_s();
+  TrainLoop& loop = train_loops_[rank];
+  if (--loop.open_count > 0) return;
+  step_ends_s_[size_t{loop.step} * config_.shape.worker_count + rank] = events_.now_s();
   ++ended_count_;
-  if (++program.step < config_.step_count) start_step(rank);
+  if (++loop.step < config_.step_count) start_step(rank);
 }
 
 Result<bool> TwoHop::run(uint64_t most_events) {

@@ -103,7 +103,7 @@ class TwoHop final : private EventHandler {
   friend class SimulatedReducer;
 
   // A worker's program: steps, one after the other.
-  struct Program {
+  struct TrainLoop {
     uint32_t step = 0;
     size_t open_count = 0;  // parts of this step's rounds, and its own time
   };
@@ -137,7 +137,7 @@ class TwoHop final : private EventHandler {
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
   std::vector<std::unique_ptr<SimulatedReducer>> reducers_;
   std::vector<std::vector<RoundPart>> parts_;  // by bucket
-  std::vector<Program> programs_;              // by rank
+  std::vector<TrainLoop> train_loops_;         // by rank
   std::vector<double> step_ends_s_;
   size_t ended_count_ = 0;  // steps of workers
   Status failure_;

@@ -66,8 +66,8 @@ Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& n
 Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(own_nonce_, strand_) : Bytes(); }
 
 size_t Handshake::message_bytes() const {
-  if (stage_ == Stage::kDone) return 0;
-  if (stage_ == Stage::kProof) return sizeof(Digest);
+  if (phase_ == Phase::kDone) return 0;
+  if (phase_ == Phase::kProof) return sizeof(Digest);
   return side_ == Side::kServer ? kHelloBytes : kServerHelloBytes;
 }
 
@@ -76,7 +76,7 @@ Status Handshake::take(size_t bytes, Bytes& reply) {
   received_bytes_ += bytes;
   if (left_bytes() > 0) return {};
   received_bytes_ = 0;
-  if (stage_ == Stage::kProof) return take_client_proof();
+  if (phase_ == Phase::kProof) return take_client_proof();
   return side_ == Side::kServer ? take_client_hello(reply) : take_server_hello(reply);
 }
 
@@ -94,7 +94,7 @@ Status Handshake::take_client_hello(Bytes& reply) {
   reply = hello(own_nonce_);
   const Digest proof = prove(token_, "server", peer_nonce_, own_nonce_);
   reply.insert(reply.end(), proof.begin(), proof.end());
-  stage_ = Stage::kProof;
+  phase_ = Phase::kProof;
   return {};
 }
 
@@ -111,7 +111,7 @@ Status Handshake::take_server_hello(Bytes& reply) {
   }
   const Digest proof = prove(token_, "client", own_nonce_, peer_nonce_);
   reply.assign(proof.begin(), proof.end());
-  stage_ = Stage::kDone;
+  phase_ = Phase::kDone;
   return {};
 }
 
@@ -120,13 +120,13 @@ Status Handshake::take_client_proof() {
   if (!same_digest(expected, read_digest(std::span(message_)))) {
     return {Code::kUnauthenticated, "it could not prove that it knows the job token"};
   }
-  stage_ = Stage::kDone;
+  phase_ = Phase::kDone;
   return {};
 }
 
 Status Handshake::hung_up() const {
   // A peer that closes after our proof has refused it. At any other point, the end says nothing about the token.
-  const Code code = stage_ == Stage::kProof ? Code::kUnauthenticated : Code::kInternal;
+  const Code code = phase_ == Phase::kProof ? Code::kUnauthenticated : Code::kInternal;
   return {code, "it closed the connection in the handshake"};
 }
 

@@ -39,11 +39,11 @@ class Handshake {
   // Why the handshake failed, if the peer closed the connection.
   [[nodiscard]] Status hung_up() const;
 
-  [[nodiscard]] bool is_done() const { return stage_ == Stage::kDone; }
+  [[nodiscard]] bool is_done() const { return phase_ == Phase::kDone; }
   [[nodiscard]] Side side() const { return side_; }
 
  private:
-  enum class Stage : uint8_t { kHello, kProof, kDone };
+  enum class Phase : uint8_t { kHello, kProof, kDone };
 
   [[nodiscard]] size_t message_bytes() const;
   [[nodiscard]] size_t left_bytes() const { return message_bytes() - received_bytes_; }
@@ -52,7 +52,7 @@ class Handshake {
   Status take_client_proof();
 
   Side side_;
-  Stage stage_ = Stage::kHello;
+  Phase phase_ = Phase::kHello;
   std::span<const std::byte> token_;
   Nonce own_nonce_;
   uint16_t strand_;

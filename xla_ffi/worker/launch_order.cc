@@ -24,20 +24,20 @@ LaunchOrder::Calls& LaunchOrder::calls_of(RoundRequest& request) {
 Status LaunchOrder::note(RoundRequest& request) {
   if (!request.run.has_value()) return {};  // of no program
   Calls& calls = calls_of(request);
-  const Call now{request.sequence, *request.run};
+  const Launch now{request.sequence, *request.run};
   if (calls.latest.empty()) {
     calls = {request.device, now.sequence, {now}};
     return {};
   }
   request.is_compiled_anew = now.sequence > calls.newest;
   calls.newest = std::max(calls.newest, now.sequence);
-  const Call before = calls.latest.back();
+  const Launch before = calls.latest.back();
   if (now.run == before.run && now.sequence != before.sequence) {
     return {Code::kInvalidArgument, "XLA has made two calls of " + request.description +
                                         " in one program, and may run them in any order; write each call out, with a "
                                         "name of its own"};
   }
-  const auto same = std::ranges::find(calls.latest, now.sequence, &Call::sequence);
+  const auto same = std::ranges::find(calls.latest, now.sequence, &Launch::sequence);
   const bool is_backwards = same != calls.latest.end() && static_cast<int32_t>(now.run - same->run) < 0;
   if (same != calls.latest.end()) {
     std::rotate(same, same + 1, calls.latest.end());

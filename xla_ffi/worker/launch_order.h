@@ -24,15 +24,15 @@ class LaunchOrder {
   Status note(RoundRequest& request);
 
  private:
-  struct Call {
+  struct Launch {
     uint64_t sequence = 0;  // RoundRequest::sequence
     int64_t run = 0;        // the latest
   };
   // Of one op. Each program that has been compiled with it has a call of its own.
   struct Calls {
-    int32_t device = 0;        // the first one
-    uint64_t newest = 0;       // the sequence of the one that was compiled last
-    std::vector<Call> latest;  // the last one is that of the latest round
+    int32_t device = 0;          // the first one
+    uint64_t newest = 0;         // the sequence of the one that was compiled last
+    std::vector<Launch> latest;  // of each call; the last one is that of the latest round
   };
   Calls& calls_of(RoundRequest& request);
 

@@ -68,8 +68,8 @@ void RateProbe::start_size(uint64_t bytes) {
 }
 
 std::optional<RoundRequest> RateProbe::next() {
-  if (stage_ == Stage::kOver) return std::nullopt;
-  RoundRequest request = stage_ == Stage::kPushing ? push_request() : agree_request();
+  if (phase_ == Phase::kOver) return std::nullopt;
+  RoundRequest request = phase_ == Phase::kPushing ? push_request() : agree_request();
   request.is_internal = true;
   return request;
 }
@@ -107,19 +107,19 @@ void RateProbe::note_us(size_t place, int64_t us) {
 
 void RateProbe::finish(bool undisturbed, const Times& times) {
   if (!undisturbed) own_[0] = 0;
-  if (stage_ == Stage::kPushing) {
+  if (phase_ == Phase::kPushing) {
     for (const ShardTime& time : times.shards) note_us(time.reducer, time.us);
     for (size_t rail = 0; rail < times.rails_us.size(); ++rail) {
       if (times.rails_us[rail] > 0) note_us(reducers_.size() + rail, times.rails_us[rail]);
     }
-    stage_ = Stage::kAgreeing;
+    phase_ = Phase::kAgreeing;
   } else if (totals_[0] != worker_count_) {
     rates_.clear();
     rail_rates_.clear();
     bytes_per_s_ = 0;
     window_bytes_ = 0;
-    stage_ = Stage::kOver;
-  } else if (std::exchange(stage_, Stage::kPushing) == Stage::kAgreeing) {
+    phase_ = Phase::kOver;
+  } else if (std::exchange(phase_, Phase::kPushing) == Phase::kAgreeing) {
     evaluate();
   }
 }
@@ -155,7 +155,7 @@ void RateProbe::conclude_dedicated() {
   bytes_per_s_ = worker_count_ * shard_bytes * 1'000'000 / fastest_us;
   window_bytes_ = shard_bytes * kWindowUs / fastest_us;
   if (probed_count_ == reducers_.size()) {
-    stage_ = Stage::kOver;
+    phase_ = Phase::kOver;
   } else {
     start_sort(true);
   }
@@ -195,7 +195,7 @@ void RateProbe::conclude_colocated() {
     if (reducers_[i].colocated)
       rates_[i] = snapped((kFullRate * bytes_per_s + bytes_per_s_ / 2) / bytes_per_s_, kWorkerSlack);
   }
-  stage_ = Stage::kOver;
+  phase_ = Phase::kOver;
 }
 
 }  // namespace jaxhetero

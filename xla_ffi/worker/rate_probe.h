@@ -53,7 +53,7 @@ class RateProbe {
   [[nodiscard]] size_t window_bytes() const { return window_bytes_; }
 
  private:
-  enum class Stage : uint8_t { kMeeting, kPushing, kAgreeing, kOver };
+  enum class Phase : uint8_t { kMeeting, kPushing, kAgreeing, kOver };
 
   RoundRequest push_request();
   RoundRequest agree_request();
@@ -71,7 +71,7 @@ class RateProbe {
   const std::vector<ReducerPlace> reducers_;
   const ShardPlan::Pace pace_;  // while nothing is known
   const uint32_t rail_count_;
-  Stage stage_ = Stage::kMeeting;
+  Phase phase_ = Phase::kMeeting;
 
   bool colocated_ = false;  // the sort that is probed
   uint64_t probed_count_ = 0;
