@@ -42,7 +42,7 @@ class Leaves {
  private:
   struct Leaf {
     std::byte* data;
-    size_t offset;  // of its first byte in the bucket
+    size_t offset;  // the place of its first byte in the bucket
   };
   std::vector<Leaf> leaves_;
   size_t total_bytes_ = 0;
@@ -88,7 +88,7 @@ class Ranges {
   }
 
  private:
-  std::map<size_t, size_t> ends_;  // of ranges that do not touch, by first byte
+  std::map<size_t, size_t> ends_;  // the ends of ranges that do not touch, keyed by first byte
 };
 
 inline size_t total_bytes(std::span<const iovec> pieces) {

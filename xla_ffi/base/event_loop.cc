@@ -55,7 +55,7 @@ void EventLoop::run() {
       }
       const auto watch = watches_.find(fd);
       if (watch == watches_.end() || event_key(fd, watch->second.generation) != events[i].data.u64) continue;
-      const std::shared_ptr<FdCallback> callback = watch->second.callback;  // it may unwatch itself
+      const std::shared_ptr<FdCallback> callback = watch->second.callback;  // the callback may unwatch itself
       (*callback)(events[i].events);
     }
     run_due_timers();

@@ -27,8 +27,8 @@ struct Fd::List {
 // Global, because fork() asks nobody: the process may be forked by any library, from any thread.
 Fd::List& Fd::all() {
   static List list;
-  [[maybe_unused]] static const int handled = pthread_atfork([] { all().mutex.lock(); },    // before
-                                                             [] { all().mutex.unlock(); },  // in the parent
+  [[maybe_unused]] static const int handled = pthread_atfork([] { all().mutex.lock(); },    // before the fork
+                                                             [] { all().mutex.unlock(); },  // after it, in the parent
                                                              [] {
                                                                all().close_all();
                                                                all().mutex.unlock();

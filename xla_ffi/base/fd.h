@@ -42,7 +42,7 @@ class Fd {
   void unlist();
 
   int fd_ = -1;
-  Fd* previous_ = nullptr;  // on the list, which holds all that are valid
+  Fd* previous_ = nullptr;  // a neighbour in the list of all valid descriptors
   Fd* next_ = nullptr;
 };
 

@@ -84,7 +84,7 @@ class LoopGroup {
  private:
   const MemoryNodes nodes_;
   std::vector<std::unique_ptr<EventLoop>> loops_;
-  std::vector<std::thread> threads_;  // of all loops but the first
+  std::vector<std::thread> threads_;  // the threads of all loops but the first
 };
 
 }  // namespace jaxhetero

@@ -53,10 +53,10 @@ class Channels final : private ConnectionOwner {
     std::string host;  // the address to listen on; empty: every one, and peers use the one that the coordinator sees
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
-    bool shared_memory = true;  // with peers on this host
+    bool shared_memory = true;  // peers on this host share memory
   };
   struct Callbacks {
-    std::function<void(const Status&)> on_failure;  // of the job, found here or told by a peer
+    std::function<void(const Status&)> on_failure;  // the job has failed, as found here or told by a peer
     std::function<void()> on_idle;                  // no transfer is open any more
   };
 
@@ -96,8 +96,8 @@ class Channels final : private ConnectionOwner {
     std::string name;  // "rank 1 (host b)"
     Sender sender;
     Receiver receiver;
-    TcpConnection* out = nullptr;  // for messages to the peer; this worker makes it
-    TcpConnection* in = nullptr;   // for messages from the peer, once it has joined
+    TcpConnection* out = nullptr;  // the connection for messages to the peer, which this worker makes
+    TcpConnection* in = nullptr;   // the connection for messages from the peer, once it has joined
     bool is_out_open = false;
     Status broken = {};  // why a connection has ended; ok while none has
     Clock::time_point broken_at = {};
@@ -138,7 +138,7 @@ class Channels final : private ConnectionOwner {
 
   View view_;
   ChannelPatience patience_;
-  std::map<uint32_t, Peer> peers_;  // by rank; those that something was posted for, or that have joined
+  std::map<uint32_t, Peer> peers_;  // those that something was posted for or that have joined, keyed by rank
   std::map<const Connection*, Line> lines_;
   RefusalLog refusals_;
   bool has_ended_ = false;

@@ -18,9 +18,10 @@ namespace jaxhetero {
 // How long the front message of a channel may make no progress. A worker may post messages long before it needs them,
 // so the time counts only from when somebody waits, or when the message has begun to move.
 struct ChannelPatience {
-  std::chrono::milliseconds first{0};  // of a channel's first message, because workers compile at different speeds
+  // The patience with a channel's first message: workers compile at different speeds.
+  std::chrono::milliseconds first{0};
   std::chrono::milliseconds later{0};
-  bool is_for_all = false;  // also for messages that nobody waits for: this worker leaves
+  bool is_for_all = false;  // messages that nobody waits for have the patience, too, because this worker leaves
 };
 
 // On the loop's thread.
@@ -74,7 +75,7 @@ class MessageQueue {
   Posted posted_;
   uint64_t number_ = 0;
   size_t moved_bytes_ = 0;
-  Clock::time_point progress_at_;  // or when it became the front message
+  Clock::time_point progress_at_;  // the time of its latest bytes, or when it became the front message
 };
 
 }  // namespace jaxhetero

@@ -58,14 +58,14 @@ class Sender {
   };
   struct Channel {
     MessageQueue queue;
-    std::deque<Credit> credits;  // for the front message, and those behind it
-    size_t sent_bytes = 0;       // of the front message, in frames that may not be written yet
+    std::deque<Credit> credits;  // the credits for the front message and those behind it
+    size_t sent_bytes = 0;       // the part of the front message that is in frames, which may not be written yet
   };
   struct UnwrittenFrame {
     uint64_t frame_number;
     uint32_t channel;
     size_t bytes;
-    bool is_last;  // of its message
+    bool is_last;  // the last frame of its message
   };
 
   Status start_front(uint32_t number, Channel& channel);

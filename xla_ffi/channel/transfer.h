@@ -22,8 +22,8 @@ class Transfer {
 
   struct Message {
     uint32_t peer = 0;     // the rank of the other worker
-    uint32_t channel = 0;  // its number, among those from the one worker to the other
-    uint64_t tag = 0;      // what the message is: both workers must give the same
+    uint32_t channel = 0;  // the number of the channel, among those from the one worker to the other
+    uint64_t tag = 0;      // the sort of the message, which both workers must give alike
     std::string text;      // the same for people: "activations of stage 2, microbatch 5"
     Leaves memory;         // others own it; it is read or written until the transfer is done
   };

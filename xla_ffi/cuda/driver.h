@@ -24,12 +24,12 @@ using CudaHostFunction = void (*)(void*);
 
 inline constexpr CudaResult kCudaSuccess = 0;
 inline constexpr CudaResult kCudaNotReady = 600;
-inline constexpr unsigned kCudaStreamNonBlocking = 1;      // not ordered with the legacy default stream
-inline constexpr unsigned kCudaEventDisableTiming = 2;     // cheaper to record
-inline constexpr unsigned kCudaHostAllocPortable = 1;      // pinned for every context
-inline constexpr unsigned kCudaHostAllocDeviceMap = 2;     // GPUs can read and write it as memory
+inline constexpr unsigned kCudaStreamNonBlocking = 1;   // a stream that is not ordered with the legacy default stream
+inline constexpr unsigned kCudaEventDisableTiming = 2;  // cheaper to record
+inline constexpr unsigned kCudaHostAllocPortable = 1;   // pinned for every context
+inline constexpr unsigned kCudaHostAllocDeviceMap = 2;  // GPUs can read and write it as memory
 inline constexpr unsigned kCudaWaitValueGreaterEqual = 0;  // cyclic: int32(*address - value) >= 0
-inline constexpr unsigned kCudaWriteValueDefault = 0;      // what the stream did before is visible first
+inline constexpr unsigned kCudaWriteValueDefault = 0;      // the write is visible after all that the stream did before
 
 // The functions that this project calls. All but the last may be called from any thread that has made the stream's
 // context current. None waits for the GPU, except those that take or free memory.
@@ -42,7 +42,7 @@ struct CudaDriver {
   CudaResult (*primary_context)(CudaContext* context, int device);
   CudaResult (*context_push)(CudaContext context);
   CudaResult (*context_pop)(CudaContext* context);
-  CudaResult (*priority_range)(int* least, int* greatest);  // of the streams of the current context
+  CudaResult (*priority_range)(int* least, int* greatest);  // the priorities of streams in the current context
   CudaResult (*stream_context)(CudaStream stream, CudaContext* context);
   CudaResult (*stream_create)(CudaStream* stream, unsigned flags, int priority);
   CudaResult (*stream_destroy)(CudaStream stream);

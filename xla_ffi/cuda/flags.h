@@ -25,7 +25,7 @@ struct Flag {
 
 class CudaFlags {
  public:
-  static constexpr size_t kCopyCounter = 0;  // its slot; the others are the flags of ops
+  static constexpr size_t kCopyCounter = 0;  // the slot of the copy counter; the others are the flags of ops
 
   // Takes pinned memory, which waits for the GPU: not while a stream waits for a flag.
   static Result<std::unique_ptr<CudaFlags>> create(const std::shared_ptr<const CudaDriver>& driver,
@@ -57,8 +57,8 @@ class CudaFlags {
 
   const std::shared_ptr<const CudaDriver> driver_;
   const std::shared_ptr<PinnedPool> memory_;
-  const DevicePointer on_device_;             // of memory_
-  std::unordered_map<uint64_t, Flag> by_op_;  // of the op's latest round
+  const DevicePointer on_device_;             // the device's address of memory_
+  std::unordered_map<uint64_t, Flag> by_op_;  // the flag of the op's latest round
 };
 
 }  // namespace jaxhetero

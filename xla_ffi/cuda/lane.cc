@@ -31,7 +31,7 @@ std::vector<iovec> pieces_of(const Leaves& bucket, size_t offset, size_t bytes) 
 }  // namespace
 
 struct CudaLane::Flight {
-  RoundRequest request;  // until the round starts
+  RoundRequest request;  // moved out when the round starts
   Leaves operands;
   Leaves results;
   CudaAside aside;
@@ -42,10 +42,11 @@ struct CudaLane::Flight {
 
   std::shared_ptr<std::byte> inputs;
   std::shared_ptr<std::byte> outputs;
-  std::shared_ptr<std::byte> aside_memory;  // its operands, and behind them its results
-  std::atomic<size_t> ready_bytes = 0;      // of the inputs
+  std::shared_ptr<std::byte> aside_memory;  // the operands beside the bucket, and behind them the results
+  std::atomic<size_t> ready_bytes = 0;      // the bytes of the inputs that are ready
 
-  std::vector<std::atomic<size_t>> missing_bytes;  // of the outputs, by slice; the threads of the strands
+  // Bytes of the outputs that are missing, indexed by slice; the strands' threads count down.
+  std::vector<std::atomic<size_t>> missing_bytes;
 
   // The lane's thread only.
   uint32_t first_copy_count = 0;  // the copy counter reaches it when the operands are written

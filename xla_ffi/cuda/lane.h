@@ -38,8 +38,8 @@ namespace jaxhetero {
 
 struct CudaLaneConfig {
   uint32_t rank = 0;
-  size_t pinned_bytes = size_t{1} << 30;  // for both directions together
-  size_t slice_bytes = size_t{1} << 20;   // of one copy, after which the next stage can start on it
+  size_t pinned_bytes = size_t{1} << 30;  // the memory of both directions together
+  size_t slice_bytes = size_t{1} << 20;   // the size of one copy, after which the next stage can start on it
   std::chrono::milliseconds timeout{30000};
 };
 
@@ -120,9 +120,9 @@ class CudaLane {
 
   // The lane's thread only. A flight is in these one after the other; an ended one may still be in out_flights_.
   std::deque<FlightPtr> queue_;          // waits for pinned memory
-  std::deque<FlightPtr> out_flights_;    // until its last slice is on the host
-  std::deque<FlightPtr> ended_flights_;  // its round is over, well or badly
-  std::deque<FlightPtr> back_flights_;   // until its flag is set
+  std::deque<FlightPtr> out_flights_;    // flights whose last slice is not on the host
+  std::deque<FlightPtr> ended_flights_;  // flights whose round is over, well or badly
+  std::deque<FlightPtr> back_flights_;   // flights whose flag is not set
   uint32_t issued_copy_count_ = 0;
   std::unordered_map<size_t, uint32_t> finished_counts_;  // by slot
   bool driver_failed_ = false;
@@ -132,7 +132,7 @@ class CudaLane {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Status> failure_;  // guarded by mutex_, as are flags_'s next() and set_all(), all_ and idle_events_
-  std::vector<FlightPtr> all_;     // that are not over
+  std::vector<FlightPtr> all_;     // all flights that are not over
   std::vector<CudaEvent> idle_events_;
   std::thread thread_;
 };

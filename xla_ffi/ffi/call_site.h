@@ -28,16 +28,16 @@ struct CallSite {
   std::string label;
   Kind kind = Kind::kSum;
   uint32_t root = 0;
-  std::optional<DType> wire_dtype;  // if not that of the operands, which are float32 then
-  uint64_t call_bytes = 0;          // of the collective that this is a bucket of, on the wire
-  int64_t worker_count = 0;         // that the program was traced for
-  std::vector<uint32_t> group;      // as in OpSpec, like the next two
+  std::optional<DType> wire_dtype;  // set where the operands are float32 and the wire has another dtype
+  uint64_t call_bytes = 0;          // the bytes on the wire of the collective that this is a bucket of
+  int64_t worker_count = 0;         // the size of the job that the program was traced for
+  std::vector<uint32_t> group;      // the group of the OpSpec, like the next two
   uint64_t site = 0;
   StateUse state;
   std::shared_ptr<const Bytes> update;         // the encoded UpdateDescription of a measure or an update
-  std::unordered_map<int64_t, int64_t> lanes;  // by device; empty outside a mesh
-  int64_t caller = 0;                          // of a call about a state: the lane of the device that makes it
-  std::unique_ptr<SharedOutcomes> outcomes;    // if the devices of other lanes share what comes of it
+  std::unordered_map<int64_t, int64_t> lanes;  // keyed by device; empty outside a mesh
+  int64_t caller = 0;                          // the lane of the device that makes a call about a state
+  std::unique_ptr<SharedOutcomes> outcomes;    // set where the devices of other lanes share what comes of the call
   std::once_flag described;
   std::string description;
 };
@@ -45,14 +45,14 @@ struct CallSite {
 // The attributes of the instruction, as jaxhetero/_collectives/primitive.py writes them.
 struct CallSiteAttributes {
   std::string_view label;
-  int64_t place = 0;  // in the program: how-manyth call of this label and group, from 1
+  int64_t place = 0;  // the call's number among those of its label and group in the program, from 1
   int64_t kind = 0;
   int64_t root = 0;
   std::string_view wire_dtype;  // "bfloat16", "float16", or "" for that of the operands
   int64_t call_bytes = 0;
   int64_t worker_count = 0;
   xla::ffi::Span<const int64_t> group;  // the ranks that take part; empty: all
-  xla::ffi::Span<const int64_t> state;  // of a StateUse, see describe_state(); or empty
+  xla::ffi::Span<const int64_t> state;  // a StateUse, as describe_state() reads it; or empty
   xla::ffi::Span<const uint8_t> update;
   xla::ffi::Span<const int64_t> device_ids;
   xla::ffi::Span<const int64_t> device_lanes;

@@ -15,9 +15,9 @@ namespace jaxhetero {
 
 struct CudaOptions {
   std::string driver_path = "libcuda.so.1";
-  std::vector<int32_t> devices;  // of this process
+  std::vector<int32_t> devices;  // the devices of this process
   uint32_t rank = 0;
-  size_t pinned_bytes = 0;  // of each GPU
+  size_t pinned_bytes = 0;  // the pinned memory of each GPU
   std::chrono::milliseconds timeout{0};
 };
 

@@ -140,7 +140,7 @@ class OpenExchange {
   }
 
  private:
-  Communicator& communicator_;  // which has the channels that end the messages
+  Communicator& communicator_;  // the owner of the channels, which end the messages
   ffi::Promise promise_;
   std::mutex mutex_;
   size_t open_count_;  // guarded by mutex_

@@ -14,7 +14,7 @@ namespace jaxhetero {
 
 // The attributes beside those of every call, as jaxhetero/_collectives/exchange_primitive.py writes them.
 struct ExchangeAttributes {
-  std::string_view shapes;  // of the operands, for people; workers must agree
+  std::string_view shapes;  // the shapes of the operands, for people; workers must agree
   // If `group_size` is 0, one for each worker: the rank whose operands it gets, or -1 for zeros. Else the ranks of all
   // workers, group by group: a member sends its row `i` to the member at place `i` of its group, for whom the result
   // has the row `i` as well.

@@ -36,7 +36,7 @@ class Totals {
   void add(const StepTotals& totals) {
     const std::lock_guard lock(mutex_);
     for (const StepTotals::Part& part : totals.parts) {
-      if (part.total >= parts_.size()) continue;  // and then something is missing elsewhere
+      if (part.total >= parts_.size()) continue;  // such a part is wrong, and then something is missing elsewhere
       parts_[part.total].push_back({part.first, part.level, std::bit_cast<double>(part.sum)});
     }
   }
@@ -57,7 +57,7 @@ class Totals {
   std::mutex mutex_;
   // By total.
   std::vector<std::vector<Subtree>> parts_;
-  std::vector<uint64_t> counts_;  // of the elements of its tensor
+  std::vector<uint64_t> counts_;  // the elements of its tensor
 };
 
 Result<DType> float_dtype(ffi::DataType type) {
@@ -184,7 +184,8 @@ class BufferReader {
     if (const Status status = read_operands(leaf_count); !status.ok()) return status;
     if (!site_.wire_dtype.has_value()) return {};
     const bool is_given = call_.request.inputs.leaf_count() > 0;
-    call_.request.narrows = is_given && spec_.dtype != *site_.wire_dtype;  // else a GPU has converted them
+    // A GPU has converted those that have the dtype of the wire.
+    call_.request.narrows = is_given && spec_.dtype != *site_.wire_dtype;
     if (call_.request.narrows && spec_.dtype != DType::kF32) return unlike("gradients that are not float32");
     spec_.dtype = *site_.wire_dtype;
     return {};

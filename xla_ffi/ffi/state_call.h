@@ -20,7 +20,7 @@ struct StateCall {
   Leaves step_operands;
   Leaves step_results;
   std::function<void(std::span<const std::byte> step_operands, RoundRequest& request)> begin;
-  std::function<Status(std::span<std::byte> step_results)> finish;  // after the round
+  std::function<Status(std::span<std::byte> step_results)> finish;  // called after the round
 };
 
 // Operands and results, in this order:

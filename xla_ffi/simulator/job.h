@@ -13,7 +13,7 @@ namespace jaxhetero::simulator {
 
 struct HostConfig {
   std::vector<double> interfaces;  // the rate of each, in bytes per second each way, headers of packets included
-  uint32_t processor = 0;          // by its number; several hosts may share one
+  uint32_t processor = 0;          // the number of the processor, which several hosts may share
 };
 
 struct ProcessorConfig {
@@ -24,22 +24,22 @@ struct ProcessorConfig {
 struct BucketConfig {
   uint64_t count = 0;  // elements
   DType dtype = DType::kF32;
-  double ready_s = 0;  // after the start of its step
+  double ready_s = 0;  // the time after the start of its step
 };
 
 struct JobConfig {
   JobShape shape;
-  uint32_t strand_count = 1;  // that every process has
+  uint32_t strand_count = 1;  // the strands of every process
   std::vector<uint32_t> worker_hosts;
-  std::vector<uint32_t> reducer_hosts;  // of the dedicated ones
+  std::vector<uint32_t> reducer_hosts;  // the hosts of the dedicated reducers
   Costs worker_costs;
   Costs reducer_costs;
-  std::vector<BucketConfig> buckets;  // of a step, in the order of their sequence
-  uint64_t call_bytes = 0;            // of all buckets of a collective call; 0: of each bucket alone
+  std::vector<BucketConfig> buckets;  // the buckets of a step, in the order of their sequence
+  uint64_t call_bytes = 0;  // the bytes of all buckets of a collective call; those of each bucket alone where it is 0
   uint32_t step_count = 1;
   double step_s = 0;              // the least time of a step
-  std::vector<double> slowdowns;  // of each step's times, by step and rank; empty: none
-  uint64_t seed = 0;              // for the numbers of ops, which decide where the first shards go
+  std::vector<double> slowdowns;  // factors of each step's times, indexed by step and rank; none where it is empty
+  uint64_t seed = 0;              // the seed of the numbers of ops, which decide where the first shards go
 };
 
 struct Cluster {

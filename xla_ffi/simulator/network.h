@@ -24,9 +24,9 @@ struct NetworkConfig {
   // What goes back for a message: an acknowledgement for every so many of its bytes, at least one.
   uint32_t ack_bytes = 90;
   uint32_t bytes_per_ack = 16384;
-  uint32_t piece_bytes = 65536;  // that a flow sends before the interface's other flows have their turn
-  double burst_bytes = 0;        // that an interface passes at once after it was idle, as a token bucket does
-  double flow_bytes_per_s = 0;   // of one flow at most; 0: of the interface
+  uint32_t piece_bytes = 65536;  // a flow sends so many before the interface's other flows have their turn
+  double burst_bytes = 0;        // an interface passes so many at once after it was idle, as a token bucket does
+  double flow_bytes_per_s = 0;   // the highest rate of one flow; that of the interface where it is 0
   // Beyond so many bytes a queue drops what arrives; 0: never. The sender stops its flow, and sends what was lost anew
   // after the time of a round trip, or, where nothing behind it arrives to tell of the loss, after a timeout.
   double queue_bytes = 0;
@@ -75,7 +75,7 @@ class Network final : private EventHandler {
   struct Port {
     double s_per_byte = 0;
     double burst_s = 0;
-    double free_at_s = 0;  // or so long ago that a burst may pass
+    double free_at_s = 0;  // the time when it is free, or so long ago that a burst may pass
     double bytes = 0;
 
     // When bytes that come at this time have passed.
@@ -93,7 +93,7 @@ class Network final : private EventHandler {
     Port out;
     Port in;
     bool is_sending = false;
-    uint32_t first_flow = kNone;  // of those that have something to send, in their turn
+    uint32_t first_flow = kNone;  // the first in turn of the flows that have something to send
     uint32_t last_flow = kNone;
   };
   struct Flow {
@@ -103,18 +103,18 @@ class Network final : private EventHandler {
     bool is_within_host = false;
     Receiver* receiver = nullptr;
     bool is_in_turn = false;
-    uint32_t next_flow = kNone;  // in the interface's turn
+    uint32_t next_flow = kNone;  // the next in the interface's turn
     uint32_t to_send = kNone;    // the first message that is not completely sent
     uint32_t last_to_send = kNone;
     uint32_t oldest = kNone;  // the first message that is not planned to arrive
     uint32_t newest = kNone;
-    double ready_at_s = 0;    // when it may send again
-    double arrived_at_s = 0;  // when the last one arrives that is planned to
+    double ready_at_s = 0;    // the time when it may send again
+    double arrived_at_s = 0;  // the arrival of the last piece that is planned
   };
   struct Passage {
     Message message;
-    uint32_t left_bytes = 0;     // to send
-    uint32_t missing_bytes = 0;  // to pass the last port
+    uint32_t left_bytes = 0;     // bytes that are still to be sent
+    uint32_t missing_bytes = 0;  // bytes that are still to pass the last port
     double arrives_at_s = 0;
     bool is_to_send = false;
     uint32_t next_to_send = kNone;
@@ -125,8 +125,8 @@ class Network final : private EventHandler {
     uint32_t passage = 0;
     uint32_t bytes = 0;
     uint32_t hop = 0;
-    double begin_s = 0;  // when its first packet is at the next port
-    double end_s = 0;    // and its last one
+    double begin_s = 0;  // the time when its first packet is at the next port
+    double end_s = 0;    // the time when its last packet is there
   };
   enum class What : uint8_t { kSent, kAtPort, kArrived, kFlowReady, kSendAnew };
 
@@ -157,8 +157,8 @@ class Network final : private EventHandler {
   std::vector<uint32_t> free_passages_;
   std::vector<Piece> pieces_;
   std::vector<uint32_t> free_pieces_;
-  std::vector<Port> up_;    // by leaf and spine
-  std::vector<Port> down_;  // likewise
+  std::vector<Port> up_;    // indexed by leaf and spine
+  std::vector<Port> down_;  // indexed by leaf and spine
   uint64_t lost_count_ = 0;
 };
 

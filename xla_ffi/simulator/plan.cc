@@ -85,7 +85,7 @@ class NoiselessProbe {
   const View& view_;
   const Cluster& cluster_;
   const JobConfig& job_;
-  std::vector<uint32_t> strands_;  // that carry the round
+  std::vector<uint32_t> strands_;  // the strands that carry the round
 };
 
 }  // namespace

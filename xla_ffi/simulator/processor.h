@@ -15,7 +15,7 @@ struct Costs {
   double s_per_call = 0;
   double s_per_message = 0;
   double s_per_byte = 0;
-  double wake_up_s = 0;  // before the first message after a pause
+  double wake_up_s = 0;  // the time before the first message after a pause
 };
 
 class Strand;
@@ -61,7 +61,7 @@ class Strand : public Receiver {
   [[nodiscard]] double busy_s() const { return busy_s_; }
 
  protected:
-  static constexpr uint32_t kCall = ~uint32_t{0};  // in place of a flow
+  static constexpr uint32_t kCall = ~uint32_t{0};  // the number of a call, in place of a flow's
 
   // A message has been received and its time on the core is over.
   virtual void handle(const Message& message) = 0;
@@ -74,10 +74,10 @@ class Strand : public Receiver {
   Processor& processor_;
   const Costs costs_;
   const uint32_t number_;
-  bool is_queued_ = false;  // on a core, or waiting for one
+  bool is_queued_ = false;  // the strand is on a core, or waits for one
   std::deque<Message> inbox_;
   bool has_message_ = false;  // the first one of the inbox is on the core
-  double owed_s_ = 0;         // for messages that were sent
+  double owed_s_ = 0;         // the time owed for messages that were sent
   uint64_t owed_bytes_ = 0;
   double busy_s_ = 0;
 };

@@ -20,8 +20,8 @@ struct Transfer {
   uint32_t from = 0;  // hosts
   uint32_t to = 0;
   uint32_t bytes = 0;
-  double ready_s = 0;           // not before this time
-  std::vector<uint32_t> after;  // and not before these transfers have arrived, earlier ones in the list
+  double ready_s = 0;           // the earliest time of its start
+  std::vector<uint32_t> after;  // earlier transfers of the list, which have to arrive before it starts
 };
 
 class Transfers final : private EventHandler {
@@ -34,8 +34,8 @@ class Transfers final : private EventHandler {
 
   // Runs so many events at most. Returns whether all have arrived.
   Result<bool> run(uint64_t most_events);
-  [[nodiscard]] const std::vector<double>& ends_s() const { return ends_s_; }  // by transfer
-  [[nodiscard]] std::vector<double> sent_bytes() const;                        // by host
+  [[nodiscard]] const std::vector<double>& ends_s() const { return ends_s_; }  // indexed by transfer
+  [[nodiscard]] std::vector<double> sent_bytes() const;                        // indexed by host
   [[nodiscard]] uint64_t event_count() const { return events_.past_count(); }
 
  private:
@@ -51,10 +51,10 @@ class Transfers final : private EventHandler {
   std::vector<std::unique_ptr<Processor>> processors_;
   std::vector<std::unique_ptr<Host>> hosts_;
   const std::vector<Transfer> transfers_;
-  std::vector<std::vector<uint32_t>> followers_;  // by transfer
-  std::vector<size_t> waits_for_;                 // how many others, and its time
+  std::vector<std::vector<uint32_t>> followers_;  // indexed by transfer
+  std::vector<size_t> waits_for_;                 // how much each waits for: other transfers, and its time
   std::vector<double> ends_s_;
-  std::map<std::pair<uint32_t, uint32_t>, uint32_t> flows_;  // by sender and receiver
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> flows_;  // keyed by sender and receiver
   size_t ended_count_ = 0;
 };
 

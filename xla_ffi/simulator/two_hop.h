@@ -36,7 +36,7 @@ class SimulatedWorker final : public Strand {
  private:
   struct Running {
     Round round;
-    std::vector<Segment*> segments;  // by reducer
+    std::vector<Segment*> segments;  // indexed by reducer
   };
   class Link final : public ChunkSender {
    public:
@@ -57,7 +57,7 @@ class SimulatedWorker final : public Strand {
   const uint32_t rank_;
   const uint32_t strand_;
   std::deque<Link> links_;
-  std::unordered_map<uint64_t, std::unique_ptr<Running>> running_;  // by op
+  std::unordered_map<uint64_t, std::unique_ptr<Running>> running_;  // keyed by op
 };
 
 // One strand of a reducer.
@@ -93,7 +93,8 @@ class TwoHop final : private EventHandler {
   // By host, and of a host by interface.
   [[nodiscard]] std::vector<double> sent_bytes() const;
   [[nodiscard]] std::vector<double> received_bytes() const;
-  [[nodiscard]] std::vector<double> busy_s() const;  // by process: workers, dedicated reducers, co-located reducers
+  // Indexed by process: workers, dedicated reducers, co-located reducers.
+  [[nodiscard]] std::vector<double> busy_s() const;
   [[nodiscard]] uint64_t event_count() const { return events_.past_count(); }
   [[nodiscard]] uint64_t lost_count() const { return network_.lost_count(); }
   [[nodiscard]] const std::string& rates_text() const { return rates_text_; }
@@ -131,13 +132,13 @@ class TwoHop final : private EventHandler {
   EventQueue events_;
   Network network_;
   std::vector<std::unique_ptr<Processor>> processors_;
-  std::vector<uint32_t> first_interface_;  // by host
+  std::vector<uint32_t> first_interface_;  // indexed by host
   Plans plans_;
   std::string rates_text_;
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
   std::vector<std::unique_ptr<SimulatedReducer>> reducers_;
-  std::vector<std::vector<RoundPart>> parts_;  // by bucket
-  std::vector<TrainLoop> train_loops_;         // by rank
+  std::vector<std::vector<RoundPart>> parts_;  // indexed by bucket
+  std::vector<TrainLoop> train_loops_;         // indexed by rank
   std::vector<double> step_ends_s_;
   size_t ended_count_ = 0;  // steps of workers
   Status failure_;

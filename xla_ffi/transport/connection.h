@@ -32,7 +32,7 @@ struct OutFrame {
   const Leaves* leaves = nullptr;
   size_t leaves_offset = 0;
   std::shared_ptr<const void> owner;
-  size_t lent_bytes = 0;  // of a payload that is lent; set by the connection
+  size_t lent_bytes = 0;  // the size of a payload that is lent, as the connection sets it
 
   // A header with a payload in one piece; header.payload_bytes is set from it.
   static OutFrame of(FrameHeader header, std::span<const std::byte> payload, std::shared_ptr<const void> owner) {

@@ -41,8 +41,8 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   void free(size_t offset, size_t bytes);
 
   std::optional<SharedMemory> memory_;
-  size_t used_bytes_ = 0;                               // from the front; the rest was never allocated
-  std::map<size_t, std::vector<size_t>> free_offsets_;  // of freed ranges, by their size in bytes
+  size_t used_bytes_ = 0;                               // the front of the memory; the rest was never allocated
+  std::map<size_t, std::vector<size_t>> free_offsets_;  // the offsets of freed ranges, keyed by their size in bytes
   bool has_ended_ = false;
 };
 

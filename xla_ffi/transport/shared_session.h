@@ -118,12 +118,12 @@ class SharedSession {
   bool has_announced_ = false;  // our kShared is queued, or sent
   bool sends_ = false;
   bool receives_ = false;
-  bool owes_wakeup_ = false;  // until leave_socket(): the peer would take a wake-up byte for a frame
-  Status socket_end_;         // how the socket ended; ok while it has not
+  bool owes_wakeup_ = false;  // true until leave_socket(), because the peer would take a wake-up byte for a frame
+  Status socket_end_;         // the end of the socket; ok while it has not ended
 
   bool lends_ = false;  // the peer has opened our lent memory
   std::deque<Lent> lent_;
-  std::vector<iovec> pieces_;  // of the payload that lend() looks at
+  std::vector<iovec> pieces_;  // the pieces of the payload that lend() looks at
   std::shared_ptr<const BorrowedMemory> borrowed_memory_;
 };
 

@@ -26,8 +26,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
-constexpr size_t kMaxPieces = 256;              // of one sendmsg or readv; IOV_MAX is 1024
-constexpr size_t kTurnBytes = size_t{1} << 20;  // that one connection may move before the others have their turn
+constexpr size_t kMaxPieces = 256;              // the pieces of one sendmsg or readv; IOV_MAX is 1024
+constexpr size_t kTurnBytes = size_t{1} << 20;  // one connection may move so many before the others have their turn
 
 std::string error_text(int error) { return std::strerror(error); }
 
@@ -71,7 +71,7 @@ void own_payload(OutFrame& frame) {
 
 void set_option(int fd, int level, int name) {
   const int on = 1;
-  setsockopt(fd, level, name, &on, sizeof on);  // only an optimisation: a failure does not matter
+  setsockopt(fd, level, name, &on, sizeof on);  // an optimisation, whose failure does not matter
 }
 
 // Our window bounds the bytes under way, and a flow pauses whenever others are behind. Congestion control that paces by

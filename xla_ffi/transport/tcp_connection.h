@@ -63,10 +63,10 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
     EncodedHeader header_bytes{};
     size_t header_received_bytes = 0;
     FrameHeader header;       // decoded, while the payload is coming in
-    bool in_payload = false;  // of `header`; else in the next header
+    bool in_payload = false;  // the payload of `header` is coming in; else the next header is
     std::vector<iovec> into;  // the memory for the payload; what is filled is cut off
-    size_t first_piece = 0;   // of `into`, that is not full
-    uint32_t checksum = 0;    // of the bytes so far
+    size_t first_piece = 0;   // the first piece of `into` that is not full
+    uint32_t checksum = 0;    // the checksum of the bytes so far
   };
 
   TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner);
@@ -113,7 +113,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   Phase phase_ = Phase::kClosed;
   EventLoop::TimerId deadline_ = 0;
   std::shared_ptr<void> admission_;
-  std::optional<Handshake> handshake_;  // until it is done
+  std::optional<Handshake> handshake_;  // empty once it is done
 
   SharedSession shared_;
   // The number of the last frame that we write to the socket, our kShared; 0 without one.
@@ -123,7 +123,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   uint64_t received_bytes_ = 0;
 
   std::deque<OutFrame> queue_;
-  size_t front_written_bytes_ = 0;  // of the first frame in queue_
+  size_t front_written_bytes_ = 0;  // how much of the first frame in queue_ is written
   std::vector<iovec> output_;       // scratch: the pieces of the next write
   bool flush_planned_ = false;
   bool waits_for_room_ = false;

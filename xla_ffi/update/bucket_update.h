@@ -41,21 +41,21 @@ struct Pass {
 // What is done with a leaf. The program's inputs are the gradient, the weights and the states. If it has outputs, they
 // are the weights, the states, and the weights that workers get where those have another type.
 struct LeafUpdate {
-  uint64_t count = 0;  // of its elements
+  uint64_t count = 0;  // the number of its elements
   Pass pass;
   std::vector<uint32_t> totals;  // the number of the total that each summand of the program gives
 };
 
 struct UpdateDescription {
-  uint32_t sent_count = 0;   // of scalars that workers send
+  uint32_t sent_count = 0;   // the number of scalars that workers send
   uint32_t state_count = 0;  // the most states that any leaf has
-  uint32_t total_count = 0;  // how many sums over tensors there are
+  uint32_t total_count = 0;  // the number of sums over tensors
   OutputType weights = OutputType::kF32;
-  bool has_outputs = true;  // else it only sums over tensors
+  bool has_outputs = true;  // the update has outputs; else it only sums over tensors
   std::vector<Bytes> programs;
   // Each gives its one output from scalars alone, of which derived ones come before it.
   std::vector<Pass> derived;
-  std::vector<LeafUpdate> leaves;  // in the order of the bucket
+  std::vector<LeafUpdate> leaves;  // the leaves in the order of the bucket
 };
 
 inline constexpr size_t kMaxStates = kMaxInputs - 2;
@@ -78,8 +78,8 @@ class Runners {
 
 // A sum over a piece of a tensor.
 struct PartialTotal {
-  uint32_t total = 0;  // its number
-  uint64_t end = 0;    // of the piece, in the tensor
+  uint32_t total = 0;  // the number of the total
+  uint64_t end = 0;    // the end of the piece, in the tensor
   PieceSum sum;
 };
 
@@ -90,7 +90,7 @@ class BucketUpdate {
   struct Operands {
     std::span<const float> gradient;
     std::span<const std::span<float>> kept;  // the weights, then the states; changed in place
-    std::span<std::byte> narrowed;           // for the weights as bfloat16, where workers get those; else empty
+    std::span<std::byte> narrowed;           // the weights as bfloat16, where workers get those; else empty
   };
 
   // For a bucket of so many elements. An error if the description does not fit: a program that is none or takes other
@@ -109,7 +109,7 @@ class BucketUpdate {
     uint64_t first = 0;
     uint64_t count = 0;
     uint32_t program = 0;
-    std::vector<float> scalars;  // of the step
+    std::vector<float> scalars;  // the scalars of the step
   };
 
   BucketUpdate() = default;

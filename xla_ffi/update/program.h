@@ -25,12 +25,12 @@ enum class Opcode : uint8_t {
   kSqrt = 8,
   kAbs = 9,
   kNeg = 10,
-  kSign = 11,  // 1, -1, or the operand itself if it is a zero or NaN
+  kSign = 11,  // gives 1, -1, or the operand itself if it is a zero or NaN
   kLess = 12,
   kLessEqual = 13,
   kEqual = 14,
   kSelect = 15,     // b where a is not 0, else c
-  kRoundBf16 = 16,  // to the nearest bfloat16, as float32
+  kRoundBf16 = 16,  // rounds to the nearest bfloat16, as float32
 };
 inline constexpr auto kLastOpcode = Opcode::kRoundBf16;
 
@@ -42,7 +42,7 @@ struct Instruction {
   Opcode opcode = Opcode::kCopy;
   Slot to = 0;  // a temporary
   Slot a = 0;
-  Slot b = 0;  // 0 where the opcode has no such operand
+  Slot b = 0;  // zero where the opcode has no such operand
   Slot c = 0;
 
   friend constexpr bool operator==(const Instruction&, const Instruction&) = default;

@@ -16,10 +16,10 @@ namespace jaxhetero {
 
 // What a program works on: one piece of a tensor.
 struct Operands {
-  std::span<const std::span<const float>> inputs;  // as many elements each
-  std::span<const float> scalars;                  // as long as the program has scalars
-  std::span<const std::span<std::byte>> outputs;   // as many elements each; may be an input's memory
-  size_t count = 0;                                // of elements
+  std::span<const std::span<const float>> inputs;  // inputs of as many elements each
+  std::span<const float> scalars;                  // one for each scalar of the program
+  std::span<const std::span<std::byte>> outputs;   // outputs of as many elements each, perhaps in an input's memory
+  size_t count = 0;                                // the number of elements
   uint64_t first = 0;                              // the piece's place in its tensor
 };
 
