@@ -88,10 +88,10 @@ class Coordinator final : private ConnectionOwner {
     std::shared_ptr<TcpConnection> connection;
     Bytes control;  // payload of the frame that is coming in
     Phase phase = Phase::kConnected;
-    bool idle = false;                   // has no round running: the answer to kLeaving, which may come in any phase
-    bool is_visitor = false;             // has asked how the job is doing
-    std::optional<ProcessState> answer;  // to the latest question of the coordinator
-    std::optional<Settled> settled;      // of a reducer, as it has said last
+    bool idle = false;        // the worker has no round running: its answer to kLeaving, which may come in any phase
+    bool is_visitor = false;  // the guest has asked how the job is doing
+    std::optional<ProcessState> answer;  // the answer to the latest question of the coordinator
+    std::optional<Settled> settled;      // the latest kSettled of a reducer
     Heartbeat heartbeat;
     Registration registration;
   };
@@ -144,10 +144,10 @@ class Coordinator final : private ConnectionOwner {
   [[nodiscard]] size_t dedicated_count() const;
 
   enum class Phase : uint8_t {
-    kGathering,            // until everybody has registered
-    kReducersToldMembers,  // until every reducer is ready
+    kGathering,            // lasts until everybody has registered
+    kReducersToldMembers,  // lasts until every reducer is ready
     kStarted,
-    kChanging,  // until every worker has answered the halt
+    kChanging,  // lasts until every worker has answered the halt
     kEnded,     // rank 0 left
     kFailed,
   };
@@ -168,20 +168,20 @@ class Coordinator final : private ConnectionOwner {
   // Rounds of an op that workers have completed, over the reports of a change of view.
   struct Completed {
     uint32_t reports = 0;
-    uint32_t group_size = 0;  // 0: all workers
+    uint32_t group_size = 0;  // all workers where it is 0
     uint64_t least = 0;
     uint64_t most = 0;
   };
-  std::unordered_map<uint64_t, Completed> completed_;  // by op, while the view changes
+  std::unordered_map<uint64_t, Completed> completed_;  // keyed by op; empty but while the view changes
   // Workers that report the same progress in an op that they do not run.
   struct Still {
     uint64_t completed_count = 0;
-    std::set<int32_t> ranks;  // that have completed so many rounds and run no more
+    std::set<int32_t> ranks;  // the workers that have completed so many rounds and run no more
   };
-  std::unordered_map<uint64_t, Still> still_;  // by op
+  std::unordered_map<uint64_t, Still> still_;  // keyed by op
   bool is_asking_ = false;                     // the workers, whether they are idle
   bool has_groups_ = false;                    // some worker has said that it has run an op of a group
-  bool has_visitors_ = false;                  // who wait for an answer
+  bool has_visitors_ = false;                  // visitors wait for an answer
   EventLoop::TimerId visit_ends_ = 0;
   bool has_released_ = false;  // a worker: from then on no view changes
   std::function<void()> on_empty_;

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMissingReportInterval{3000};  // between reports of who is missing
+constexpr milliseconds kMissingReportInterval{3000};  // the pause between reports of who is missing
 
 }  // namespace
 
@@ -25,7 +25,7 @@ constexpr milliseconds kMissingReportInterval{3000};  // between reports of who 
 Status Coordinator::bind(const std::vector<TcpAddress>& addresses) {
   std::vector<TcpAddress> own;
   std::ranges::copy_if(addresses, std::back_inserter(own), &TcpAddress::is_own);
-  if (own.empty()) own.push_back(addresses.front());  // for its error
+  if (own.empty()) own.push_back(addresses.front());  // the address whose error is reported
   for (const TcpAddress& address : own) {
     auto listener = TcpListener::bind(context_.loop, address, "the coordinator");
     if (!listener.ok()) return listener.status();

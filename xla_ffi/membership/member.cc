@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 
 // Until the first report that the coordinator is not reached yet: rank 0 imports JAX before it listens.
 constexpr milliseconds kFirstReport{10000};
-constexpr milliseconds kUnreachedReportInterval{3000};  // between later reports
+constexpr milliseconds kUnreachedReportInterval{3000};  // the pause between later reports
 constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectPatience{5000};
 // Past our own deadline we wait a little for the coordinator's error, which names the missing processes.

@@ -35,9 +35,9 @@ class Member final : private ConnectionOwner {
     std::function<void(const Progress&)> on_forget;
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
-    std::function<void()> on_ask = {};              // how is this process doing? Answer with kState, soon
+    std::function<void()> on_ask = {};  // the coordinator asks how this process is doing: answer with kState, soon
     std::function<void(const Lost&)> on_lost = {};  // the job goes on without this reducer; the last
-    std::function<void(const Status&)> on_failure;  // at most once, and last
+    std::function<void(const Status&)> on_failure;  // called at most once, and last
   };
 
   // The coordinator counts as lost if it is silent for most of `timeout` once the job has started.
@@ -65,7 +65,7 @@ class Member final : private ConnectionOwner {
   void fail(const Status& why);
 
   TcpContext& context_;
-  const std::vector<TcpAddress> coordinator_;  // its addresses, of which one is tried after the other
+  const std::vector<TcpAddress> coordinator_;  // the coordinator's addresses, of which one is tried after the other
   size_t tried_ = 0;                           // the index of the one that is tried now, or connected
   Registration registration_;
   EventLog& log_;
@@ -80,7 +80,7 @@ class Member final : private ConnectionOwner {
   int64_t next_report_ms_ = 0;
   std::string last_problem_;
   std::string coordinator_host_;  // known once is_member_
-  bool is_member_ = false;        // has a view
+  bool is_member_ = false;        // it has had a view
   bool finished_ = false;
 };
 

@@ -17,7 +17,7 @@ class Backups {
  public:
   // A part of a state, and a reducer that has it as well.
   struct Copy {
-    uint32_t reducer = 0;  // its number
+    uint32_t reducer = 0;  // the reducer's number
     uint64_t state = 0;
     Range part;
   };
@@ -46,7 +46,7 @@ class Backups {
     uint32_t reducer = 0;
     uint32_t since = 0;
     Range part;
-    uint64_t copied_end = 0;  // it has the elements of the part up to there
+    uint64_t copied_end = 0;  // the backup has the elements of the part up to there
 
     [[nodiscard]] Range copied() const { return {part.offset, copied_end - part.offset}; }
     [[nodiscard]] Range lacking() const { return {copied_end, part.offset + part.count - copied_end}; }
@@ -57,7 +57,7 @@ class Backups {
 
   const uint32_t own_number_;
   StatePlan plan_;
-  std::map<uint64_t, std::vector<Backup>> backups_;  // by state
+  std::map<uint64_t, std::vector<Backup>> backups_;  // keyed by state
 };
 
 // All that a strand keeps of optimizers.

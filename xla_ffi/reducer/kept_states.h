@@ -21,7 +21,7 @@ class KeptState {
  public:
   // How far some elements are.
   struct Stamp {
-    uint64_t version = 0;  // how many updates they have seen
+    uint64_t version = 0;  // the number of updates that they have seen
     // Of the round that made it, so that a round that runs again changes nothing twice.
     uint64_t op = 0;
     uint64_t round = 0;
@@ -30,7 +30,7 @@ class KeptState {
   };
   struct Run {
     Range range;
-    std::optional<Stamp> stamp;  // nothing: these elements have never been kept here
+    std::optional<Stamp> stamp;  // empty where these elements have never been kept here
   };
 
   // Of a bucket, or a strand's part of one, with so many elements.
@@ -67,7 +67,8 @@ class KeptState {
   // For all elements; but a page is only there once something has been written to it.
   std::vector<Memory> slots_;
   Memory gradient_;
-  std::map<uint64_t, std::optional<Stamp>> stamps_ = {{0, std::nullopt}};  // by the first element, up to the next
+  // Keyed by the first element; each holds up to the next.
+  std::map<uint64_t, std::optional<Stamp>> stamps_ = {{0, std::nullopt}};
 };
 
 class KeptStates {
@@ -82,7 +83,7 @@ class KeptStates {
   [[nodiscard]] Runners& runners() { return runners_; }
 
  private:
-  std::map<uint64_t, KeptState> states_;  // by number
+  std::map<uint64_t, KeptState> states_;  // keyed by number
   Runners runners_;
 };
 

@@ -25,8 +25,9 @@ namespace jaxhetero {
 class Partners final : private ConnectionOwner {
  public:
   struct Callbacks {
-    std::function<void(uint32_t partner, const FrameHeader&)> on_reply;     // kBackedUp or kCopied
-    std::function<void(uint32_t partner, const std::string& why)> on_lost;  // nothing more can be sent to it
+    std::function<void(uint32_t partner, const FrameHeader&)> on_reply;  // kBackedUp or kCopied
+    // Called once nothing more can be sent to the partner.
+    std::function<void(uint32_t partner, const std::string& why)> on_lost;
   };
 
   // `own`: how this reducer introduces itself. `context` outlives this.
@@ -44,7 +45,7 @@ class Partners final : private ConnectionOwner {
   struct Link {
     std::shared_ptr<TcpConnection> connection;
     bool is_open = false;
-    std::vector<OutFrame> waiting;  // until it is open
+    std::vector<OutFrame> waiting;  // frames that wait until the connection is open
     Bytes control;
   };
 
@@ -60,7 +61,7 @@ class Partners final : private ConnectionOwner {
   const std::chrono::milliseconds patience_;
   const Callbacks callbacks_;
   StatePlan plan_;
-  std::map<uint32_t, Link> links_;  // by number
+  std::map<uint32_t, Link> links_;  // keyed by number
   bool closed_ = false;
 };
 

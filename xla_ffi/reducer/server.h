@@ -38,15 +38,15 @@ struct ReducerServerConfig {
   std::string coordinator;  // "host:port"
   Bytes token;
   std::string host;  // listens on this address; empty: on all, and workers use the one that the coordinator sees
-  std::vector<std::string> more_hosts;  // and on these, of its other interfaces, at the same port
-  uint16_t port = 0;                    // 0: any free one
-  int32_t number = -1;                  // that it asks the coordinator for; -1: any
-  int32_t colocated_rank = -1;          // of the worker in the same process; -1 for a dedicated reducer
+  std::vector<std::string> more_hosts;  // the addresses of its other interfaces, where it listens at the same port
+  uint16_t port = 0;                    // any free port where it is 0
+  int32_t number = -1;                  // the number that it asks the coordinator for; any where it is -1
+  int32_t colocated_rank = -1;          // the rank of the worker in the same process; -1 for a dedicated reducer
   std::string host_name;
   std::string version;
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};
-  uint32_t most_strands = 1;        // that this process can run, if the job does not say how many
+  uint32_t most_strands = 1;        // the strands that this process can run, where the job does not say how many
   std::vector<Cores> memory_nodes;  // the cores of each that this process may use
 };
 
@@ -114,25 +114,25 @@ class ReducerServer {
 
   const ReducerServerConfig config_;
   EventLog log_;
-  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // but for the strands' own
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // all counters but the strands' own
   Place place_;
 
-  LoopGroup loops_;            // of the strands, in their order
+  LoopGroup loops_;            // the loops of the strands, in their order
   EventLoop* loop_ = nullptr;  // the first of them, which is the server's as well
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<ReducerStrand>> strands_;  // changed under the mutex, on the loop's thread
-  std::unique_ptr<TcpContext> context_;                  // of the member
+  std::unique_ptr<TcpContext> context_;                  // the context of the member
   std::vector<std::unique_ptr<TcpListener>> listeners_;  // one for each address
-  std::vector<std::string> addresses_;                   // in digits
+  std::vector<std::string> addresses_;                   // numeric addresses
   std::unique_ptr<StrandDoor> door_;
   std::unique_ptr<Member> member_;
-  std::thread thread_;  // of the first loop
+  std::thread thread_;  // the thread of the first loop
 
   // The loop's thread only.
   bool closing_ = false;
-  Status end_;  // how it ends, once it closes down
+  Status end_;  // the reason of the end, once it closes down
   size_t quiet_strand_count_ = 0;
-  std::vector<std::optional<Settled>> settled_;  // by strand, as it has said last
+  std::vector<std::optional<Settled>> settled_;  // the latest word of each strand
 
   std::mutex mutex_;
   std::condition_variable ended_;

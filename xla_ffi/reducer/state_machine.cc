@@ -67,7 +67,7 @@ class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
   }
 
   std::shared_ptr<LentMemory> lent_memory_;
-  std::map<size_t, std::vector<std::shared_ptr<std::byte>>> idle_;  // by their bytes, a power of two
+  std::map<size_t, std::vector<std::shared_ptr<std::byte>>> idle_;  // keyed by their bytes, a power of two
   size_t idle_bytes_ = 0;
 };
 
@@ -457,7 +457,7 @@ void ReducerStateMachine::tell_partner(uint64_t op_id, OpState& op, uint32_t par
 
 void ReducerStateMachine::note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing) {
   const auto found = ops_.find(header.op);
-  if (found == ops_.end()) return;  // of an earlier view
+  if (found == ops_.end()) return;  // the op is of an earlier view
   for (Held& held : found->second.held) {
     const Range part{header.offset, header.count};
     if (held.round != header.round || held.awaited_count == 0 || overlap(part, held.chunk) != part) continue;
@@ -606,7 +606,7 @@ const ReducerStateMachine::OpState* ReducerStateMachine::find_other_group(const 
 }
 
 std::vector<ProcessState::LateWorker> ReducerStateMachine::late_workers(int64_t now_ms) const {
-  std::map<uint32_t, int64_t> waited_ms;  // by rank
+  std::map<uint32_t, int64_t> waited_ms;  // keyed by rank
   for (const auto& [op_id, op] : ops_) {
     if (!op.running || op.open.empty()) continue;
     for (const uint32_t rank : missing_workers(op)) {

@@ -37,7 +37,7 @@ namespace jaxhetero {
 // A frame for a worker, or for a partner, that is a reducer that backs this one up. `owner` keeps the memory of
 // `payload` alive.
 struct Outgoing {
-  uint32_t rank = 0;  // of a partner, its number
+  uint32_t rank = 0;  // the worker that gets it; or the number of a partner
   FrameHeader header;
   std::shared_ptr<const void> owner;
   std::span<const std::byte> payload;
@@ -50,7 +50,7 @@ std::vector<ProcessState::LateWorker> latest_first(const std::map<uint32_t, int6
 class ReducerStateMachine {
  public:
   struct Job {
-    std::vector<std::string> worker_hosts;  // by rank
+    std::vector<std::string> worker_hosts;  // indexed by rank
     JobShape shape;
   };
 
@@ -113,7 +113,7 @@ class ReducerStateMachine {
  private:
   class Pool;
   struct Piece {
-    std::shared_ptr<std::byte> memory;      // null if the payload is lent, or if the rank contributes none
+    std::shared_ptr<std::byte> memory;      // null where the payload is lent or the rank contributes none
     std::shared_ptr<const std::byte> data;  // the payload, in `memory` or lent
     bool arrived = false;
   };
@@ -123,7 +123,7 @@ class ReducerStateMachine {
     bool last = false;
     uint32_t first_rank = 0;  // the worker that pushed it first
     uint32_t arrived_count = 0;
-    std::vector<Piece> pieces;  // by place in the group
+    std::vector<Piece> pieces;  // indexed by place in the group
 
     [[nodiscard]] Range range() const { return {offset, count}; }
     // Where a part of the chunk lies in the chunk's memory, in bytes.
@@ -139,16 +139,16 @@ class ReducerStateMachine {
     size_t awaited_count = 0;
     std::vector<Outgoing> answers;
   };
-  struct PushPosition {  // of one worker, in the running round
+  struct PushPosition {  // where one worker is in the running round
     uint64_t chunk_count = 0;
     uint64_t end = 0;   // the offset of its next chunk
-    bool last = false;  // it has no next chunk
+    bool last = false;  // the worker has no next chunk
   };
   // An op as one worker described it.
   struct Description {
     std::string text;
-    uint64_t round = 0;   // from this one on
-    uint64_t change = 0;  // of the op's spec, up to which it holds
+    uint64_t round = 0;   // the first round that it holds for
+    uint64_t change = 0;  // the change of the op's spec up to which it holds
   };
   // In which round a worker waits.
   struct Waiting {
@@ -157,24 +157,25 @@ class ReducerStateMachine {
   };
   struct OpState {
     OpSpec spec;
-    OpSpec earlier_spec;                                   // before the latest change
-    uint64_t change_count = 0;                             // of the spec
+    OpSpec earlier_spec;                                   // the spec before the latest change
+    uint64_t change_count = 0;                             // how often the spec has changed
     uint64_t spec_round = 0;                               // the latest round of which a worker described it
     uint32_t first_rank = 0;                               // the worker that described it so first
-    std::vector<std::optional<Description>> descriptions;  // by rank
+    std::vector<std::optional<Description>> descriptions;  // indexed by rank
     uint64_t round = 0;                                    // the running one, or the next if none runs
     // Of the running round.
     bool running = false;
-    int64_t progress_ms = 0;  // when it started, or last completed a chunk
+    int64_t progress_ms = 0;  // the time of its start, or of its latest complete chunk
     uint64_t completed_chunk_count = 0;
     uint32_t items_per_chunk = 0;      // elements; the shard's last chunk may have fewer
     std::deque<Chunk> open;            // the chunks behind the completed ones
-    std::vector<PushPosition> pushed;  // by place in the group
+    std::vector<PushPosition> pushed;  // indexed by place in the group
     // Of an op that uses a state.
     std::optional<StateOp> state;
-    std::vector<std::optional<uint64_t>> steps;  // by place: the round that it has sent the inputs of
+    std::vector<std::optional<uint64_t>> steps;  // the round whose inputs each member has sent, indexed by place
     OpDescription description;
-    std::map<uint32_t, std::optional<uint64_t>> told;  // by partner that knows the op: the round whose step it knows
+    // The round whose step a partner knows, keyed by partners that know the op.
+    std::map<uint32_t, std::optional<uint64_t>> told;
     std::deque<Held> held;
 
     // Whether a shard that has come to this offset goes on at the bucket's beginning.
@@ -223,7 +224,7 @@ class ReducerStateMachine {
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<KeptOptimizers> kept_;
   std::unordered_map<uint64_t, OpState> ops_;
-  std::vector<bool> gone_;  // by rank, like the next
+  std::vector<bool> gone_;  // indexed by rank, like the next
   std::vector<Waiting> waiting_;
   Status fault_;
   uint64_t completed_round_count_ = 0;

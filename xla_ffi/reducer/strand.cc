@@ -8,8 +8,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMaxPatience{5000};              // before a late worker is named
-constexpr uint64_t kCopyElements = uint64_t{16} << 10;  // of a state, in a frame
+constexpr milliseconds kMaxPatience{5000};              // the longest wait before a late worker is named
+constexpr uint64_t kCopyElements = uint64_t{16} << 10;  // the most elements of a state in a frame
 
 }  // namespace
 

@@ -32,16 +32,16 @@ namespace jaxhetero {
 class ReducerStrand final : private ConnectionOwner {
  public:
   struct Config {
-    std::string own_name;  // of the reducer: "reducer 1 (host b)"
+    std::string own_name;  // the reducer's name: "reducer 1 (host b)"
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
   };
   // Called on the strand's thread.
   struct Callbacks {
-    std::function<void(const Status&)> on_fault;     // the job has failed, and this strand's workers have been told
-    std::function<void()> on_quiet;                  // after close_down(): no worker is connected any more; once
-    std::function<void(const Lost&)> on_lost;        // of a reducer that backs this one up
-    std::function<void(const Settled&)> on_settled;  // of what this strand keeps
+    std::function<void(const Status&)> on_fault;  // the job has failed, and this strand's workers have been told
+    std::function<void()> on_quiet;            // called once, when no worker is connected any more after close_down()
+    std::function<void(const Lost&)> on_lost;  // a reducer that backs this one up is lost
+    std::function<void(const Settled&)> on_settled;  // what this strand keeps is backed up
   };
 
   // `log` outlives the strand. The reducer has heard of the job in `view`.
@@ -72,10 +72,10 @@ class ReducerStrand final : private ConnectionOwner {
  private:
   struct Peer {
     std::shared_ptr<TcpConnection> connection;
-    std::optional<uint32_t> rank;          // once it has joined
-    std::unique_ptr<BackupKeeper> keeper;  // of a reducer that this one backs up
+    std::optional<uint32_t> rank;          // set once it has joined
+    std::unique_ptr<BackupKeeper> keeper;  // set for a reducer that this one backs up
     Bytes control;                         // the payload of its latest frame that is no chunk
-    int64_t control_bytes = 0;             // in frames that are no data of the program
+    int64_t control_bytes = 0;             // bytes in frames that are no data of the program
     int64_t data_bytes = 0;                // the most that has passed beyond those
   };
 
@@ -113,12 +113,12 @@ class ReducerStrand final : private ConnectionOwner {
   View view_;
   const std::shared_ptr<KeptOptimizers> kept_;
   Partners partners_;
-  std::optional<uint32_t> planned_view_;          // of which the plan of states is here
+  std::optional<uint32_t> planned_view_;          // the view whose plan of states is here
   std::optional<uint32_t> copying_to_;            // the partner that a copy is under way to
-  std::optional<Settled> settled_;                // as reported last
-  std::unique_ptr<ReducerStateMachine> reducer_;  // of the view
+  std::optional<Settled> settled_;                // the latest report
+  std::unique_ptr<ReducerStateMachine> reducer_;  // the state machine of the view
   std::map<const Connection*, Peer> peers_;
-  std::vector<TcpConnection*> by_rank_;  // null until the worker has joined
+  std::vector<TcpConnection*> by_rank_;  // indexed by rank; null until the worker has joined
   size_t joined_count_ = 0;
   uint64_t plan_ = 0;  // ShardPlan::digest() of the workers that have joined
   std::vector<Outgoing> outgoing_;
@@ -126,8 +126,8 @@ class ReducerStrand final : private ConnectionOwner {
   bool has_told_fault_ = false;
   bool closing_ = false;
   bool is_quiet_ = false;
-  Status end_;                        // how it ends, once it closes down
-  uint64_t earlier_round_count_ = 0;  // of earlier views
+  Status end_;                        // the reason of the end, once it closes down
+  uint64_t earlier_round_count_ = 0;  // the rounds of earlier views
 };
 
 }  // namespace jaxhetero

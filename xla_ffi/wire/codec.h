@@ -22,8 +22,8 @@ std::string decode_text(std::span<const std::byte> bytes);
 
 inline Status malformed(std::string what) { return {Code::kProtocol, "malformed " + std::move(what)}; }
 
-inline constexpr size_t kMaxTextBytes = 8192;  // of a text that is the rest of a message
-inline constexpr size_t kMaxNameBytes = 255;   // of a text inside a message
+inline constexpr size_t kMaxTextBytes = 8192;  // the most bytes of a text that is the rest of a message
+inline constexpr size_t kMaxNameBytes = 255;   // the most bytes of a text inside a message
 
 // For fields(): a message is const when it is written, and not const when it is read.
 template <typename Message, typename Wanted>

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint16_t kFrameMagic = 0x4a48;  // "HJ" on the wire
 constexpr size_t kFlagsAt = 3;
-constexpr size_t kChecksumAt = kHeaderBytes - sizeof(uint32_t);  // of a lent payload: its place
+constexpr size_t kChecksumAt = kHeaderBytes - sizeof(uint32_t);  // the checksum, or the place of a lent payload
 constexpr uint8_t kLastFlag = 1;
 constexpr uint8_t kChecksumFlag = 2;
 constexpr uint8_t kLentFlag = 4;

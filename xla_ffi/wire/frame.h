@@ -50,7 +50,7 @@ enum class FrameType : uint8_t {
   kTotals = 28,    // reducer -> worker: StepTotals, before the last chunk of a round of a measure
   // Between reducers, of which one backs up what the other one keeps of an optimizer.
   kPartner = 29,   // to the one that backs up: Join, with the number of the reducer as the rank
-  kBackUp = 30,    // likewise: the summed contributions to a chunk, or nothing where it has them
+  kBackUp = 30,    // to the one that backs up: the summed contributions to a chunk, or nothing where it has them
   kBackedUp = 31,  // the reply to kBackUp
   kCopy = 32,      // to the one that backs up: StateCopy
   kCopied = 33,    // the reply to kCopy
@@ -67,15 +67,15 @@ struct FrameHeader {
   uint32_t payload_bytes = 0;  // bytes that follow the header
   // Of kPush and kResult: elements in the chunk. Of kCredit and kMessage: the number of the channel.
   uint32_t count = 0;
-  uint64_t op = 0;     // of kCredit and kMessage: the message's tag
-  uint64_t round = 0;  // of kCredit and kMessage: the message's number, counted in its channel
+  uint64_t op = 0;     // the message's tag in a kCredit or kMessage
+  uint64_t round = 0;  // the message's number in its channel in a kCredit or kMessage
   // Of kPush and kResult: the first element of the chunk, counted in the bucket. Of kMessage: the part's first byte. Of
   // kCredit: the message's size in bytes.
   uint64_t offset = 0;
   bool has_checksum = false;
   uint32_t checksum = 0;
   bool is_lent = false;  // the payload does not follow: the receiver reads it in the sender's memory
-  uint32_t place = 0;    // of a lent payload: see lent_memory.h
+  uint32_t place = 0;    // the place of a lent payload: see lent_memory.h
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;

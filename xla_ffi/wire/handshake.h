@@ -58,7 +58,7 @@ class Handshake {
   uint16_t strand_;
   Nonce peer_nonce_{};
   std::string peer_;
-  std::array<std::byte, 128> message_{};  // of the peer
+  std::array<std::byte, 128> message_{};  // the peer's message
   size_t received_bytes_ = 0;
 };
 

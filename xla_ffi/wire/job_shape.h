@@ -19,12 +19,12 @@ struct JobShape {
   uint32_t worker_count = 0;
   uint32_t reducer_count = 0;    // dedicated ones
   uint32_t colocated_count = 0;  // inside workers, the first ranks
-  uint32_t chunk_bytes = 0;      // 0: chosen from the size of the shards
-  uint32_t window_chunks = 0;    // 0: adapted to the path
-  bool checksum = false;         // of every frame
+  uint32_t chunk_bytes = 0;      // chosen from the size of the shards where it is 0
+  uint32_t window_chunks = 0;    // adapted to the path where it is 0
+  bool checksum = false;         // every frame has a checksum
   bool failover = false;         // continue when a reducer is lost
-  bool measure_rates = false;    // of the network interfaces, at the start: see rate_probe.h
-  uint32_t strands = 0;          // of every process; 0: by the cores of all processes, and by the rates
+  bool measure_rates = false;    // the job measures the rates of network interfaces at the start: see rate_probe.h
+  uint32_t strands = 0;          // the strands of every process; chosen by the cores and the rates where it is 0
 
   bool operator==(const JobShape&) const = default;
 };
@@ -54,7 +54,7 @@ uint32_t total_reducer_count(const JobShape& job);
 inline constexpr size_t kLeastAutoChunkBytes = size_t{8} << 10;
 inline constexpr size_t kMostAutoChunkBytes = size_t{256} << 10;
 size_t most_chunk_bytes(const JobShape& job);
-size_t least_chunk_bytes(const JobShape& job);  // of a shard with several chunks
+size_t least_chunk_bytes(const JobShape& job);  // the least chunk of a shard with several chunks
 
 // The most bytes that a worker has under way at one reducer if its window adapts to the path. A reducer holds as much
 // for each worker and round.

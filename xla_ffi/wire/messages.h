@@ -26,16 +26,16 @@ enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
 struct Registration {
   Role role = Role::kWorker;
-  int32_t rank = -1;          // of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
-  int32_t number = -1;        // that a dedicated reducer asks for; -1: any
+  int32_t rank = -1;          // the rank of the worker, or of a co-located reducer's worker; -1 for a dedicated reducer
+  int32_t number = -1;        // the number that a dedicated reducer asks for; any where it is -1
   JobShape job;               // workers only
-  uint32_t strand_count = 1;  // that this process can run, at most
-  uint32_t rail_count = 1;    // its interfaces, of which each strand uses one
+  uint32_t strand_count = 1;  // the most strands that this process can run
+  uint32_t rail_count = 1;    // the interfaces of the process, of which each strand uses one
   std::string version;
   std::string host_name;
-  uint16_t port = 0;                        // that it listens on
-  std::string address;                      // that workers reach it at; empty: the one it connects from
-  std::vector<std::string> more_addresses;  // of a reducer's other interfaces
+  uint16_t port = 0;    // the port that it listens on
+  std::string address;  // the address at which workers reach it; the one it connects from where it is empty
+  std::vector<std::string> more_addresses;  // the addresses of a reducer's other interfaces
 };
 
 // The members of the job, as the coordinator tells them to everybody.
@@ -50,7 +50,7 @@ struct View {
     uint16_t port = 0;
     std::string host_name;
     int32_t colocated_rank = -1;
-    std::vector<std::string> more_addresses;  // of its other interfaces
+    std::vector<std::string> more_addresses;  // the addresses of its other interfaces
     uint32_t since = 0;                       // the view in which it came: another one may have had the number before
   };
   // An op of which some workers have completed a round that others have not, and that round.
@@ -66,10 +66,10 @@ struct View {
   uint64_t job_id = 0;
   uint32_t number = 0;
   JobShape job;
-  uint32_t strand_count = 1;              // of every process
+  uint32_t strand_count = 1;              // the strands of every process
   uint32_t rail_count = 1;                // the most interfaces of any process
   uint32_t own_index = 0;                 // the receiver's rank, or reducer number
-  std::vector<std::string> worker_hosts;  // by rank, as the next
+  std::vector<std::string> worker_hosts;  // indexed by rank, like the next
   std::vector<Endpoint> worker_endpoints;
   std::vector<Reducer> reducers;
   std::vector<Resume> resume;
@@ -78,7 +78,7 @@ struct View {
 
 struct OpDescription {
   OpSpec spec;
-  std::string text;  // for people: "psum 3 of grads (float32[1024])"
+  std::string text;  // the name for people: "psum 3 of grads (float32[1024])"
   // Of an op that uses a state: the elements of the bucket that the reducer has, which may go on at the bucket's
   // beginning; and of an update its description.
   Range shard = {};
@@ -87,21 +87,21 @@ struct OpDescription {
 
 // A piece of what a reducer keeps of an optimizer, for one that is to back it up.
 struct StateCopy {
-  uint64_t number = 0;  // of the state
-  uint64_t count = 0;   // of the elements of the bucket, or of the strand's part of it
+  uint64_t number = 0;  // the number of the state
+  uint64_t count = 0;   // the elements of the bucket, or of the strand's part of it
   uint32_t slot_count = 0;
   bool is_backed_up = true;
   Range part;
-  uint64_t version = 0;  // as in KeptState::Stamp, like the next two
+  uint64_t version = 0;  // a part of KeptState::Stamp, like the next two
   uint64_t op = 0;
   uint64_t round = 0;
   bool has_gradient = false;
-  Bytes values;  // of each slot, and then of the gradients: float32
+  Bytes values;  // the float32 of each slot, and then of the gradients
 };
 
 // What workers know of a step of an optimizer whose state reducers keep. All workers send the same.
 struct StepInputs {
-  uint64_t version = 0;           // of the state that the step is for: how many updates it has seen
+  uint64_t version = 0;           // how many updates the state has seen before the step
   std::vector<uint32_t> scalars;  // the bits of float32
 
   bool operator==(const StepInputs&) const = default;
@@ -110,8 +110,8 @@ struct StepInputs {
 // Sums over parts of tensors.
 struct StepTotals {
   struct Part {
-    uint32_t total = 0;  // its number
-    uint64_t first = 0;  // as in Subtree, like the next two
+    uint32_t total = 0;  // the number of the total
+    uint64_t first = 0;  // a part of Subtree, like the next two
     uint32_t level = 0;
     uint64_t sum = 0;  // the bits of a float64
   };
@@ -123,7 +123,7 @@ inline constexpr size_t kMaxTotalParts = size_t{1} << 20;
 struct Join {
   uint64_t job_id = 0;
   uint32_t rank = 0;
-  uint32_t view = 0;  // at a reducer, as the next
+  uint32_t view = 0;  // sent to a reducer alone, like the next
   uint64_t plan = 0;  // ShardPlan::digest()
 };
 
@@ -131,13 +131,13 @@ struct Join {
 inline constexpr size_t kSharedKeyBytes = 32;
 struct SharedOffer {
   uint32_t process = 0;
-  uint32_t descriptor = 0;  // of that process
+  uint32_t descriptor = 0;  // a descriptor of that process
   std::array<std::byte, kSharedKeyBytes> key{};
 };
 
 struct Lost {
   uint32_t view = 0;
-  uint32_t reducer = 0;  // its number
+  uint32_t reducer = 0;  // the reducer's number
   std::string why;
 };
 
@@ -151,13 +151,13 @@ struct Progress {
   struct OpProgress {
     uint64_t op = 0;
     uint64_t completed_count = 0;
-    uint32_t group_size = 0;  // how many workers take part; 0: all
+    uint32_t group_size = 0;  // the number of workers that take part; all where it is 0
   };
   uint32_t view = 0;
   std::vector<OpProgress> ops;
 };
 
-inline constexpr size_t kMaxLateWorkers = 8;  // that a process names
+inline constexpr size_t kMaxLateWorkers = 8;  // a process names so many at most
 
 // How a process is doing, in its own words.
 struct ProcessState {
@@ -169,9 +169,9 @@ struct ProcessState {
   uint64_t round_count = 0;
   uint64_t sent_bytes = 0;
   uint64_t received_bytes = 0;
-  std::string round;       // of a worker: the running one without progress for longest; empty if none runs
-  uint32_t waited_ms = 0;  // since that round began, or since its latest total
-  std::vector<LateWorker> late_workers;  // of a reducer: those that rounds wait for, the latest first
+  std::string round;                     // a worker's running round without progress for longest; empty where none runs
+  uint32_t waited_ms = 0;                // the time since that round began, or since its latest total
+  std::vector<LateWorker> late_workers;  // the workers that a reducer's rounds wait for, the latest first
 };
 
 // How a job is doing, as its coordinator answers a visitor.
@@ -179,21 +179,21 @@ struct JobState {
   // A process that has registered.
   struct Process {
     Role role = Role::kWorker;
-    int32_t rank = -1;    // as in Registration
-    int32_t number = -1;  // of a reducer; -1 if it has none yet
+    int32_t rank = -1;    // the rank that it registered with
+    int32_t number = -1;  // the number of a reducer; -1 where it has none yet
     std::string host_name;
-    std::string address;     // that it connects from
+    std::string address;     // the address that it connects from
     bool is_member = false;  // still takes part
     bool has_answered = false;
-    uint32_t silent_ms = 0;  // since its latest sign of life
-    ProcessState state;      // if it has answered
+    uint32_t silent_ms = 0;  // the time since its latest sign of life
+    ProcessState state;      // the state, where it has answered
   };
   uint64_t job_id = 0;
   uint32_t view = 0;
   bool has_started = false;
   uint32_t worker_count = 0;
-  uint32_t reducer_count = 0;  // that the job was started with
-  std::string missing;         // before the start: whom it waits for
+  uint32_t reducer_count = 0;  // the reducers that the job was started with
+  std::string missing;         // those whom the job waits for before its start
   std::vector<Process> processes;
 };
 
@@ -201,7 +201,7 @@ struct JobState {
 
 // No round runs at this worker: kIdle, and kGoodbye to the coordinator.
 struct Idle {
-  bool has_groups = false;  // it has run an op of a group
+  bool has_groups = false;  // the worker has run an op of a group
 
   bool operator==(const Idle&) const = default;
 };
@@ -219,7 +219,7 @@ struct Settled {
 struct Late {
   uint64_t op = 0;
   uint64_t round = 0;
-  uint32_t moving_count = 0;  // how many of them still move data: slow, not stuck
+  uint32_t moving_count = 0;  // those of them that still move data: slow, not stuck
   bool disagree = false;      // one of them waits in the same call over another group
 
   bool operator==(const Late&) const = default;

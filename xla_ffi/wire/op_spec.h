@@ -35,14 +35,14 @@ std::string_view kind_name(Kind kind);
 // states that belong to them, a slot of float32 each. Strands keep theirs apart, as they do with everything.
 inline constexpr uint32_t kMaxStateSlots = 256;
 struct StateUse {
-  uint64_t number = 0;          // of the state; 0: the op has to do with none
-  uint32_t slot_count = 0;      // of the state: the weights are slot 0
-  uint32_t slot = 0;            // that a store or a load is about
+  uint64_t number = 0;          // the number of the state; 0 where the op has to do with none
+  uint32_t slot_count = 0;      // the slots of the state, of which slot 0 has the weights
+  uint32_t slot = 0;            // the slot that a store or a load is about
   uint64_t update = 0;          // the hash of the UpdateDescription that a measure or an update goes by
   bool resumes = false;         // the summed contributions are there already, from a measure of the same step
-  DType weights = DType::kF32;  // of the result of an update
-  bool is_backed_up = true;     // by other reducers
-  uint64_t first = 0;           // where strands carry parts of a bucket: the first element of this part
+  DType weights = DType::kF32;  // the dtype of the result of an update
+  bool is_backed_up = true;     // other reducers back the state up
+  uint64_t first = 0;           // the first element of this part, where strands carry parts of a bucket
 
   bool operator==(const StateUse&) const = default;
 };
@@ -51,11 +51,12 @@ struct StateUse {
 struct OpSpec {
   Kind kind = Kind::kSum;
   DType dtype = DType::kF32;
-  uint32_t root = 0;          // of a broadcast, else 0
-  uint32_t leaf_count = 0;    // leaves in the whole bucket
-  uint64_t total_count = 0;   // elements in the bucket; where strands carry parts of it, in this part
-  uint32_t signature = 0;     // hash of the leaves' shapes
-  uint64_t call_bytes = 0;    // on the wire, of all buckets of the collective call that this bucket is part of; else 0
+  uint32_t root = 0;         // the root of a broadcast; else 0
+  uint32_t leaf_count = 0;   // leaves in the whole bucket
+  uint64_t total_count = 0;  // elements in the bucket; where strands carry parts of it, in this part
+  uint32_t signature = 0;    // hash of the leaves' shapes
+  // The bytes on the wire of all buckets of the collective call that this bucket is part of; else 0.
+  uint64_t call_bytes = 0;
   uint64_t bucket_count = 0;  // elements in the whole bucket, where strands carry parts of it; else 0
   uint32_t part = 0;          // the number of this part; each bucket has a part 0
   // The op's group, that is the ranks that take part in it, in their order; empty: all of the job.
@@ -121,9 +122,9 @@ std::vector<Range> unwrapped(const Range& range, uint64_t count);
 // What of a bucket one member has to do with. Every member pushes every chunk, and is answered every chunk, if only as
 // a header: a push shows that it has reached the round, an answer that all members have.
 struct Stake {
-  Range operands;  // what it contributes
-  Range results;   // what it gets
-  bool keeps_own;  // its operands are a part of its results
+  Range operands;  // the elements that it contributes
+  Range results;   // the elements that it gets
+  bool keeps_own;  // the operands are a part of the results
 
   // The part of a chunk that it pushes.
   [[nodiscard]] Range pushed(const Range& chunk) const { return overlap(chunk, operands); }

@@ -22,12 +22,12 @@ namespace jaxhetero {
 // What one reducer has of a bucket.
 struct StateShare {
   struct Backup {
-    uint32_t reducer = 0;  // its number
+    uint32_t reducer = 0;  // the reducer's number
     Range part;
   };
 
-  uint32_t reducer = 0;         // its number
-  Range part;                   // may go on at the bucket's beginning: see unwrapped()
+  uint32_t reducer = 0;         // the reducer's number
+  Range part;                   // a part that may go on at the bucket's beginning: see unwrapped()
   std::vector<Backup> backups;  // their parts may overlap, and do not wrap
 };
 
@@ -84,8 +84,8 @@ class StatePlan {
   void nominate(std::span<const Member> members);
   [[nodiscard]] std::vector<StateShare::Backup> backups(size_t place, uint64_t count) const;
 
-  std::vector<Place> owners_;      // in the order of the ring; each has something
-  std::vector<Place> candidates_;  // likewise
+  std::vector<Place> owners_;      // the members that have something, in the order of the ring
+  std::vector<Place> candidates_;  // the members that are to have something, in the order of the ring
 };
 
 Bytes encode(const StatePlan& plan);

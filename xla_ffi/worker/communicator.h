@@ -58,9 +58,9 @@ struct CommunicatorConfig {
   std::string host_name;
   std::string version;
   std::chrono::milliseconds start_timeout{0};
-  std::chrono::milliseconds timeout{0};  // how long a round may go without progress
-  bool shared_memory = true;             // with reducers on this host, and with workers that have channels
-  uint32_t most_strands = 1;             // that this process can run, if the job does not say how many
+  std::chrono::milliseconds timeout{0};  // the longest time that a round may go without progress
+  bool shared_memory = true;             // reducers on this host, and workers that have channels, share memory
+  uint32_t most_strands = 1;             // the strands that this process can run, where the job does not say how many
   std::vector<Cores> memory_nodes;       // the cores of each that this process may use
 };
 
@@ -178,21 +178,21 @@ class Communicator {
   std::promise<Status> ready_promise_;
   const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
   std::unique_ptr<CallbackThreads> callback_threads_ = std::make_unique<CallbackThreads>();
-  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // but for the strands' own
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // all counters but the strands' own
   RoundLedger ledger_;
   std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round or transfer is open
 
-  LoopGroup loops_;            // of the strands, in their order
+  LoopGroup loops_;            // the loops of the strands, in their order
   EventLoop* loop_ = nullptr;  // the first of them, which is the communicator's as well
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<WorkerStrand>> strands_;  // changed under the mutex, on the loop's thread
-  std::unique_ptr<Channels> channels_;                  // on the first loop; set under the mutex, in start()
+  std::unique_ptr<Channels> channels_;                  // used on the first loop; set under the mutex, in start()
 
   std::vector<TcpAddress> sources_;
-  std::unique_ptr<TcpContext> context_;  // of coordinator and member
+  std::unique_ptr<TcpContext> context_;  // the context of coordinator and member
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Member> member_;
-  std::thread thread_;  // of the first loop
+  std::thread thread_;  // the thread of the first loop
 
   // The loop's thread only.
   Phase phase_ = Phase::kStarting;
@@ -202,10 +202,10 @@ class Communicator {
   EventLoop::Clock::time_point halted_at_;
   Planner planner_{config_.job};
   LaunchOrder launch_order_;
-  std::vector<RoundRequest> early_;  // of the program, before the plan is known
-  bool has_groups_ = false;          // it has run an op of a group
+  std::vector<RoundRequest> early_;  // rounds that the program starts before the plan is known
+  bool has_groups_ = false;          // this worker has run an op of a group
   bool uses_states_ = false;         // some round has had to do with an optimizer on reducers
-  bool has_said_goodbye_ = false;    // in this view
+  bool has_said_goodbye_ = false;    // this worker has said goodbye in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
 };

@@ -8,7 +8,7 @@
 namespace jaxhetero {
 namespace {
 
-constexpr size_t kMostCalls = 16;  // that are remembered of an op
+constexpr size_t kMostCalls = 16;  // an op has so many calls remembered at most
 
 }  // namespace
 
@@ -22,7 +22,7 @@ LaunchOrder::Calls& LaunchOrder::calls_of(RoundRequest& request) {
 }
 
 Status LaunchOrder::note(RoundRequest& request) {
-  if (!request.run.has_value()) return {};  // of no program
+  if (!request.run.has_value()) return {};  // the round is of no program
   Calls& calls = calls_of(request);
   const Launch now{request.sequence, *request.run};
   if (calls.latest.empty()) {

@@ -32,7 +32,7 @@ class LaunchOrder {
   struct Calls {
     int32_t device = 0;          // the first one
     uint64_t newest = 0;         // the sequence of the one that was compiled last
-    std::vector<Launch> latest;  // of each call; the last one is that of the latest round
+    std::vector<Launch> latest;  // one for each call; the last one is that of the latest round
   };
   Calls& calls_of(RoundRequest& request);
 

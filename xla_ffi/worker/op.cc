@@ -45,7 +45,7 @@ Round& Op::replay_round(uint64_t number) {
 
 void Op::keep_running_round() {
   Round& round = *running_;
-  if (kept_->holds(round.number)) return;  // after a halt it runs from there
+  if (kept_->holds(round.number)) return;  // after a halt the round runs from the kept contribution
   const RoundRequest& request = round.request;
   replay_.op = request.op;
   replay_.sequence = request.sequence;

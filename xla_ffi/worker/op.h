@@ -70,15 +70,16 @@ class Op {
 
   std::unique_ptr<Round> running_;
   std::deque<RoundRequest> waiting_;
-  std::optional<OpSpec> spec_;  // of the latest round that has started; before that, of the first one that waits
+  // The spec of the latest round that has started; before that, of the first one that waits.
+  std::optional<OpSpec> spec_;
   uint64_t started_count_ = 0;
   uint64_t still_count_ = 0;  // started_count_ at the latest standstill
   EventLoop::Clock::time_point ended_at_;
-  std::vector<bool> described_;  // by reducer
+  std::vector<bool> described_;  // indexed by reducer
   // Pointers, so that swapping the two moves no memory: queued frames point into the running round's.
   std::unique_ptr<KeptContribution> kept_;
-  std::unique_ptr<KeptContribution> narrowed_;  // of the running round
-  RoundRequest replay_;                         // of the round in kept_, for workers that have not completed it
+  std::unique_ptr<KeptContribution> narrowed_;  // the contribution of the running round
+  RoundRequest replay_;  // the request of the round in kept_, for workers that have not completed it
 };
 
 }  // namespace jaxhetero

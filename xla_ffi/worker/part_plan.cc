@@ -15,7 +15,7 @@ namespace {
 
 // A part of a bucket has at least this for every reducer: each part costs wake-ups.
 constexpr uint64_t kLeastPartShardBytes = uint64_t{64} << 10;
-constexpr uint64_t kLeastShardChunks = 2;  // likewise, where the job sets the chunks
+constexpr uint64_t kLeastShardChunks = 2;  // the fewest chunks of a shard where the job sets their size
 
 // Columns of a bucket that consists of rows of `width` elements.
 struct Columns {
@@ -95,7 +95,7 @@ std::vector<RoundPart> PartPlan::cut(RoundRequest request) const {
   const uint64_t width = spec.total_count / (has_rows(spec.kind) ? spec.member_count(worker_count_) : 1);
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / spec.cut_item_bytes());
   uint64_t first = 0;
-  uint64_t cut_off = 0;  // of the shares
+  uint64_t cut_off = 0;  // the sum of the shares that are cut off
   for (uint32_t number = 0; number < count; ++number) {
     cut_off += shares_[strands[number]];
     // Without overflow: the width may be near 2^60, the sum of the shares is below 2^20.

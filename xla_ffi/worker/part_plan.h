@@ -36,7 +36,7 @@ class PartPlan {
  private:
   std::vector<uint32_t> shares_;
   uint32_t worker_count_;
-  uint64_t least_bytes_;  // of a part, where there are several
+  uint64_t least_bytes_;  // the least size of a part, where there are several
 };
 
 }  // namespace jaxhetero

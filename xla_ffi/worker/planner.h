@@ -28,16 +28,16 @@ namespace jaxhetero {
 struct Plans {
   struct Reducer {
     ReducerPlace place;
-    int32_t colocated_rank = -1;  // -1: dedicated
+    int32_t colocated_rank = -1;  // the rank of the worker that it is in; -1 for a dedicated reducer
   };
-  std::shared_ptr<const ShardPlan> even;     // as if all interfaces had one rate; for internal rounds
-  std::shared_ptr<const ShardPlan> program;  // from the measured rates; for the program's rounds
+  std::shared_ptr<const ShardPlan> even;     // the plan of internal rounds, as if all interfaces had one rate
+  std::shared_ptr<const ShardPlan> program;  // the plan of the program's rounds, from the measured rates
   // The probe's own plan is for the reducers of the view in which it started. In a later view, workers that have the
   // rates may replay a round of the measurement for others that do not, so internal rounds are cut evenly.
   bool is_undisturbed = true;
   // What the plan of a group follows from, beside its members.
   std::vector<Reducer> reducers;
-  std::shared_ptr<const StatePlan> states;  // of ops that use a state
+  std::shared_ptr<const StatePlan> states;  // the plan of ops that use a state
   ShardPlan::Pace pace;
 
   [[nodiscard]] std::shared_ptr<const ShardPlan> plan_of(const RoundRequest& request) const {
@@ -91,10 +91,10 @@ class Planner {
 
   const JobShape& job_;
   uint32_t view_number_ = 0;
-  std::vector<View::Reducer> reducers_;  // of the view
+  std::vector<View::Reducer> reducers_;  // the reducers of the view
   std::vector<ReducerPlace> places_;     // the same, as if all interfaces had one rate
   std::vector<Plans::Reducer> rated_;    // the same, with the rates that are known
-  ShardPlan::Pace pace_;                 // of the program's rounds
+  ShardPlan::Pace pace_;                 // the pace of the program's rounds
   std::shared_ptr<const ShardPlan> even_plan_;
   std::shared_ptr<const ShardPlan> plan_;
   // A state stays where it is, so its plan follows from the first view and from what became of that.
@@ -105,19 +105,19 @@ class Planner {
   std::vector<View::Reducer> first_reducers_;
   std::vector<ViewOfStates> later_views_;
   std::shared_ptr<const StatePlan> state_plan_;
-  uint32_t most_strands_ = 1;  // that every process of the job has
+  uint32_t most_strands_ = 1;  // the strands that every process of the job has
   uint32_t rail_count_ = 1;
-  uint32_t strand_count_ = 1;  // that carry a large round of the program
+  uint32_t strand_count_ = 1;  // the strands that carry a large round of the program
   PartPlan even_parts_{job_, {1}};
-  PartPlan probe_parts_{job_, {1}};  // of the probes: a large round has all strands, and so all interfaces
+  PartPlan probe_parts_{job_, {1}};  // the parts of probes: a large round has all strands, and so all interfaces
   PartPlan parts_{job_, {1}};
-  std::vector<uint32_t> rail_rates_;  // as RateProbe gives them; empty while nothing is known
+  std::vector<uint32_t> rail_rates_;  // the rates that RateProbe gives; empty while nothing is known
 
   std::optional<RateProbe> probe_;
   uint32_t probe_view_ = 0;
   std::vector<uint32_t> probed_;        // the numbers of the probed reducers
-  std::map<uint32_t, uint32_t> rates_;  // by reducer number, as RateProbe gives them
-  size_t window_bytes_ = 0;             // to one reducer, over all strands; 0 while nothing is known
+  std::map<uint32_t, uint32_t> rates_;  // the rates that RateProbe gives, keyed by reducer number
+  size_t window_bytes_ = 0;             // the window to one reducer, over all strands; 0 while nothing is known
 };
 
 }  // namespace jaxhetero

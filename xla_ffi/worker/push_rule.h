@@ -22,7 +22,7 @@ namespace jaxhetero {
 class ChunkSender {
  public:
   struct Sent {
-    uint64_t frame = 0;  // its number on the connection
+    uint64_t frame = 0;  // the frame's number on the connection
     Round::Time at;
   };
 
@@ -54,8 +54,8 @@ class PushRule {
   // up those that do not.
   struct Queue {
     std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished;
-    Round::Time last_result_at;  // or the start of the first segment after the queue was empty
-    size_t feed_limit = 1;       // how many rounds to feed at the next stall
+    Round::Time last_result_at;  // the time of the latest total, or of the first start after the queue was empty
+    size_t feed_limit = 1;       // the number of rounds to feed at the next stall
     bool is_held_back = false;   // no total of the first round has come for a while
   };
 
@@ -65,7 +65,7 @@ class PushRule {
   static size_t push_chunk(const Round& round, Segment& segment, ChunkSender& sender);
 
   const JobShape& job_;
-  std::map<std::vector<uint32_t>, Queue> queues_;  // by group; each has a round
+  std::map<std::vector<uint32_t>, Queue> queues_;  // keyed by group; each queue has a round
   Window window_;
 };
 

@@ -32,7 +32,7 @@ class RateProbe {
   std::optional<RoundRequest> next();
   // How long the shard of one reducer took in a round.
   struct ShardTime {
-    size_t reducer = 0;  // by its place in the constructor's list
+    size_t reducer = 0;  // the reducer's place in the constructor's list
     int64_t us = 0;
   };
   struct Times {
@@ -69,14 +69,14 @@ class RateProbe {
 
   const uint32_t worker_count_;
   const std::vector<ReducerPlace> reducers_;
-  const ShardPlan::Pace pace_;  // while nothing is known
+  const ShardPlan::Pace pace_;  // the pace while nothing is known
   const uint32_t rail_count_;
   Phase phase_ = Phase::kMeeting;
 
   bool colocated_ = false;  // the sort that is probed
   uint64_t probed_count_ = 0;
   uint64_t probe_bytes_ = 0;
-  int probe_count_ = 0;  // of this size
+  int probe_count_ = 0;  // the probes of this size
   std::shared_ptr<const ShardPlan> plan_;
 
   // 1, or 0 if disturbed here; then by reducer, and by rail, how long its part took here, in us.

@@ -37,7 +37,7 @@ namespace jaxhetero {
 struct PartPlace {
   size_t piece_bytes = 0;
   size_t first = 0;     // the offset of the first piece
-  size_t distance = 0;  // from one piece's offset to the next one's
+  size_t distance = 0;  // the distance from one piece's offset to the next one's
 
   [[nodiscard]] size_t whole_offset(size_t offset) const {
     if (piece_bytes == 0) return offset;
@@ -52,11 +52,13 @@ struct PartPlace {
 // For buckets of another device, whose bytes come and go slice by slice. Null functions stand for memory that the
 // program itself reads and writes. Offsets are those of the whole bucket.
 struct SlicedTransfer {
-  std::shared_ptr<const std::atomic<size_t>> ready_bytes;     // of the inputs, from the front; feed() says that it grew
-  std::function<void(size_t offset, size_t bytes)> received;  // of the outputs; called on the threads of the strands
-  PartPlace place;                                            // of a part's inputs
-  PartPlace result_place;                                     // and of its outputs, which may have another dtype
-  Ranges reported;  // the bytes of the part given to `received`, each once for all views
+  // The front of the inputs that is ready; feed() says that it grew.
+  std::shared_ptr<const std::atomic<size_t>> ready_bytes;
+  // Called with ranges of the outputs, on the threads of the strands.
+  std::function<void(size_t offset, size_t bytes)> received;
+  PartPlace place;         // the place of a part's inputs
+  PartPlace result_place;  // the place of its outputs, which may have another dtype
+  Ranges reported;         // the bytes of the part given to `received`, each once for all views
 
   // Whether the inputs are ready up to the end of this part.
   [[nodiscard]] bool is_ready(size_t offset, size_t bytes) const {
@@ -97,18 +99,18 @@ struct RoundOutcome {
 // row.
 struct RoundRequest {
   uint64_t op = 0;
-  uint64_t sequence = 0;       // of the call; of several rounds, all workers push those of a lower one first
-  int32_t device = 0;          // that the call runs on
-  std::optional<int64_t> run;  // of the program that the call is in: XLA numbers them as they are launched
+  uint64_t sequence = 0;       // the number of the call; all workers push rounds of a lower one first
+  int32_t device = 0;          // the device that the call runs on
+  std::optional<int64_t> run;  // the run of the program that has the call; XLA numbers runs as they are launched
   std::string description;
   OpSpec spec;
   Leaves inputs;
   Leaves outputs;                            // none: the results are thrown away
   bool narrows = false;                      // the inputs are float32; the wire has the 16-bit floats of `spec`
   bool widens = false;                       // the outputs are float32; the wire has the 16-bit floats of `spec`
-  std::shared_ptr<const void> inputs_owner;  // while it is held, the inputs stay readable after `done`
+  std::shared_ptr<const void> inputs_owner;  // held to keep the inputs readable after `done`
   SlicedTransfer sliced;
-  std::shared_ptr<const StepRequest> step;  // null if the op uses no state
+  std::shared_ptr<const StepRequest> step;  // null where the op uses no state
   std::function<void(const Status&)> done;  // called once, on a thread of its own
   // In place of a round, an exchange over channels: called in the order of the op, with its number, on the loop's
   // thread.
@@ -116,9 +118,9 @@ struct RoundRequest {
   // In place of the timeline: called with the record of the complete round, on a strand's thread.
   std::function<void(const RoundOutcome&)> recorded;
   // Set by the worker itself.
-  std::shared_ptr<WholeRound> whole;  // of which this is the request or, on a strand, a part
+  std::shared_ptr<WholeRound> whole;  // the round of which this is the request or, on a strand, a part
   Stake stake{};
-  std::shared_ptr<const ShardPlan> plan;  // in place of the job's; the shards then need not go in step
+  std::shared_ptr<const ShardPlan> plan;  // a plan in place of the job's, whose shards need not go in step
   bool is_internal = false;               // a round of the measurement of rates
   bool is_compiled_anew = false;          // the first round since this process compiled the call again
   EventLoop::Clock::time_point requested_at{};
@@ -133,7 +135,7 @@ struct ByteRange {
 
 // A chunk that was pushed and whose total is not back.
 struct InFlightChunk {
-  uint64_t frame = 0;  // its number on the connection
+  uint64_t frame = 0;  // the frame's number on the connection
   uint32_t bytes = 0;  // header included
   EventLoop::Clock::time_point pushed_at;
 };
@@ -145,7 +147,7 @@ struct Segment {
   uint64_t bucket_count = 0;
   uint64_t items_per_chunk = 0;  // the last chunk of the shard, and that at the bucket's end, may have fewer
   uint64_t next_push = 0;        // the offset of the next chunk to push
-  uint64_t next_result = 0;      // and of the next total
+  uint64_t next_result = 0;      // the offset of the next total
   std::deque<InFlightChunk> in_flight;
   size_t in_flight_bytes = 0;
   bool was_fed = false;  // a chunk was pushed out of turn, in a stall
@@ -176,12 +178,12 @@ struct Round {
   struct Times {
     Time started_at;
     Time first_result_at;  // the epoch until a total is here
-    Time progress_at;      // of the start, or of the latest total
+    Time progress_at;      // the time of the start, or of the latest total
   };
   // What the watch for stalls knows of it.
   struct Delay {
     std::string late_workers;  // the reducers wait for them, by their last word
-    Time moved_at;             // when the reducers last said that a late worker is slow, not stuck
+    Time moved_at;             // the latest time when reducers said that a late worker is slow, not stuck
     Time next_report_at;
     bool disagree = false;  // one of them waits in the same call over another group
     bool has_accused = false;
@@ -192,14 +194,14 @@ struct Round {
   std::vector<Segment> segments;
   size_t open_segment_count = 0;
   double slowest_part = 0;        // the least done_part() of the segments
-  size_t slowest_count = 0;       // how many segments are there
-  size_t least_window_bytes = 0;  // of every link
+  size_t slowest_count = 0;       // how many segments have the least
+  size_t least_window_bytes = 0;  // the least window of any link
   Times times;
   Delay delay;
-  StepTotals totals;                     // of a measure
-  bool is_replay = false;                // it is complete here, but not on every worker
+  StepTotals totals;                     // the totals of a measure
+  bool is_replay = false;                // the round is complete here, but not on every worker
   bool is_answered = false;              // the header of a total has come
-  KeptContribution* keeps_in = nullptr;  // if set: every chunk is copied there when it is pushed
+  KeptContribution* keeps_in = nullptr;  // where every chunk is copied when it is pushed; null: nowhere
 
   // Of several rounds that run, all workers push the chunks of the same one first: their programs may start rounds in
   // different orders, and a chunk waits at its reducer for those of all workers.

@@ -61,7 +61,7 @@ class RoundLedger {
   // Guarded by mutex_.
   size_t open_count_ = 0;
   std::set<const WholeRound*> running_;
-  Time busy_since_;  // while a round runs
+  Time busy_since_;  // the time since when some round runs
   std::string last_completed_ = "none";
 };
 

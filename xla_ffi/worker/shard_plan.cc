@@ -20,7 +20,7 @@ constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
 constexpr uint64_t kChunksPerShardOfRows = 64;
-constexpr uint64_t kChunksPerCall = 512;  // to each reducer
+constexpr uint64_t kChunksPerCall = 512;  // the chunks of a call to each reducer
 // The largest chunk: on any path; if two windows carry it; and as a part of a large window.
 constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
 constexpr uint64_t kUsualChunkBytes = 32 << 10;
@@ -167,7 +167,7 @@ std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_byt
   const uint64_t align = std::max<uint64_t>(1, kAlignBytes / item_bytes);
   std::vector<Shard> shards;
   uint64_t offset = 0;
-  uint64_t cut_off = 0;  // of `whole`
+  uint64_t cut_off = 0;  // the part of `whole` that is cut off
   for (const uint32_t reducer : owners) {
     cut_off += shares_[reducer];
     // Exact quotients without overflow: count may be near 2^60, `whole` is less than 2^26.

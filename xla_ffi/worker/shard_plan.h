@@ -27,7 +27,7 @@ struct Shard {
 // A reducer and the network interface that carries its traffic: its own, or that of the worker it lives in.
 struct ReducerPlace {
   bool colocated = false;
-  uint32_t rate = 1;  // of the interface, in any unit
+  uint32_t rate = 1;  // the rate of the interface, in any unit
 };
 
 // The load of an interface, in units of the bucket. Of n workers, one whose own reducer has share a of the bucket sends
@@ -56,7 +56,8 @@ class ShardPlan {
  public:
   // How a link pushes a shard: chunk by chunk, and how far ahead of the totals.
   struct Pace {
-    size_t chunk_bytes = 0;                 // of every chunk but a shard's last one; 0: by the bucket and the window
+    // The size of every chunk but a shard's last one; chosen by the bucket and the window where it is 0.
+    size_t chunk_bytes = 0;
     size_t window_bytes = size_t{8} << 10;  // under way on a link, if its shard is large enough
   };
 

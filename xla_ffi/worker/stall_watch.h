@@ -29,7 +29,7 @@ class StallWatch {
 
   struct Config {
     std::string own_name;                     // "rank 3 (host b)"
-    std::chrono::milliseconds timeout;        // how long a round may go without progress
+    std::chrono::milliseconds timeout;        // the longest time that a round may go without progress
     std::chrono::milliseconds start_timeout;  // the same of the first round of what was compiled, if that is longer
   };
 

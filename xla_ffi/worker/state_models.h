@@ -48,7 +48,7 @@ class StateModels {
     uint32_t stores = 0;
   };
   std::mutex mutex_;
-  std::unordered_map<uint64_t, Counts> counts_;  // by the number of the state; guarded by mutex_
+  std::unordered_map<uint64_t, Counts> counts_;  // keyed by the number of the state; guarded by mutex_
 };
 
 }  // namespace jaxhetero

@@ -13,7 +13,8 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFeedInterval{20};
-constexpr milliseconds kTellInterval{100};  // of the round that waits for other workers
+// The least time between two words about the round that waits for other workers.
+constexpr milliseconds kTellInterval{100};
 
 }  // namespace
 
@@ -64,7 +65,7 @@ void WorkerStrand::resume() {
 
 void WorkerStrand::replay(uint64_t op_id, uint64_t number) {
   Op* op = schedule_.find(op_id);
-  if (op == nullptr || op->started_count() <= number) return;  // not complete here either
+  if (op == nullptr || op->started_count() <= number) return;  // the round is not complete here either
   if (!op->keeps(number)) {
     return callbacks_.on_failure({Code::kInternal, config_.own_name + " is asked for " + op->kept_description() +
                                                        " round " + std::to_string(number) +

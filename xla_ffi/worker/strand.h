@@ -41,7 +41,7 @@ class WorkerStrand final : private ConnectionOwner {
  public:
   struct Config {
     uint32_t rank = 0;
-    std::string own_name;  // of the worker: "rank 3 (host b)"
+    std::string own_name;  // the worker's name: "rank 3 (host b)"
     JobShape job;
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
@@ -50,9 +50,9 @@ class WorkerStrand final : private ConnectionOwner {
   // Called on the strand's thread.
   struct Callbacks {
     std::function<void(uint32_t view)> on_joined;              // connected to all reducers of the view
-    std::function<void(const Lost&)> on_lost;                  // of a reducer
-    std::function<void(const Status&)> on_failure;             // of the job, found here or told by a reducer
-    std::function<void(const std::string& round)> on_waiting;  // for other workers, as a reducer says, in this round
+    std::function<void(const Lost&)> on_lost;                  // a reducer is lost
+    std::function<void(const Status&)> on_failure;             // the job has failed, as found here or told by a reducer
+    std::function<void(const std::string& round)> on_waiting;  // a reducer says that this round waits for other workers
   };
 
   // `log` and `ledger` outlive the strand.
@@ -140,14 +140,14 @@ class WorkerStrand final : private ConnectionOwner {
   bool is_leaving_ = false;
   View view_;
   Plans plans_;
-  bool halted_ = true;  // not connected to all reducers of the view
+  bool halted_ = true;  // the strand is not connected to all reducers of the view
   EventLoop::Clock::time_point halted_at_;
   EventLoop::Clock::time_point told_at_;  // on_waiting was called
-  std::vector<ReducerLink> links_;        // by place in the view
+  std::vector<ReducerLink> links_;        // indexed by place in the view
   Schedule schedule_;
   StallWatch stall_watch_;
-  std::vector<iovec> pieces_;             // of a total that is widened
-  std::vector<RoundRecord::Part> parts_;  // of a round that is over
+  std::vector<iovec> pieces_;             // the pieces of a total that is widened
+  std::vector<RoundRecord::Part> parts_;  // the parts of a round that is over
 };
 
 }  // namespace jaxhetero

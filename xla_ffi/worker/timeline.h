@@ -23,15 +23,15 @@ struct RoundRecord {
 
   // What went through one reducer.
   struct Part {
-    uint32_t reducer = 0;  // its number
+    uint32_t reducer = 0;  // the reducer's number
     uint64_t bytes = 0;
-    Time end;  // its last result received
+    Time end;  // the time when its last result was received
   };
 
   std::string description;
   uint64_t number = 0;
   uint64_t bytes = 0;
-  Time requested;     // by the program
+  Time requested;     // the time of the program's call
   Time first_push;    // given to the transport
   Time first_result;  // received
   Time end;           // the last result received
@@ -111,9 +111,10 @@ class Timeline {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   size_t most_records_ = 4096;
-  uint64_t first_ = 0;  // how many went
+  uint64_t first_ = 0;  // how many entries are gone
   std::deque<Kept> kept_;
-  std::deque<RoundRecord::Part> parts_;  // of all of kept_: a vector for each would take memory anew for each round
+  // The parts of all of kept_; a vector for each would take memory anew for each round.
+  std::deque<RoundRecord::Part> parts_;
   RoundTimes times_;
 };
 

@@ -109,7 +109,7 @@ class Window {
   bool emptying_ = false;
   Clock::time_point emptying_since_;
   Clock::time_point sample_started_at_;
-  Clock::time_point sample_follows_push_at_;  // of the chunk before its first one
+  Clock::time_point sample_follows_push_at_;  // the push of the chunk before its first one
   uint64_t sample_bytes_ = 0;
   int sample_chunks_ = 0;
   double highest_rate_ = 0;  // bytes/s in the current stretch of kRateMemory
