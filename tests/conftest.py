@@ -13,7 +13,7 @@ import pytest
 
 import jaxhetero
 from tests.support.launcher import LAUNCH, TIMEOUT_S, Run, Start
-from tests.support.programs_on_disk import share_programs
+from tests.support.programs_on_disk import compile_fast, share_programs
 
 # Files that take minutes, or long and would come late. Of several processes, one that begins such a file last ends long
 # after the others. pytest-xdist keeps the order with --no-loadscope-reorder.
@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    compile_fast()
     share_programs(config)
 
 

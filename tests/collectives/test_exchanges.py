@@ -13,8 +13,9 @@ import pytest
 import jaxhetero
 from jaxhetero.errors import ConfigError
 from lab.fake_cuda import build
-from tests.support.cluster import FAST_COMPILATION, THROUGH_LANES, Cluster, Outcome, free_port, run
+from tests.support.cluster import THROUGH_LANES, Cluster, Outcome, free_port, run
 from tests.support.patience import PATIENCE
+from tests.support.programs_on_disk import FAST_COMPILATION
 
 TIMEOUT_MS = 4000
 

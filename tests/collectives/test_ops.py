@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import FAST_COMPILATION, Cluster, Outcome, run
+from tests.support.cluster import Cluster, Outcome, run
 from tests.support.patience import PATIENCE
+from tests.support.programs_on_disk import FAST_COMPILATION
 
 TWO_DEVICES = {"XLA_FLAGS": f"{FAST_COMPILATION} --xla_force_host_platform_device_count=2"}
 

@@ -23,7 +23,8 @@ from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
 from models.common.errors import SettingsError
 from tests.support import trainers
-from tests.support.cluster import FAST_COMPILATION, run
+from tests.support.cluster import run
+from tests.support.programs_on_disk import FAST_COMPILATION
 
 pytestmark = pytest.mark.timeout(2 * trainers.RUN_TIMEOUT_S)
 

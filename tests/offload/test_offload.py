@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import FAST_COMPILATION, ROOT, free_port, program_path, run
+from tests.support.cluster import ROOT, free_port, program_path, run
+from tests.support.programs_on_disk import FAST_COMPILATION
 
 
 def tolerance(kind: str, key: str, devices: int) -> float:

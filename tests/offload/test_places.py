@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.support.cluster import FAST_COMPILATION, ROOT, free_port, run
+from tests.support.cluster import ROOT, free_port, run
+from tests.support.programs_on_disk import FAST_COMPILATION
 
 IN_GLOBAL_MESH = {"pmap": "`pmap`", "shard_map": "typed `shard_map`", "untyped shard_map": "untyped `shard_map`"}
 PLACES = {"own jit": "plain `jit`", "own pmap": "own `pmap`", **IN_GLOBAL_MESH, "global jit": "global `jit`"}

@@ -27,9 +27,6 @@ from tests.support.programs_on_disk import WARNINGS_ARE_ERRORS
 ROOT = Path(__file__).parents[2]
 _RUN_TIMEOUT_S = 240 * PATIENCE
 
-# XLA_FLAGS of programs whose time is nearly all compilation.
-FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-
 # Whether arrays go the way of a GPU's: see docs/gpu.md.
 THROUGH_LANES = "JAXHETERO_CUDA_STAND_IN" in os.environ
 

@@ -1,4 +1,4 @@
-"""XLA's programs on disk: the processes of later tests find what those of earlier ones have compiled.
+"""How tests compile: with few passes, and the processes of later tests find on disk what earlier ones have compiled.
 
 Every process still traces and lowers for itself; what has the same key for JAX is not compiled again.
 What runs in pytest's own process has its JAX already, and compiles.
@@ -8,13 +8,32 @@ from __future__ import annotations
 
 import os
 import tempfile
+from importlib.metadata import version
 
 import pytest
+
+# XLA_FLAGS for small programs that run a few times. XLA's newer emitter of fusions makes an MLIR context, with all its
+# dialects, for each program; without it a test of meshes takes 17 CPU seconds in place of 25. JAX 0.12 has no other
+# emitter, and XLA aborts at a flag that it does not know.
+_HAS_OLDER_EMITTER = version("jaxlib").startswith("0.10.")
+FAST_COMPILATION = " ".join(
+    [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_parallel_codegen_split_count=1",
+        *(["--xla_cpu_use_fusion_emitters=false"] if _HAS_OLDER_EMITTER else []),
+    ]
+)
 
 # A process that is killed as it writes leaves half a program; JAX says so, and compiles. Other warnings are errors.
 WARNINGS_ARE_ERRORS = ",".join(
     ["error", *(f"ignore:Error {what} persistent compilation cache entry" for what in ("reading", "writing"))]
 )
+
+
+def compile_fast() -> None:
+    """In all processes of the tests, unless XLA_FLAGS is set, be it to nothing."""
+    os.environ.setdefault("XLA_FLAGS", FAST_COMPILATION)
 
 
 def share_programs(config: pytest.Config) -> None:
