@@ -13,6 +13,11 @@ from typing import Any
 from jaxhetero.errors import ConfigError
 
 ENV_PREFIX = "JAXHETERO_"
+# As in xla_ffi/wire/job_shape.h and frame.h.
+MOST_WORKERS = MOST_REDUCERS = 4096
+MOST_STRANDS = 32
+MOST_INTERFACES = 16
+MOST_CHUNK_BYTES = 1 << 24
 _TYPES: dict[str, Any] = {"int": Integral, "bool": bool, "str": str}
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -139,16 +144,16 @@ class Config:
         if self.pinned_bytes < 1 << 16:
             raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
         _check_port(self, "metrics_port")
-        if not 0 <= self.strands <= 32:
-            raise ConfigError(f"strands is {self.strands}; it must be in 1..32, or 0")
+        if not 0 <= self.strands <= MOST_STRANDS:
+            raise ConfigError(f"strands is {self.strands}; it must be in 1..{MOST_STRANDS}, or 0")
         if 0 < self.strands < (rails := self.interface.count(",") + 1):
             raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it must be at least {rails}, or 0")
         for name in ("window_chunks", "restart_count"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):
+        if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= MOST_CHUNK_BYTES or self.chunk_bytes % 64):
             raise ConfigError(
-                f"chunk_bytes is {self.chunk_bytes}; it must be 0, or a multiple of 64 from 1024 to 16777216"
+                f"chunk_bytes is {self.chunk_bytes}; it must be 0, or a multiple of 64 from 1024 to {MOST_CHUNK_BYTES}"
             )
 
 
@@ -221,8 +226,8 @@ def rail_addresses(config: Config | ReducerConfig) -> list[str]:
     names = [name.strip() for name in config.interface.split(",")] if config.interface else []
     if len(set(names)) < len(names):
         raise ConfigError(f"interface is {config.interface!r}, which names one interface twice")
-    if len(names) > 16:
-        raise ConfigError(f"interface names {len(names)} interfaces; at most 16 can be used")
+    if len(names) > MOST_INTERFACES:
+        raise ConfigError(f"interface names {len(names)} interfaces; at most {MOST_INTERFACES} can be used")
     # Who meets at an address of IPv6 means it for the rest as well.
     return [interface_address(name, prefers_ipv6=config.coordinator.startswith("[")) for name in names]
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 # Enough for 100 Gbit/s. Every strand has a connection to every reducer, so a job does not have more than it uses.
-_MOST_STRANDS = 8
+MOST_CHOSEN_STRANDS = 8
 # A program of JAX has the other cores.
 _WORKER_SHARE = 4
 
@@ -54,7 +54,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _clamp(strands: int) -> int:
-    return max(1, min(strands, _MOST_STRANDS))
+    return max(1, min(strands, MOST_CHOSEN_STRANDS))
 
 
 def _quota(proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> float | None:

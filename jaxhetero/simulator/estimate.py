@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxhetero._job.cores import MOST_CHOSEN_STRANDS
 from jaxhetero.cluster.prices import Instance, read_prices
 from jaxhetero.errors import ConfigError
 from jaxhetero.simulator.hosts import Costs, Host, Network
@@ -14,9 +15,7 @@ from jaxhetero.simulator.job import Bucket, Job, simulate_steps
 
 _BUCKET_BYTES = 8 << 20  # of jaxhetero.psum
 _FORWARD_SHARE = 1 / 3  # of a step: the backward pass has twice the products of the forward pass
-# As a job chooses strands: docs/how_to/cores.md.
-_STRAND_BYTES_PER_S = 1.25e9
-_MOST_STRANDS = 8
+_STRAND_BYTES_PER_S = 1.25e9  # as a job chooses strands: docs/how_to/cores.md
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def strands_for(gbits: float) -> int:
       >>> strands_for(25)
       3
     """
-    return min(_MOST_STRANDS, math.ceil(gbits * 1e9 / 8 / _STRAND_BYTES_PER_S))
+    return min(MOST_CHOSEN_STRANDS, math.ceil(gbits * 1e9 / 8 / _STRAND_BYTES_PER_S))
 
 
 def simulate_one_strand(

@@ -10,14 +10,12 @@ from statistics import median
 
 from jaxhetero import _simulator as native
 from jaxhetero._collectives.best_time import best_time_s
+from jaxhetero.config import MOST_CHUNK_BYTES, MOST_STRANDS, MOST_WORKERS
 from jaxhetero.errors import ConfigError, InternalError
 from jaxhetero.simulator.hosts import Costs, Host, Network, make_cluster
 
 # The number and the bytes of each wire dtype: DType in xla_ffi/sum/reduce.h.
 _DTYPES = {"float16": (1, 2), "bfloat16": (2, 2), "float32": (3, 4), "float64": (4, 8)}
-# As many as a job may have: job_shape.h.
-_MOST_PROCESSES = 4096
-_MOST_STRANDS = 32
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,15 @@ class Job:
             )
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype}; one of {', '.join(_DTYPES)}")
-        if len(self.hosts) > _MOST_PROCESSES:
-            raise ConfigError(
-                f"{len(self.workers)} workers and {len(self.reducers)} reducers: {_MOST_PROCESSES} in all"
-            )
+        if len(self.hosts) > MOST_WORKERS:
+            raise ConfigError(f"{len(self.workers)} workers and {len(self.reducers)} reducers: {MOST_WORKERS} in all")
         rails = max(len(host.interfaces) for host in self.hosts)
-        if not rails <= self.strands <= _MOST_STRANDS:
-            raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it is in {rails}..{_MOST_STRANDS}")
-        if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % 64):
-            raise ConfigError(f"chunk_bytes is {self.chunk_bytes}; 0, or a multiple of 64 from 1024 to 16777216")
+        if not rails <= self.strands <= MOST_STRANDS:
+            raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it is in {rails}..{MOST_STRANDS}")
+        if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= MOST_CHUNK_BYTES or self.chunk_bytes % 64):
+            raise ConfigError(
+                f"chunk_bytes is {self.chunk_bytes}; 0, or a multiple of 64 from 1024 to {MOST_CHUNK_BYTES}"
+            )
         if self.window_chunks < 0:
             raise ConfigError(f"window_chunks is {self.window_chunks}; at least 0")
 

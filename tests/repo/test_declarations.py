@@ -1,14 +1,20 @@
-"""What Python and the C++ core both declare by name has the same names on both sides."""
+"""What Python and the C++ core both declare has the same names and numbers on both sides."""
 
 import inspect
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import jaxhetero
-from jaxhetero import _native
+from jaxhetero import _native, config
 from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
+from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes
 from jaxhetero._job.world import Metrics
 from jaxhetero.config import Config, ReducerConfig
+from jaxhetero.simulator import job as simulator_job
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def names(kind: type) -> set[str]:
@@ -47,3 +53,28 @@ def test_the_attributes_of_the_call_are_what_its_handler_reads() -> None:
     assert names(CallAttributes) == set(_native.declared_names["call attributes"])
     own = set(_native.declared_names["exchange attributes"])
     assert names(ExchangeAttributes) == names(CallAttributes) | own
+
+
+def core_numbers(header: str, enumeration: str = "") -> dict[str, int]:
+    """The constants of a header of the core, or the enumerators of one enumeration, by name."""
+    text = (ROOT / "xla_ffi" / header).read_text()
+    text = text.partition(f"enum class {enumeration} ")[2].partition("};")[0] if enumeration else text
+    found = re.findall(r"\bk(\w+) = (?:size_t\{(\d+)\} << )?(\d+)[,;]", text)
+    return {name: int(base) << int(number) if base else int(number) for name, base, number in found}
+
+
+def test_limits_are_those_of_the_core() -> None:
+    core = core_numbers("wire/job_shape.h") | core_numbers("wire/frame.h")
+    assert core["MaxWorkers"] == config.MOST_WORKERS
+    assert core["MaxReducers"] == config.MOST_REDUCERS
+    assert core["MaxStrands"] == config.MOST_STRANDS
+    assert core["MaxRails"] == config.MOST_INTERFACES
+    assert core["MaxChunkBytes"] == config.MOST_CHUNK_BYTES
+
+
+def test_kinds_and_dtypes_have_the_numbers_of_the_core() -> None:
+    kinds = core_numbers("wire/op_spec.h", "Kind")
+    assert {kind.name: kind.value for kind in Kind} == {name.upper(): number for name, number in kinds.items()}
+    dtypes = core_numbers("sum/reduce.h", "DType")
+    for dtype, (number, _) in simulator_job._DTYPES.items():
+        assert number == dtypes[dtype.replace("float", "f").upper()], dtype
