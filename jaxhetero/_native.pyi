@@ -66,7 +66,7 @@ class Communicator:
     def metrics(self) -> dict[str, int]: ...
     def place(self) -> Place | None:
         """None before the first view."""
-    def timeline(self, since: int = 0) -> tuple[int, list[RoundRecord]]:
+    def timeline(self, since: int = ...) -> tuple[int, list[RoundRecord]]:
         """The latest rounds, but for the first ``since`` of all; and how many rounds came before the first of them."""
     def keep_timeline(self, most_records: int) -> None:
         """How many of the latest rounds to keep, in place of 4096. Call before ``start``."""

@@ -1,12 +1,18 @@
 """What Python and the C++ core both declare has the same names and numbers on both sides."""
 
+import ast
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 import jaxhetero
-from jaxhetero import _native, config
+from jaxhetero import _native, _simulator, config
 from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes
@@ -78,3 +84,49 @@ def test_kinds_and_dtypes_have_the_numbers_of_the_core() -> None:
     dtypes = core_numbers("sum/reduce.h", "DType")
     for dtype, (number, _) in simulator_job._DTYPES.items():
         assert number == dtypes[dtype.replace("float", "f").upper()], dtype
+
+
+def parameters(function: ast.FunctionDef) -> str:
+    """Without their types: the core knows a dict where the stub knows a dict of what."""
+    for node in ast.walk(function.args):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(function.args)
+
+
+def bound_parameters(function: Any) -> str:
+    """Of a function of nanobind, whose types and defaults are not all Python."""
+    text = re.sub(r"ndarray\[[^]]*\]", "object", function.__nb_signature__[0][0].replace("\\0", "..."))
+    (parsed,) = ast.parse(f"{text}: ...").body
+    assert isinstance(parsed, ast.FunctionDef)
+    return parameters(parsed)
+
+
+def in_stub(body: list[ast.stmt], of: str = "") -> dict[str, str]:
+    """All that is declared, by name, with the parameters of functions."""
+    found = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            found |= {node.name: ""} | in_stub(node.body, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            found[of + node.name] = "" if node.decorator_list else parameters(node)
+        elif isinstance(node, ast.AnnAssign):
+            found[of + ast.unparse(node.target)] = ""
+    return found
+
+
+def in_module(members: Mapping[str, Any], of: str = "") -> dict[str, str]:
+    """All that is bound, likewise."""
+    found = {}
+    for name, value in members.items():
+        if isinstance(value, type):
+            found |= {name: ""} | in_module(vars(value), f"{name}.")
+        elif name == "__init__" or not name.startswith("__"):
+            found[of + name] = bound_parameters(value) if hasattr(value, "__nb_signature__") else ""
+    return {name: text for name, text in found.items() if not name.endswith("__init__") or text not in ("", "self")}
+
+
+@pytest.mark.parametrize("module", [_native, _simulator], ids=lambda module: module.__name__)
+def test_stubs_declare_what_is_bound(module: ModuleType) -> None:
+    stub = ROOT / f"{module.__name__.replace('.', '/')}.pyi"
+    assert in_stub(ast.parse(stub.read_text()).body) == in_module(vars(module))
