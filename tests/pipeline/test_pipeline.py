@@ -12,20 +12,33 @@ WAYS = {"tcp": {"JAXHETERO_SHARED_MEMORY": "0"}, "shared memory": {}}
 MOST_ERROR = {"bert": 1e-5}
 
 
-def step(model: str, workers: int, *, way: str = "shared memory", reducers: int = 1, **options: Any) -> list[Any]:
-    """What each worker has found; all have the same gradients, which are those of jax.grad."""
-    found = run("pipeline_step.py", model, json.dumps(options), workers=workers, reducers=reducers, **WAYS[way])
-    assert found[0]["error"] < MOST_ERROR.get(model, 2e-6)
-    assert len({worker["digest"] for worker in found}) == 1
-    for worker in found:
-        assert worker["value"] == found[worker["replica"][0] * workers // found[0]["replica"][1]]["value"]
-    return found
+def steps(
+    model: str, workers: int, cuts: list[dict[str, Any]], *, way: str = "shared memory", reducers: int = 1
+) -> list[list[Any]]:
+    """What each worker has found, of each cut; all have the same gradients, which are those of jax.grad."""
+    of_workers = run("pipeline_step.py", model, json.dumps(cuts), workers=workers, reducers=reducers, **WAYS[way])
+    of_cuts = [list(found) for found in zip(*of_workers, strict=True)]
+    for found in of_cuts:
+        assert found[0]["error"] < MOST_ERROR.get(model, 2e-6)
+        assert len({worker["digest"] for worker in found}) == 1
+        for worker in found:
+            assert worker["value"] == found[worker["replica"][0] * workers // found[0]["replica"][1]]["value"]
+    return of_cuts
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble", "breadth_first", "virtual"])
-def test_every_schedule_over_tcp_and_in_shared_memory(schedule: str) -> None:
-    several = {"stages_per_worker": 2} if schedule in ("breadth_first", "virtual") else {}
-    digests = [step("tied", 2, way=way, stages=2, schedule=schedule, **several)[0]["digest"] for way in WAYS]
+def step(model: str, workers: int, *, reducers: int = 1, **options: Any) -> list[Any]:
+    """The same of one cut."""
+    return steps(model, workers, [options], reducers=reducers)[0]
+
+
+def test_every_schedule_over_tcp_and_in_shared_memory() -> None:
+    cuts = [
+        {"stages": 2, "schedule": "interleaved"},
+        {"stages": 2, "schedule": "zero_bubble"},
+        {"stages": 2, "schedule": "breadth_first", "stages_per_worker": 2},
+        {"stages": 2, "schedule": "virtual", "stages_per_worker": 2},
+    ]
+    digests = [[found[0]["digest"] for found in steps("tied", 2, cuts, way=way)] for way in WAYS]
     assert digests[0] == digests[1]
 
 
@@ -92,7 +105,7 @@ def test_of_layers_that_are_stacked_each_worker_holds_its_own(cut: dict[str, Any
 def test_different_models_on_two_workers() -> None:
     with Cluster(2, 1) as cluster:
         cluster.start_reducers()
-        options = json.dumps({"stages": 2, "schedule": "interleaved"})
+        options = json.dumps([{"stages": 2, "schedule": "interleaved"}])
         cluster.start_worker(0, "pipeline_step.py", "decoder", options)
         cluster.start_worker(1, "pipeline_step.py", "tied", options)
         for outcome in cluster.wait_workers():
