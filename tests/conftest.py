@@ -17,7 +17,10 @@ from tests.support.programs_on_disk import compile_fast, share_programs
 
 # Files that take minutes, or long and would come late. Of several processes, one that begins such a file last ends long
 # after the others. pytest-xdist keeps the order with --no-loadscope-reorder.
-LONG_FILES = ("offload", "pipeline", "mask_rcnn_runs", "meshes", "reducers_optimizers", "bench", "slurm", "table")
+LONG_FILES = (
+    *("mask_rcnn_runs", "meshes", "slurm", "ray", "pipeline", "offload", "bench", "bert_runs", "resnet_runs"),
+    *("reducers_optimizers", "reducers_trainers", "table"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,7 +74,7 @@ def test_workers_that_disagree_about_shapes_are_told_who_sent_what() -> None:
 
 def test_workers_that_name_different_groups_are_told_both() -> None:
     """Each waits for a worker that does not come: the error comes with the deadline of the round."""
-    start_timeout_ms = round(30_000 * PATIENCE)  # as long as a first round may take
+    start_timeout_ms = round(10_000 * PATIENCE)  # as long as a first round may take
     for outcome in run_mistake("groups", start_timeout_ms)[:3]:
         message = outcome.exception_line
         assert "jaxhetero.MismatchError" in message

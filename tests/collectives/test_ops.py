@@ -42,7 +42,7 @@ def test_a_function_that_is_called_twice_has_two_ops() -> None:
 
 def test_two_calls_of_a_function_are_never_mixed_up() -> None:
     """Constants that only one worker has may make XLA run two calls in another order there: an error, or both sums."""
-    for outcome in run_apart("order", start_timeout_ms=round(20_000 * PATIENCE)):
+    for outcome in run_apart("order", start_timeout_ms=round(10_000 * PATIENCE)):
         if outcome.code != 0:
             assert "jaxhetero.RoundTimeout" in outcome.exception_line
             assert "same bucket 0" in outcome.exception_line
