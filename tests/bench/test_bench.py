@@ -60,7 +60,20 @@ def test_every_engine_sums_exactly_at_every_size(run: Path) -> None:
 
 def test_cores_compares_numbers_of_strands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cores.json"
-    options = ["--strands", "1,3", "--size", "4MiB", "--rounds", "1", "--batch", "2", "--json", str(path)]
+    options = [
+        "--strands",
+        "1,3",
+        "--reducers",
+        "1",
+        "--size",
+        "1MiB",
+        "--rounds",
+        "1",
+        "--batch",
+        "2",
+        "--json",
+        str(path),
+    ]
     assert cores.main(options) == 0
     rows = json.loads(path.read_text())["rows"]
     ways = ["+shared_memory=0", ""]
@@ -313,27 +326,26 @@ def test_train_step_of_every_engine(tmp_path: Path) -> None:
         assert row["efficiency"] == pytest.approx(1 - row["exposed_s"] / row["step_s"])
 
 
-@pytest.mark.parametrize("profile", ["even", "bert-large"])
-def test_steps_of_a_pipeline_last_as_long_as_its_tasks(profile: str, tmp_path: Path) -> None:
+def test_steps_of_a_pipeline_last_as_long_as_its_tasks(tmp_path: Path) -> None:
     """Two replicas of one stage each, and data parallelism beside them."""
     file = tmp_path / "pipeline.json"
-    arguments = ["--loopback", "--rate", "none", "--stages", "1", "--replicas", "2", "--microbatches", "2"]
-    arguments += [
-        "--profile",
-        profile,
-        "--schedules",
-        "breadth_first:2",
-        "--task-ms",
-        "5",
-        "--reduce",
-        "0.001",
-        "--rounds",
-        "1",
-    ]
-    assert pipeline.main([*arguments, "--batch", "1", "--json", str(file)]) == 0
+    options = "--loopback --rate none --stages 1 --replicas 2 --microbatches 2 --profile bert-large"
+    options += " --schedules breadth_first:2 --task-ms 5 --reduce 0.001 --rounds 1 --batch 1"
+    assert pipeline.main([*options.split(), "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["breadth_first:2", "data parallel"]
     assert all(row["step_s"] >= row["compute_s"] == pytest.approx(0.03) for row in rows)
+
+
+def test_even_stages_and_buckets_are_all_alike() -> None:
+    options = pipeline.Options(profile="even", stages=2, microbatches=2, task_ms=5)
+    stages = pipeline._model(options, stage_count=4, parameter_count=400)
+    assert stages.counts == [100] * 4
+    assert stages.seconds == pytest.approx([2 * 0.03 / 4] * 4)
+    counts, ready_s = pipeline._buckets(options, parameter_count=4000)
+    assert len(set(counts)) == 1
+    assert ready_s == sorted(ready_s)
+    assert ready_s[-1] == pytest.approx(0.03)
 
 
 def test_emulated_steps_hold_up_no_round_and_take_no_memory(tmp_path: Path) -> None:

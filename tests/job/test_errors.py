@@ -63,7 +63,8 @@ def test_worker_that_runs_another_program(mistake: str, names: list[str]) -> Non
 
 def test_two_sums_of_one_name_are_never_mixed_up() -> None:
     """Constants that only one worker has may make XLA run two sums in another order there: an error, or both sums."""
-    settings = {"JAXHETERO_START_TIMEOUT_MS": str(round(10_000 * PATIENCE))}  # as long as a first round may take
+    # As long as a first round may take, and whoever waits for a worker that has left.
+    settings = {"JAXHETERO_START_TIMEOUT_MS": str(round(10_000 * PATIENCE)), "JAXHETERO_TIMEOUT_MS": str(PATIENCE_MS)}
     with Cluster(2, 2, settings) as cluster:
         cluster.start_reducers()
         cluster.start_workers("errors.py", "order", "1")

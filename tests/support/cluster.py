@@ -10,7 +10,6 @@ import re
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -58,9 +57,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     return int(_held_ports[-1].getsockname()[1])
 
 
-Process = subprocess.Popen[bytes] | Forked
-
-
 @functools.cache
 def _fork_server(settings: tuple[tuple[str, str], ...]) -> ForkServer:
     """The server for processes with these of the ``settings`` that Python and JAX read when they start."""
@@ -104,7 +100,7 @@ class Cluster:
     settings: Mapping[str, str] = field(default_factory=dict)
     coordinator: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    _processes: dict[str, Process] = field(default_factory=dict)
+    _processes: dict[str, Forked] = field(default_factory=dict)
     _directory: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     def __enter__(self) -> Self:
@@ -153,13 +149,8 @@ class Cluster:
             **settings,
         }
         with self._log(name, "out").open("wb") as output, self._log(name, "err").open("wb") as errors:
-            if command[0] == "-m":  # a reducer, which does not import JAX
-                self._processes[name] = subprocess.Popen(
-                    [sys.executable, *command], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
-                )
-            else:
-                server = _fork_server(read_at_start(environment))
-                self._processes[name] = server.start(Path(command[0]), command[1:], environment, output, errors)
+            server = _fork_server(read_at_start(environment))
+            self._processes[name] = server.start(command, environment, output, errors)
 
     def _log(self, name: str, kind: str) -> Path:
         return Path(self._directory.name) / f"{name}.{kind}"
@@ -168,7 +159,7 @@ class Cluster:
         """Of all that were started."""
         return list(self._processes)
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> Forked:
         """The process called "worker 0" or "reducer 1"."""
         return self._processes[name]
 

@@ -46,12 +46,10 @@ class ForkServer:
                 pass_fds=[remote.fileno()],
             )
 
-    def start(
-        self, program: Path, arguments: list[str], environment: Mapping[str, str], output: IO[bytes], errors: IO[bytes]
-    ) -> Forked:
-        """As ``subprocess.Popen([sys.executable, program, *arguments])``."""
+    def start(self, command: list[str], environment: Mapping[str, str], output: IO[bytes], errors: IO[bytes]) -> Forked:
+        """As ``subprocess.Popen([sys.executable, *command])``, of a program or of ``-m`` and a module."""
         own, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = _Request(str(program), arguments, dict(environment), str(Path.cwd()))
+        request = _Request(command, dict(environment), str(Path.cwd()))
         with remote:
             handed = [remote.fileno(), output.fileno(), errors.fileno()]
             socket.send_fds(self._control, [json.dumps(vars(request)).encode()], handed)
@@ -109,8 +107,7 @@ def read_at_start(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]
 
 @dataclass
 class _Request:
-    program: str
-    arguments: list[str]
+    command: list[str]
     environment: dict[str, str]
     folder: str
 
@@ -195,9 +192,13 @@ def _become(request: _Request) -> NoReturn:
     import numpy as np
 
     np.random.seed()  # else every process would draw the same numbers
-    sys.argv = [request.program, *request.arguments]
-    sys.path[0] = str(Path(request.program).parent)
-    runpy.run_path(request.program, run_name="__main__")
+    if request.command[0] == "-m":
+        sys.argv = request.command[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = request.command
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
 
 
@@ -208,6 +209,7 @@ def main() -> None:
 
     import jaxhetero._collectives.api
     import jaxhetero._native
+    import jaxhetero.cli
     import jaxhetero.optimizers  # noqa: F401
 
     gc.collect()
