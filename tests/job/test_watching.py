@@ -112,7 +112,7 @@ def test_prometheus_sees_a_reducer_die_and_another_join(start_launch: Start, tmp
     phase.write_text("run")
     job = start_launch(
         *("--workers", "2", "--reducers", "2", "--metrics-port", str(first)),
-        *("--", sys.executable, str(program_path("abuse.py")), str(phase)),
+        *("--", sys.executable, str(program_path("abuse.py")), str(phase), "0.1"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1,6 +1,6 @@
-"""All-reduces without a pause, each timed, until the file named by the first argument says "end".
+"""All-reduces, each timed, until the file named by the first argument says "end"; after each a pause of some seconds.
 
-That file names what goes on meanwhile; prints on its last line the times in ms of the steps under each such name.
+The file names what goes on meanwhile. Prints on its last line the times in ms of the steps under each such name.
 """
 
 import json
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jaxhetero
 
 PHASE = Path(sys.argv[1])
+PAUSE_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0
 
 
 def main() -> None:
@@ -37,6 +38,7 @@ def main() -> None:
             times[phase].append(1e3 * took)
         wrong += not bool((total == expected).all())
         going = bool(go_on)
+        time.sleep(PAUSE_S)
     refused_count = jaxhetero.metrics().refused_count
     jaxhetero.shutdown()
     print(json.dumps({"times_ms": times, "wrong": wrong, "refused_count": refused_count}))
