@@ -16,7 +16,7 @@ from tests.support.launcher import LAUNCH, TIMEOUT_S, Run, Start
 from tests.support.programs_on_disk import compile_fast, share_programs
 
 # Files that take minutes, or long and would come late. Of several processes, one that begins such a file last ends long
-# after the others. pytest-xdist keeps the order with --no-loadscope-reorder.
+# after the others.
 LONG_FILES = (
     *("mask_rcnn_runs", "meshes", "slurm", "ray", "pipeline", "offload", "bench", "bert_runs", "resnet_runs"),
     *("reducers_optimizers", "reducers_trainers", "table"),
@@ -26,6 +26,15 @@ LONG_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """All tests of a file run in one process, which makes the fixtures of the file once; files stay in their order."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
