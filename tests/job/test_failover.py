@@ -94,6 +94,11 @@ class Launched:
         ports = {connection.laddr.port: child for child in children for connection in child.net_connections("inet")}
         return ports[int(ready[1])]
 
+    def wait_for_workers(self) -> None:
+        """Until they have ended."""
+        workers = [child for child in psutil.Process(self.process.pid).children() if "-c" in child.cmdline()]
+        assert not psutil.wait_procs(workers, timeout=TIMEOUT_S)[1]
+
     def end(self) -> str:
         """All of its output."""
         assert self.process.stdout is not None
@@ -122,7 +127,7 @@ def test_a_reducer_that_is_stopped_and_continued(start_launch: Start, tmp_path: 
         (tmp_path / "enough").touch()
     else:
         (tmp_path / "enough").touch()
-        job.wait_for("INFO done: ")  # so the coordinator has ended the job
+        job.wait_for_workers()  # else the launcher cannot know that they go on without it
         stopped.resume()
     output = job.end()
     assert re.search(

@@ -1,4 +1,4 @@
-// Reducers behind a line protocol, for tests/job/test_reducer_model.py. One command a line on standard input; for each, the
+// Reducers behind a line protocol, for test_reducer_model.py. One command a line on standard input; for each, the
 // frames that the reducer sends and then a line that says how it went. REDUCER is any number; `new` takes the place of
 // what had it.
 //
