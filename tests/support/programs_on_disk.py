@@ -12,18 +12,16 @@ from importlib.metadata import version
 
 import pytest
 
-# XLA_FLAGS for small programs that run a few times. XLA's newer emitter of fusions makes an MLIR context, with all its
-# dialects, for each program; without it a test of meshes takes 17 CPU seconds in place of 25. JAX 0.12 has no other
-# emitter, and XLA aborts at a flag that it does not know.
-_HAS_OLDER_EMITTER = version("jaxlib").startswith("0.10.")
-FAST_COMPILATION = " ".join(
-    [
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-        "--xla_cpu_parallel_codegen_split_count=1",
-        *(["--xla_cpu_use_fusion_emitters=false"] if _HAS_OLDER_EMITTER else []),
-    ]
+# XLA_FLAGS for small programs that run a few times.
+FEW_PASSES = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1"
 )
+# XLA's newer emitter of fusions makes an MLIR context, with all its dialects, for each program; without it a test of
+# meshes takes 17 CPU seconds in place of 25. JAX 0.12 has no other emitter, and XLA aborts at a flag that it does not
+# know.
+_OLDER_EMITTER = " --xla_cpu_use_fusion_emitters=false"
+FAST_COMPILATION = FEW_PASSES + (_OLDER_EMITTER if version("jaxlib").startswith("0.10.") else "")
 
 # A process that is killed as it writes leaves half a program; JAX says so, and compiles. Other warnings are errors.
 WARNINGS_ARE_ERRORS = ",".join(
