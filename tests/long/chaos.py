@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import signal
 import statistics
 import time
@@ -86,6 +87,11 @@ def _is_backed_up(log: str, kills: int) -> bool:
     return len(views) >= _VIEWS_OF_A_KILL * kills and lines[-1] not in views
 
 
+def _goes_on_with(log: str, reducers: int) -> bool:
+    """Whether the job's last view has so many."""
+    return re.findall(r"going on with (\d+) reducers", log)[-1:] == [str(reducers)]
+
+
 def run_job(
     seed: int,
     strikes: int,
@@ -103,7 +109,13 @@ def run_job(
         killer = Killer(cluster, chance, [f"reducer {index}" for index in range(reducers)], [], 1 if backed_up else 2)
         for _ in range(strikes):
             time.sleep(pause_s * chance.random())
+            before = list(killer.alive)
             killer.strike()
+            if killer.alive != before:
+                # A new one, which is forked, is there within milliseconds. Before the coordinator has seen the losses,
+                # it refuses one: the job has all of its own.
+                left = colocated + len(killer.alive)
+                cluster.wait_for_log("worker 0", functools.partial(_goes_on_with, reducers=left))
             while len(killer.alive) < reducers:
                 killer.alive.append(cluster.start_reducer())
             # The new ones are to be there before the next strike, or it could leave none.
