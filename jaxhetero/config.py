@@ -20,6 +20,7 @@ MOST_INTERFACES = 16
 MOST_CHUNK_BYTES = 1 << 24
 _TYPES: dict[str, Any] = {"int": Integral, "bool": bool, "str": str}
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
+_MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Config:
     rank: int = 0
     """This worker's number, 0 to worker_count - 1."""
     worker_count: int = 1
-    """How many worker processes take part."""
+    """How many worker processes take part; in an elastic job, at the start."""
     alone: bool = False
     """Whether a world of this worker alone is meant. Without it, ``initialize()`` refuses to be alone in a process that
     a launcher (Slurm, MPI, Kubernetes, Ray Train, torchrun) has started as one of several."""
@@ -58,7 +59,7 @@ class Config:
     -1: every worker if there is no dedicated reducer, else none."""
     coordinator: str = ""
     """``host:port``, or ``[address]:port`` of IPv6, where workers and reducers meet at the start; rank 0 listens on
-    it."""
+    it, or in an elastic job ``jaxhetero coordinator``."""
     token: str = field(default="", repr=False)
     """The job's secret. A process without it is refused. Never printed."""
     host: str = ""
@@ -93,6 +94,12 @@ class Config:
     """How many cores a worker and a reducer use each to move and to sum bytes: 1 to 32. Each strand is a thread with
     connections of its own. 0: as few as the measured rates need, within what all hosts of the job can spare: a quarter
     of the cores that a worker may use, all of a dedicated reducer's. The same on every worker of a job."""
+    elastic: str = ""
+    """``"MIN:MAX"`` makes the job elastic: it goes on when a worker is lost, as long as MIN are left, and has at most
+    MAX at any time. Its coordinator is a process of its own. MIN is at least 2. The same on every worker of a job."""
+    lost_after_ms: int = 10_000
+    """In an elastic job: how long a process may give no sign of life before it counts as lost. It counts for the
+    coordinator alone."""
     shared_memory: bool = True
     """Whether bytes for reducers on this worker's own host, and for workers there over channels, go through shared
     memory, where possible, and not through the loopback network. It takes about a megabyte for each of them."""
@@ -121,9 +128,9 @@ class Config:
             raise ConfigError(f"reducer_count is {self.reducer_count}; it must be 0 or more")
         if self.colocated_count == -1:
             alone = self.reducer_count == 0 and self.worker_count > 1
-            object.__setattr__(self, "colocated_count", self.worker_count if alone else 0)
-        if not 0 <= self.colocated_count <= self.worker_count:
-            raise ConfigError(f"colocated_count is {self.colocated_count}; it must be in 0..{self.worker_count}, or -1")
+            object.__setattr__(self, "colocated_count", self.capacity if alone else 0)
+        if not 0 <= self.colocated_count <= self.capacity:
+            raise ConfigError(f"colocated_count is {self.colocated_count}; it must be in 0..{self.capacity}, or -1")
         if self.alone:
             _check_alone(self)
         if self.worker_count > 1 and self.reducer_count + self.colocated_count == 0:
@@ -140,7 +147,7 @@ class Config:
             )
         if self.coordinator:
             parse_address("coordinator", self.coordinator)
-        _check_positive(self, "start_timeout_ms", "timeout_ms")
+        _check_positive(self, "start_timeout_ms", "timeout_ms", "lost_after_ms")
         if self.pinned_bytes < 1 << 16:
             raise ConfigError(f"pinned_bytes is {self.pinned_bytes}; it must be at least 65536")
         _check_port(self, "metrics_port")
@@ -155,6 +162,44 @@ class Config:
             raise ConfigError(
                 f"chunk_bytes is {self.chunk_bytes}; it must be 0, or a multiple of 64 from 1024 to {MOST_CHUNK_BYTES}"
             )
+        if self.elastic:
+            _check_elastic(self)
+
+    @property
+    def capacity(self) -> int:
+        """The most workers that take part at any time."""
+        return parse_elastic(self.elastic)[1] if self.elastic else self.worker_count
+
+    @property
+    def least_worker_count(self) -> int:
+        """The fewest workers with which an elastic job goes on; 0 if the job is not elastic."""
+        return parse_elastic(self.elastic)[0] if self.elastic else 0
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """The settings of the coordinator of an elastic job; fields that ``Config`` has too mean the same here.
+
+    Raises:
+      ConfigError: ``coordinator`` or ``token`` is missing, or a setting is out of its range.
+
+    Example:
+      >>> from jaxhetero.config import CoordinatorConfig
+      >>> CoordinatorConfig(coordinator="10.0.0.1:7700", token="secret").lost_after_ms
+      10000
+    """
+
+    coordinator: str = ""
+    """The ``host:port`` to listen on, where workers and reducers meet."""
+    token: str = field(default="", repr=False)
+    start_timeout_ms: int = Config.start_timeout_ms
+    timeout_ms: int = Config.timeout_ms
+    lost_after_ms: int = Config.lost_after_ms
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_meeting(self, "to listen on")
+        _check_positive(self, "start_timeout_ms", "timeout_ms", "lost_after_ms")
 
 
 @dataclass(frozen=True)
@@ -188,17 +233,7 @@ class ReducerConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _take_interface(self)
-        if not self.coordinator:
-            raise ConfigError(
-                "no coordinator: give --coordinator HOST:PORT or set JAXHETERO_COORDINATOR to the address that rank 0 "
-                "listens on"
-            )
-        parse_address("coordinator", self.coordinator)
-        if not self.token:
-            raise ConfigError(
-                "no job token: set JAXHETERO_TOKEN, or give --token-file or JAXHETERO_TOKEN_FILE the name of a file "
-                "that holds it; it must be the same on every worker and reducer"
-            )
+        _check_meeting(self, "that rank 0 listens on")
         _check_port(self, "port")
         _check_port(self, "metrics_port")
         if self.number < -1:
@@ -276,7 +311,52 @@ def interface_addresses(prefers_ipv6: bool = False) -> dict[str, str]:
     return found
 
 
-def _check_types(config: Config | ReducerConfig) -> None:
+def parse_elastic(text: str) -> tuple[int, int]:
+    """The fewest and the most workers of ``MIN:MAX``.
+
+    Raises:
+      ConfigError: ``text`` is not that, or there are no such jobs.
+
+    Example:
+      >>> from jaxhetero.config import parse_elastic
+      >>> parse_elastic("2:8")
+      (2, 8)
+    """
+    least, _, most = text.partition(":")
+    if not (least.isascii() and least.isdigit() and most.isascii() and most.isdigit()):
+        raise ConfigError(f"elastic is {text!r}; it must be MIN:MAX, as in 2:8")
+    if not 2 <= int(least) <= int(most) <= _MOST_WORKERS:
+        raise ConfigError(f"elastic is {text!r}; it must be MIN:MAX with 2 <= MIN <= MAX <= {_MOST_WORKERS}")
+    return int(least), int(most)
+
+
+def _check_elastic(config: Config) -> None:
+    least, most = parse_elastic(config.elastic)
+    if not least <= config.worker_count <= most:
+        raise ConfigError(
+            f"worker_count is {config.worker_count}; with elastic {config.elastic} it must be in that range"
+        )
+    if not config.failover:
+        raise ConfigError("failover is off, which elastic needs; unset one of them")
+    # Workers that come later would have to be told the rates.
+    object.__setattr__(config, "measure_rates", False)
+
+
+def _check_meeting(config: CoordinatorConfig | ReducerConfig, address: str) -> None:
+    """``ConfigError`` if the command's coordinator or token is missing; ``address`` says which one is wanted."""
+    if not config.coordinator:
+        raise ConfigError(
+            f"no coordinator: give --coordinator HOST:PORT or set JAXHETERO_COORDINATOR to the address {address}"
+        )
+    parse_address("coordinator", config.coordinator)
+    if not config.token:
+        raise ConfigError(
+            "no job token: set JAXHETERO_TOKEN, or give --token-file or JAXHETERO_TOKEN_FILE the name of a file "
+            "that holds it; it must be the same on every worker and reducer"
+        )
+
+
+def _check_types(config: Config | CoordinatorConfig | ReducerConfig) -> None:
     """``ConfigError`` for a setting of another type than its field's; whole numbers of NumPy become Python's."""
     for setting in fields(config):
         value: Any = getattr(config, setting.name)
@@ -293,7 +373,7 @@ def _check_alone(config: Config) -> None:
             raise ConfigError(f"alone is set, but {name} is {getattr(config, name)}; unset one of them")
 
 
-def _check_positive(config: Config | ReducerConfig, *names: str) -> None:
+def _check_positive(config: Config | CoordinatorConfig | ReducerConfig, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")

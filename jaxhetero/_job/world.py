@@ -8,6 +8,7 @@ import importlib
 import itertools
 import os
 import secrets
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -130,8 +131,24 @@ class World:
 
     @property
     def size(self) -> int:
-        """How many workers take part."""
-        return self.config.worker_count
+        """How many workers take part; in an elastic job, now."""
+        return len(self.members) if self.is_elastic else self.config.worker_count
+
+    @property
+    def capacity(self) -> int:
+        """How many workers there can be at most: what programs are compiled for."""
+        return self.config.capacity
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers may be lost without an end of the job."""
+        return self.config.elastic != ""
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks that take part now."""
+        found = self._communicator.members() if self._communicator is not None and self.is_elastic else []
+        return found or list(range(self.config.worker_count))
 
     @property
     def is_alone(self) -> bool:
@@ -169,6 +186,8 @@ def initialize(
     failover: bool | None = None,
     measure_rates: bool | None = None,
     strands: int | None = None,
+    elastic: str | None = None,
+    lost_after_ms: int | None = None,
     shared_memory: bool | None = None,
     metrics_port: int | None = None,
     timeline_file: str | None = None,
@@ -194,6 +213,8 @@ def initialize(
       chunk_bytes, window_chunks: the unit of pipelining, and how many of them are under way to one reducer.
       checksum, failover, measure_rates, shared_memory: what the job trades.
       strands: how many cores each process uses to move and to sum bytes.
+      elastic, lost_after_ms: whether the job goes on without workers that are lost, and after how long a silence, in
+        milliseconds, a process is.
       metrics_port, timeline_file: where others find the counts and the rounds of this worker.
       restart_count: how often the job has been started anew.
       pinned_bytes, cuda_driver: for GPUs.
@@ -223,6 +244,8 @@ def initialize(
         # Not by the first program with a collective: JAX would compile that program again at its second call, because
         # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
         importlib.import_module("jaxhetero._compat")
+        if config.elastic:
+            _refuse_several_processes()
         if config.worker_count == 1 and config.reducer_count == 0:
             _current.world = World(config)
             return
@@ -257,6 +280,12 @@ def shutdown() -> None:
 
 def _shutdown_at_exit() -> None:
     """``shutdown`` where nobody can catch what it raises, and the user's own traceback should stay the last word."""
+    world = _current.world
+    if world is not None and world.is_elastic and getattr(sys, "last_value", None) is not None:
+        # The program has failed, and the other workers need not wait for it.
+        _current.world = None
+        _abandon(world)
+        return
     try:
         shutdown()
     except JaxheteroError as error:
@@ -311,17 +340,46 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of workers in the job. Does not block. In a forked child, as in its parent.
+    """The number of workers in the job; in an elastic job, now. Does not block. In a forked child, as in its parent.
 
     Raises:
       NotInitializedError: before ``initialize()``.
+      ConfigError: in an elastic job, while a program is traced: the number would be part of the program for ever.
 
     Example:
       >>> rows = range(64)[jaxhetero.rank() :: jaxhetero.size()]  # this worker's rows of a batch of 64
       >>> len(rows)
       64
     """
-    return _settings().worker_count
+    if _current.world is None or not _current.world.is_elastic:
+        return _settings().worker_count
+    from jaxhetero import _compat
+
+    if _compat.is_tracing():
+        raise ConfigError(
+            "size() is called while a program is traced, and in an elastic job it changes without another compilation; "
+            "call it outside, or let pmean() divide"
+        )
+    return _current.world.size
+
+
+def capacity() -> int:
+    """How many workers there can be at most: for what is part of a program. ``size()`` where the job is not elastic."""
+    return current().capacity
+
+
+def is_elastic() -> bool:
+    """Whether the job may go on without workers that are lost."""
+    return current().is_elastic
+
+
+def refuse_elastic(what: str) -> None:
+    """``ConfigError`` in an elastic job; ``what`` needs a number of workers that does not change."""
+    if current().is_elastic:
+        raise ConfigError(
+            f"{what} does not work in an elastic job yet, where workers may be lost: leave it out, or start the job "
+            "without the setting `elastic`"
+        )
 
 
 def restart_count() -> int:
@@ -467,6 +525,19 @@ def _refuse_accidents(given: dict[str, Any]) -> None:
         raise ConfigError(f"worker_count is {given['worker_count']}, but there is no rank: {_HOW_TO_MEET}")
 
 
+def _refuse_several_processes() -> None:
+    """``ConfigError`` for an elastic job under ``jax.distributed``."""
+    import jax
+
+    from jaxhetero import _compat
+
+    if jax.distributed.is_initialized() and _compat.distributed_place()[1] > 1:
+        raise ConfigError(
+            "elastic is set, and this process is one of several of jax.distributed, whose service ends all of them "
+            "when one dies; let each worker be a JAX process by itself, without jax.distributed.initialize()"
+        )
+
+
 def _from_jax_distributed(given: dict[str, Any], held: contextlib.ExitStack) -> dict[str, Any]:
     """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it.
 
@@ -511,6 +582,8 @@ def _start(config: Config) -> World:
         timeout_ms=config.timeout_ms,
     )
     settings = asdict(config) | {"most_strands": worker_strands(), "memory_nodes": memory_nodes()}
+    settings |= {"worker_count": config.capacity, "least_worker_count": config.least_worker_count}
+    settings |= {"first_worker_count": config.worker_count if config.elastic else 0}
     rails = rail_addresses(config)
     # An address that was given in place of the interface's own comes first.
     sources = [config.host, *rails[1:]] if rails else []

@@ -7,6 +7,7 @@
 
 #include "xla_ffi/update/bucket_update.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/elastic_messages.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/state_plan.h"
@@ -50,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace jaxhetero;
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 18) {
+  switch (data[0] % 22) {
     case 0:
       decode_header(bytes);
       break;
@@ -101,6 +102,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 17:
       expect_stable(decode_update(bytes), &decode_update);
+      break;
+    case 18:
+      expect_stable(decode_report(bytes), &decode_report);
+      break;
+    case 19:
+      expect_stable(decode_return(bytes), &decode_return);
+      break;
+    case 20:
+      expect_stable(decode_accusation(bytes), &decode_accusation);
+      break;
+    case 21:
+      expect_stable(decode_absent(bytes), &decode_absent);
       break;
     default:
       for (char c : decode_text(bytes)) {

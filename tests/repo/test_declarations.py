@@ -17,7 +17,7 @@ from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes
 from jaxhetero._job.world import Metrics
-from jaxhetero.config import Config, ReducerConfig
+from jaxhetero.config import Config, CoordinatorConfig, ReducerConfig
 from jaxhetero.simulator import job as simulator_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,14 +40,20 @@ def test_initialize_takes_every_setting() -> None:
 
 
 def test_every_setting_of_a_worker_is_one_of_config() -> None:
-    # Made from host, interface and cores where the communicator starts.
-    assert set(_native.declared_names["worker settings"]) <= names(Config) | {"sources", "most_strands", "memory_nodes"}
+    # Made from host, interface, cores and `elastic` where the communicator starts.
+    assert set(_native.declared_names["worker settings"]) <= (
+        names(Config) | {"sources", "most_strands", "memory_nodes", "least_worker_count", "first_worker_count"}
+    )
 
 
 def test_every_setting_of_a_reducer_is_one_of_its_config() -> None:
     # No user sets the rank of the worker that a reducer lives in, nor what follows from interfaces and cores.
     known = names(ReducerConfig) | {"colocated_rank", "most_strands", "memory_nodes", "more_hosts"}
     assert set(_native.declared_names["reducer settings"]) <= known
+
+
+def test_every_setting_of_a_coordinator_is_one_of_its_config() -> None:
+    assert set(_native.declared_names["coordinator settings"]) <= names(CoordinatorConfig)
 
 
 def test_metrics_are_what_the_core_counts() -> None:

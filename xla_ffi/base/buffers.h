@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace jaxhetero {
@@ -85,6 +86,12 @@ class Ranges {
     }
     if (from < end) fresh(from, end - from);
     ends_.emplace(merged_first, merged_end);
+  }
+
+  // Removes all. Calls `removed(offset, bytes)` for each range.
+  template <typename Removed>
+  void take_all(const Removed& removed) {
+    for (const auto& [first, end] : std::exchange(ends_, {})) removed(first, end - first);
   }
 
  private:

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 15;
+inline constexpr uint16_t kProtocolVersion = 16;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -57,8 +57,15 @@ enum class FrameType : uint8_t {
   kPlan = 34,      // worker -> reducer: StatePlan
   kSettled = 35,   // reducer -> coordinator: Settled
   kWaits = 36,     // worker -> reducer: text, the round in which it waits for other workers
+  // Of elastic jobs; see held_rounds.h and elastic_coordinator.h.
+  kHeld = 37,    // worker -> reducer: all of the total of this op's round is here
+  kSafe = 38,    // reducer -> worker: and at all members
+  kReport = 39,  // worker -> coordinator: Report; the reply to kHalt
+  kReturn = 40,  // member -> coordinator, in place of kRegister: Return
+  kAccuse = 41,  // worker or reducer -> coordinator: Accusation
+  kAbsent = 42,  // reducer -> worker, before a kLate: the ranks that the round waits for
 };
-inline constexpr FrameType kLastFrameType = FrameType::kWaits;
+inline constexpr FrameType kLastFrameType = FrameType::kAbsent;
 
 // What the fields say in a kIdle, kGoodbye, kSettled or kLate: see header_of() in messages.h.
 struct FrameHeader {

@@ -18,6 +18,12 @@ std::string difference(const JobShape& job, const JobShape& from) {
 
 uint32_t total_reducer_count(const JobShape& job) { return job.reducer_count + job.colocated_count; }
 
+uint32_t workers_at_start(const JobShape& job) { return job.is_elastic() ? job.first_worker_count : job.worker_count; }
+
+uint32_t reducers_at_start(const JobShape& job) {
+  return job.reducer_count + std::min(job.colocated_count, workers_at_start(job));
+}
+
 size_t most_chunk_bytes(const JobShape& job) { return job.chunk_bytes > 0 ? job.chunk_bytes : kMostAutoChunkBytes; }
 
 size_t least_chunk_bytes(const JobShape& job) { return job.chunk_bytes > 0 ? job.chunk_bytes : kLeastAutoChunkBytes; }

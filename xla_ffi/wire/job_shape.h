@@ -16,7 +16,7 @@ inline constexpr uint32_t kMaxRails = 16;
 
 // The coordinator refuses a worker whose settings differ from rank 0's.
 struct JobShape {
-  uint32_t worker_count = 0;
+  uint32_t worker_count = 0;     // of an elastic job: the most
   uint32_t reducer_count = 0;    // dedicated ones
   uint32_t colocated_count = 0;  // inside workers, the first ranks
   uint32_t chunk_bytes = 0;      // chosen from the size of the shards where it is 0
@@ -25,8 +25,12 @@ struct JobShape {
   bool failover = false;         // continue when a reducer is lost
   bool measure_rates = false;    // the job measures the rates of network interfaces at the start: see rate_probe.h
   uint32_t strands = 0;          // the strands of every process; chosen by the cores and the rates where it is 0
+  // Of an elastic job: the fewest workers with which it goes on, and how many there are at the start; else 0.
+  uint32_t least_worker_count = 0;
+  uint32_t first_worker_count = 0;
 
   bool operator==(const JobShape&) const = default;
+  [[nodiscard]] bool is_elastic() const { return least_worker_count > 0; }
 };
 
 // The one declaration of these settings by name, as in jaxhetero.config.Config: the binding, the encoding and the text
@@ -42,6 +46,8 @@ void for_each_setting(Visit&& visit) {
   visit("failover", &JobShape::failover);
   visit("measure_rates", &JobShape::measure_rates);
   visit("strands", &JobShape::strands);
+  visit("least_worker_count", &JobShape::least_worker_count);
+  visit("first_worker_count", &JobShape::first_worker_count);
 }
 
 // The settings that differ, as text: "chunk_bytes is 4096, not 0".
@@ -49,6 +55,10 @@ std::string difference(const JobShape& job, const JobShape& from);
 
 // Dedicated and co-located reducers. 0 for a worker alone.
 uint32_t total_reducer_count(const JobShape& job);
+
+// How many there are at the start.
+uint32_t workers_at_start(const JobShape& job);
+uint32_t reducers_at_start(const JobShape& job);
 
 // If the job does not set chunk_bytes, the plan chooses a size in this range.
 inline constexpr size_t kLeastAutoChunkBytes = size_t{8} << 10;

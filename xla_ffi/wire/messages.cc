@@ -35,6 +35,21 @@ void fields(Codec& codec, Message& resume)
 }
 
 template <typename Codec, typename Message>
+void fields(Codec& codec, Message& member)
+  requires IsA<Message, View::Member>
+{
+  codec(member.rank, member.since);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& commit)
+  requires IsA<Message, View::Commit>
+{
+  codec(commit.op, commit.round);
+  codec.list(commit.total, kMostTotalBytes);
+}
+
+template <typename Codec, typename Message>
 void fields(Codec& codec, Message& endpoint)
   requires IsA<Message, View::Endpoint>
 {
@@ -53,6 +68,9 @@ void fields(Codec& codec, Message& view)
   codec.list(view.reducers, kMaxReducers);
   codec.list(view.resume, kMaxOps * kMaxStrands);
   codec(view.is_settled);
+  if (!view.job.is_elastic()) return;
+  codec.list(view.members, kMaxWorkers);
+  codec.list(view.commits, kMaxOps * kMaxStrands);
 }
 
 template <typename Codec, typename Message>
@@ -195,7 +213,14 @@ Bytes encode(const StateCopy& copy) {
   return writer.take();
 }
 
-Bytes encode(const Join& join) { return write(join); }
+// The members come last, and not in a fixed job.
+Bytes encode(const Join& join) {
+  Writer writer;
+  fields(writer, join);
+  if (!join.members.empty()) writer.list(join.members, kMaxWorkers);
+  return writer.take();
+}
+
 Bytes encode(const SharedOffer& offer) { return write(offer); }
 Bytes encode(const Lost& lost) { return write(lost); }
 Bytes encode(const Halt& halt) { return write(halt); }
@@ -246,7 +271,7 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
                        view->worker_endpoints.size() == job.worker_count && view->strand_count >= 1 &&
                        view->strand_count <= kMaxStrands && view->rail_count >= 1 && view->rail_count <= kMaxRails &&
                        job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
-  if (!is_sane) return malformed("view");
+  if (!is_sane || !are_ranks(view->ranks())) return malformed("view");
   return view;
 }
 
@@ -287,7 +312,14 @@ Result<StateCopy> decode_state_copy(std::span<const std::byte> bytes) {
   return copy;
 }
 
-Result<Join> decode_join(std::span<const std::byte> bytes) { return read<Join>(bytes, "join"); }
+Result<Join> decode_join(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  Join join;
+  fields(reader, join);
+  if (!reader.rest().empty()) reader.list(join.members, kMaxWorkers);
+  if (!reader.finished() || !are_ranks(join.members)) return malformed("join");
+  return join;
+}
 
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes) {
   return read<SharedOffer>(bytes, "offer of shared memory");

@@ -4,6 +4,7 @@
 // A message from the network is untrusted until its decode function has checked it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -58,6 +59,17 @@ struct View {
     uint64_t op = 0;
     uint64_t round = 0;
   };
+  // Of an elastic job: a worker that takes part.
+  struct Member {
+    uint32_t rank = 0;
+    uint32_t since = 0;  // the view in which it came: another one may have had the rank before
+  };
+  // Of an elastic job: an op's round that every member has, or is given here.
+  struct Commit {
+    uint64_t op = 0;
+    uint64_t round = 0;
+    Bytes total;  // of a round that is given at once; else nothing
+  };
   // Where a worker takes connections of other workers.
   struct Endpoint {
     std::string address;
@@ -74,6 +86,20 @@ struct View {
   std::vector<Reducer> reducers;
   std::vector<Resume> resume;
   bool is_settled = false;  // the reducers that joined before have what they are to keep of optimizers
+  // Of an elastic job.
+  std::vector<Member> members;  // by rank
+  std::vector<Commit> commits;
+
+  // Whether this rank takes part.
+  [[nodiscard]] bool has_member(uint32_t rank) const {
+    return !job.is_elastic() || std::ranges::find(members, rank, &Member::rank) != members.end();
+  }
+  // The ranks that take part; empty: all.
+  [[nodiscard]] std::vector<uint32_t> ranks() const {
+    std::vector<uint32_t> ranks;
+    for (const Member& member : members) ranks.push_back(member.rank);
+    return ranks;
+  }
 };
 
 struct OpDescription {
@@ -125,6 +151,8 @@ struct Join {
   uint32_t rank = 0;
   uint32_t view = 0;  // sent to a reducer alone, like the next
   uint64_t plan = 0;  // ShardPlan::digest()
+  // Of an elastic job, at a reducer: the ranks of the members of the view.
+  std::vector<uint32_t> members = {};
 };
 
 // How a process finds the memory that another one offers to share: see shared_memory.h.

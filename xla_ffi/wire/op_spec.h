@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -97,6 +99,20 @@ struct OpSpec {
 // The bucket of a scatter or a gather consists of rows of equal size, one for each member and in their order. A row has
 // the row of each leaf, one after the other.
 inline bool has_rows(Kind kind) { return kind == Kind::kScatter || kind == Kind::kGather; }
+// Of an elastic job, the largest bucket in one part whose total is given to the program at once, and not only when all
+// members have it: 4 KiB, and what tells the participants.
+inline constexpr size_t kMostBytesGivenAtOnce = size_t{5} << 10;
+inline constexpr size_t kMostTotalBytes = 2 * kMostBytesGivenAtOnce;  // of such a total, as the program has it
+inline bool is_given_at_once(const OpSpec& spec) {
+  return spec.bucket_count == 0 && spec.total_count * item_bytes(spec.dtype) <= kMostBytesGivenAtOnce;
+}
+
+// Whether they are different, in their order, and below the most that a job can have.
+inline bool are_ranks(std::span<const uint32_t> ranks) {
+  return std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end() &&
+         (ranks.empty() || ranks.back() < kMaxWorkers);
+}
+
 // Whether each element of the result is one rank's, unchanged.
 inline bool passes_on(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kGather; }
 
