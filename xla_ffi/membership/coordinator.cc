@@ -14,7 +14,7 @@ namespace jaxhetero {
 Coordinator::Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log)
     : context_(context), job_(job), version_(std::move(version)), log_(log) {}
 
-bool Coordinator::takes(const Guest& guest, FrameType type) {
+bool Coordinator::takes(const Guest& guest, FrameType type) const {
   switch (type) {
     case FrameType::kRegister:
     case FrameType::kFault:
@@ -58,6 +58,7 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     return admit(guest, std::move(*registration));
   }
   if (header.type == FrameType::kAsk) return on_ask(guest);
+  if (header.type >= FrameType::kReport) return on_frame_of_elastic(guest, header.type);
   if (!guest.is_registered()) return {Code::kProtocol, "it sent a frame before it registered"};
   guest.heartbeat.heard();
   switch (header.type) {
@@ -103,10 +104,16 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
       return {};
     }
     default:
-      refuse_all(decode_fault(guest.control));
+      on_fault(guest, decode_fault(guest.control));
       return {};
   }
 }
+
+Status Coordinator::on_frame_of_elastic(Guest&, FrameType type) {
+  return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(type)) + ", and the job is not elastic"};
+}
+
+void Coordinator::on_fault(const Guest&, const Status& why) { refuse_all(why); }
 
 Status Coordinator::on_ready(Guest& guest) {
   if (guest.phase == Guest::Phase::kReady) return {Code::kProtocol, "it reported ready twice"};
@@ -172,14 +179,33 @@ void Coordinator::lose_reducer(uint32_t number, const std::string& why) {
   if (!job_.failover) return refuse_all({Code::kReducerLost, text});
   if (view_.reducers.empty()) return refuse_all({Code::kReducerLost, text + "; no reducer is left"});
   for (auto& [connection, guest] : guests_) {
-    if (!guest.is_reducer() || !guest.is_member() || guest.number() != number) continue;
     // It may be alive: one worker that cannot reach it is enough.
-    guest.phase = Guest::Phase::kReleased;
-    const Lost last{view_.number, number, text + "; the job goes on without it"};
-    connection->send(OutFrame::control(FrameType::kLost, encode(last)));
-    connection->close_after_flush();
+    if (guest.is_reducer() && guest.is_member() && guest.number() == number) let_go(guest, number, text);
   }
   change_view(text);
+}
+
+// Tells a process that the job goes on without it.
+void Coordinator::let_go(Guest& guest, uint32_t number, const std::string& why) {
+  guest.phase = Guest::Phase::kReleased;
+  const Lost last{view_.number, number, why + "; the job goes on without it"};
+  guest.connection->send(OutFrame::control(FrameType::kLost, encode(last)));
+  guest.connection->close_after_flush();
+}
+
+void Coordinator::lose_worker(uint32_t /*rank*/, const std::string& why) { refuse_all({Code::kWorkerLost, why}); }
+
+// Its connection has ended.
+void Coordinator::lose(const Registration& process, const std::string& why) {
+  if (process.role == Role::kReducer) return lose_reducer(static_cast<uint32_t>(process.number), why);
+  lose_worker(static_cast<uint32_t>(process.rank), named(process) + " was lost: " + why);
+}
+
+// They have not answered a halt.
+void Coordinator::lose_silent(const std::vector<Registration>& workers, const std::string& why) {
+  std::string names;
+  for (const Registration& worker : workers) append_list(names, named(worker));
+  refuse_all({Code::kWorkerLost, names + " " + why});
 }
 
 // Halts the workers. Once all have answered, tell_view() lets them continue.
@@ -189,18 +215,17 @@ void Coordinator::change_view(const std::string& why) {
   const uint32_t number = ++view_.number;
   log_.add(Severity::kInfo, "view " + std::to_string(number) + ": " + why);
   for (auto& [connection, guest] : guests_) {
-    if (!guest.is_worker()) continue;
+    if (!guest.is_worker() || !guest.is_member()) continue;
     guest.phase = Guest::Phase::kHalting;
     connection->send(OutFrame::control(FrameType::kHalt, encode(Halt{number, why})));
   }
   context_.loop.after(timeout_, [this, number] {
     if (phase_ != Phase::kChanging || view_.number != number) return;
-    std::string silent;
+    std::vector<Registration> silent;
     for (const auto& [connection, guest] : guests_) {
-      if (guest.phase == Guest::Phase::kHalting) append_list(silent, named(guest.registration));
+      if (guest.phase == Guest::Phase::kHalting) silent.push_back(guest.registration);
     }
-    refuse_all({Code::kWorkerLost,
-                silent + " did not answer for " + std::to_string(timeout_.count()) + " ms when the reducers changed"});
+    lose_silent(silent, "did not answer for " + std::to_string(timeout_.count()) + " ms when the reducers changed");
   });
 }
 
@@ -264,8 +289,9 @@ void Coordinator::tell_view() {
     Heartbeat::start(context_.loop, timeout_, [this] { return beat(); });
   }
   phase_ = Phase::kStarted;
+  note_members();
   for (auto& [connection, guest] : guests_) {
-    if (!guest.is_worker()) continue;
+    if (!guest.is_worker() || !guest.is_member()) continue;
     view_.own_index = static_cast<uint32_t>(guest.registration.rank);
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
@@ -288,10 +314,8 @@ bool Coordinator::beat() {
         {Code::kWorkerLost, "rank 0 (host " + view_.worker_hosts[0] +
                                 "), where the coordinator is, was cut off: no other host gave a sign of life for " +
                                 std::to_string(Heartbeat::patience(timeout_).count()) + " ms"});
-  } else if (stopped->is_worker()) {
-    refuse_all({Code::kWorkerLost, named(stopped->registration) + " was lost: " + why});
   } else {
-    lose_reducer(stopped->number(), why);
+    lose(Registration(stopped->registration), why);
   }
   return true;
 }
@@ -405,8 +429,7 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
     return;
   }
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
-    if (!guest.is_worker()) return lose_reducer(guest.number(), why.message());
-    return refuse_all({Code::kWorkerLost, named(guest.registration) + " was lost: " + why.message()});
+    return lose(guest.registration, why.message());
   }
   const std::string text = named(guest.registration) + " left before the job started: " + why.message();
   log_.add(Severity::kWarning, text);

@@ -49,8 +49,9 @@
 
 namespace jaxhetero {
 
-// Runs in rank 0's process, on the thread of its event loop; never blocks. Owned by the Communicator.
-class Coordinator final : private ConnectionOwner {
+// Runs in rank 0's process, on the thread of its event loop; never blocks. Owned by the Communicator. What is virtual
+// is otherwise in an elastic job: see ElasticCoordinator.
+class Coordinator : protected ConnectionOwner {
  public:
   Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log);
   ~Coordinator() override = default;
@@ -64,7 +65,7 @@ class Coordinator final : private ConnectionOwner {
   // closed.
   void end(std::function<void()> done);
 
- private:
+ protected:
   // A process that is connected to the coordinator.
   struct Guest {
     // Everybody:  kConnected  -> kRegistered   admit()
@@ -101,19 +102,26 @@ class Coordinator final : private ConnectionOwner {
   Status on_frame(Connection& connection, const FrameHeader& header) override;
   void on_close(Connection& connection, const Status& why) override;
 
-  [[nodiscard]] static bool takes(const Guest& guest, FrameType type);
+  [[nodiscard]] virtual bool takes(const Guest& guest, FrameType type) const;
+  virtual Status on_frame_of_elastic(Guest& guest, FrameType type);
+  virtual void on_fault(const Guest& guest, const Status& why);
   Status on_ready(Guest& guest);
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
   void on_idle(Guest& guest, const Idle& idle);
-  void on_goodbye(Guest& guest, const Idle& idle);
+  virtual void on_goodbye(Guest& guest, const Idle& idle);
   void release_idle();
   void lose_reducer(uint32_t number, const std::string& why);
+  void let_go(Guest& guest, uint32_t number, const std::string& why);
+  virtual void lose_worker(uint32_t rank, const std::string& why);
+  virtual void lose(const Registration& process, const std::string& why);
+  virtual void lose_silent(const std::vector<Registration>& workers, const std::string& why);
   void note_settled();
-  void change_view(const std::string& why);
-  void tell_view();
-  bool beat();
+  virtual void change_view(const std::string& why);
+  virtual void note_members() {}
+  virtual void tell_view();
+  virtual bool beat();
   [[nodiscard]] bool is_cut_off() const;
   void ask_whether_idle();
   [[nodiscard]] std::vector<View::Resume> rounds_to_resume() const;
@@ -127,12 +135,12 @@ class Coordinator final : private ConnectionOwner {
   void tell_state();
   [[nodiscard]] JobState state() const;
 
-  Status admit(Guest& guest, Registration registration);
+  virtual Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;
   [[nodiscard]] const Guest* find_reducer(uint32_t number) const;
   void give_number(Registration& reducer) const;
   void refuse(Connection& connection, const Status& why);
-  void refuse_all(const Status& why);
+  virtual void refuse_all(const Status& why);
   void tell_reducers();
   void tell_workers();
   void report_missing();

@@ -68,7 +68,9 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
     guest.connection->send(OutFrame::control(FrameType::kView, encode(view_)));
     return {};
   }
-  if (count(Role::kWorker) == job_.worker_count && count(Role::kReducer) == total_reducer_count(job_)) tell_reducers();
+  if (count(Role::kWorker) == workers_at_start(job_) && count(Role::kReducer) == reducers_at_start(job_)) {
+    tell_reducers();
+  }
   return {};
 }
 
@@ -89,8 +91,8 @@ Status Coordinator::check(const Registration& registration) const {
       return {Code::kVersionMismatch, named(registration) + " was started with settings other than rank 0's: " +
                                           difference(registration.job, job_) + "; give all of them the same"};
     }
-    if (registration.rank < 0 || static_cast<uint32_t>(registration.rank) >= job_.worker_count) {
-      return {Code::kInvalidArgument, named(registration) + " is not one of " + std::to_string(job_.worker_count)};
+    if (registration.rank < 0 || static_cast<uint32_t>(registration.rank) >= workers_at_start(job_)) {
+      return {Code::kInvalidArgument, named(registration) + " is not one of " + std::to_string(workers_at_start(job_))};
     }
   } else if (!colocated && job_.reducer_count == 0) {
     return {Code::kInvalidArgument, "this job was started without dedicated reducers"};
@@ -162,6 +164,7 @@ void Coordinator::tell_reducers() {
       add_to_view(guest);
     }
   }
+  note_members();
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_reducer()) continue;
     view_.own_index = guest.number();
@@ -191,14 +194,15 @@ uint32_t Coordinator::strand_count() const {
 
 std::string Coordinator::missing() const {
   std::string text;
-  for (uint32_t rank = 0; rank < job_.worker_count; ++rank) {
+  if (job_.worker_count == 0) append_list(text, "every worker");  // nobody has told how many there are
+  for (uint32_t rank = 0; rank < workers_at_start(job_); ++rank) {
     const auto has_rank = [rank](const auto& entry) {
       return entry.second.is_worker() && entry.second.registration.rank == static_cast<int32_t>(rank);
     };
     if (std::ranges::none_of(guests_, has_rank)) append_list(text, "rank " + std::to_string(rank));
   }
   const size_t reducers = count(Role::kReducer);
-  const uint32_t wanted = total_reducer_count(job_);
+  const uint32_t wanted = reducers_at_start(job_);
   if (reducers < wanted) {
     append_list(text, std::to_string(wanted - reducers) + " of " + std::to_string(wanted) + " reducers");
   }

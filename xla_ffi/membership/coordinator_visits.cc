@@ -61,7 +61,7 @@ JobState Coordinator::state() const {
   job.job_id = view_.job_id;
   job.view = view_.number;
   job.has_started = phase_ > Phase::kReducersToldMembers;
-  job.worker_count = job_.worker_count;
+  job.worker_count = view_.members.empty() ? workers_at_start(job_) : static_cast<uint32_t>(view_.members.size());
   job.reducer_count = total_reducer_count(job_);
   if (!job.has_started) job.missing = missing();
   for (const auto& [connection, guest] : guests_) {

@@ -1,5 +1,6 @@
 #include "xla_ffi/membership/member.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "xla_ffi/base/buffers.h"
@@ -16,6 +17,8 @@ constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectPatience{5000};
 // Past our own deadline we wait a little for the coordinator's error, which names the missing processes.
 constexpr milliseconds kGrace{2000};
+// For how long the members of an elastic job do without their coordinator.
+constexpr milliseconds kAwayPatience{300000};
 
 }  // namespace
 
@@ -50,10 +53,23 @@ void Member::connect() {
 
 void Member::on_open(Connection& connection) {
   last_problem_.clear();
+  if (is_away_) return greet();
   // From now on the coordinator's deadline counts. It started with rank 0, and may end after ours.
   context_.loop.cancel(deadline_);
   deadline_ = context_.loop.after(patience_ + kGrace, [this] { expire(); });
   connection.send(OutFrame::control(FrameType::kRegister, encode(registration_)));
+}
+
+// To a coordinator that has been started anew.
+void Member::greet() {
+  heartbeat_.heard();
+  if (callbacks_.heard_view) heard_view_ = std::max(heard_view_, callbacks_.heard_view());
+  Registration registration = registration_;
+  // The number of a reducer inside a worker follows from the rank.
+  if (registration.role == Role::kReducer && registration.rank < 0) {
+    registration.number = static_cast<int32_t>(view_.own_index);
+  }
+  send(OutFrame::control(FrameType::kReturn, encode(Return{registration, heard_view_, view_})));
 }
 
 Status Member::on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) {
@@ -67,6 +83,8 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
   heartbeat_.heard();
   switch (header.type) {
     case FrameType::kAlive:
+      // The coordinator of an elastic job says how often it wants to hear of its members.
+      if (view_.job.is_elastic()) send(OutFrame::control(FrameType::kAlive, {}));
       return {};
     case FrameType::kWaiting:
       log_.add(Severity::kWarning, decode_text(control_));
@@ -79,6 +97,9 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
       if (!view.ok()) return view.status();
       context_.loop.cancel(deadline_);
       coordinator_host_ = view.value().worker_hosts[0];
+      if (view.value().job.is_elastic()) view_ = view.value();
+      heard_view_ = std::max(heard_view_, view.value().number);
+      is_away_ = false;
       if (!std::exchange(is_member_, true)) Heartbeat::start(context_.loop, timeout_, [this] { return beat(); });
       callbacks_.on_view(view.value());
       return {};
@@ -86,6 +107,7 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
     case FrameType::kHalt: {
       const Result<Halt> halt = decode_halt(control_);
       if (!halt.ok()) return halt.status();
+      heard_view_ = std::max(heard_view_, halt.value().view);
       if (callbacks_.on_halt) callbacks_.on_halt(halt.value());
       return {};
     }
@@ -120,17 +142,18 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
 void Member::on_close(Connection&, const Status& why) {
   connection_.reset();
   if (finished_) return;
-  if (is_member_) {
+  if (is_member_ && !view_.job.is_elastic()) {
     return fail({Code::kWorkerLost,
                  "rank 0 (host " + coordinator_host_ + "), where the coordinator is, was lost: " + why.message()});
   }
+  if (is_member_) note_away(why);
   const bool final = why.code() == Code::kUnauthenticated || why.code() == Code::kVersionMismatch;
   if (final) {
     fail({why.code(), "the coordinator at " + coordinator_text() + ": " + why.message()});
     return;
   }
   last_problem_ = why.message();
-  if (context_.loop.now_ms() >= next_report_ms_) {
+  if (!is_away_ && context_.loop.now_ms() >= next_report_ms_) {
     next_report_ms_ += kUnreachedReportInterval.count();
     log_.add(Severity::kWarning,
              "still trying to reach the coordinator at " + coordinator_text() + ": " + last_problem_);
@@ -139,8 +162,17 @@ void Member::on_close(Connection&, const Status& why) {
   retry_ = context_.loop.after(kRetryInterval, [this] { connect(); });
 }
 
+void Member::note_away(const Status& why) {
+  if (std::exchange(is_away_, true)) return;
+  log_.add(Severity::kWarning, "the coordinator at " + coordinator_text() + " was lost: " + why.message() +
+                                   "; the job goes on, and nobody can join or leave until it is back");
+  context_.loop.cancel(deadline_);
+  deadline_ = context_.loop.after(kAwayPatience, [this] { expire(); });
+}
+
 bool Member::beat() {
   if (finished_) return false;
+  if (view_.job.is_elastic()) return true;  // it answers, and the connection tells whether the coordinator is there
   send(OutFrame::control(FrameType::kAlive, {}));
   if (!heartbeat_.stopped(timeout_)) return true;
   fail({Code::kWorkerLost, "rank 0 (host " + coordinator_host_ +
@@ -150,6 +182,11 @@ bool Member::beat() {
 }
 
 void Member::expire() {
+  if (is_away_) {
+    return fail({Code::kWorkerLost, "the coordinator at " + coordinator_text() +
+                                        " was lost and has not come back for " +
+                                        std::to_string(kAwayPatience.count() / 1000) + " s; start it again in time"});
+  }
   fail({Code::kStartTimeout, "the coordinator at " + coordinator_text() + " did not answer in time" +
                                  (last_problem_.empty() ? "" : " (" + last_problem_ + ")") +
                                  "; is rank 0 running, and is the address right?"});

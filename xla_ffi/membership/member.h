@@ -1,5 +1,8 @@
 // A process's connection to the coordinator, from its registration to the end of the job. Every communicator and every
 // reducer server owns one, rank 0's too.
+//
+// The coordinator of an elastic job may be lost and started anew. The member then connects again, and tells it what it
+// knows of the job; meanwhile rounds go on.
 #pragma once
 
 #include <chrono>
@@ -17,6 +20,7 @@
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/elastic_messages.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 
@@ -36,7 +40,8 @@ class Member final : private ConnectionOwner {
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
     std::function<void()> on_ask = {};  // the coordinator asks how this process is doing: answer with kState, soon
-    std::function<void(const Lost&)> on_lost = {};  // the job goes on without this reducer; the last
+    std::function<void(const Lost&)> on_lost = {};  // the job goes on without this process; the last
+    std::function<uint32_t()> heard_view = {};      // the highest number of a view that others have told
     std::function<void(const Status&)> on_failure;  // called at most once, and last
   };
 
@@ -61,6 +66,8 @@ class Member final : private ConnectionOwner {
   void connect();
   [[nodiscard]] std::string coordinator_text() const { return coordinator_[tried_].text(); }
   void expire();
+  void greet();
+  void note_away(const Status& why);
   bool beat();
   void fail(const Status& why);
 
@@ -81,6 +88,10 @@ class Member final : private ConnectionOwner {
   std::string last_problem_;
   std::string coordinator_host_;  // known once is_member_
   bool is_member_ = false;        // it has had a view
+  // Of an elastic job.
+  View view_;                // the latest one
+  uint32_t heard_view_ = 0;  // the highest number of a view that the coordinator has told
+  bool is_away_ = false;     // the coordinator was lost, and no view has come since
   bool finished_ = false;
 };
 
