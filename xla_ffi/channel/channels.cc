@@ -286,7 +286,11 @@ void Channels::fail(const Status& why, const Status& word) {
   inbox_.close(why);
   stop_listening();
   for (const auto& [connection, line] : lines_) {
-    line.connection->close_with(OutFrame::control(FrameType::kFault, encode(word)));
+    if (word.ok()) {
+      line.connection->close();
+    } else {
+      line.connection->close_with(OutFrame::control(FrameType::kFault, encode(word)));
+    }
   }
   for (auto& [rank, peer] : peers_) {
     peer.sender.give_up(why);

@@ -86,7 +86,7 @@ class Channels final : private ConnectionOwner {
 
   // Closes the connections.
   void end_in_order();
-  // Tells the peers `word`, closes the connections, and fails all transfers for `why`.
+  // Tells the peers `word`, if it is an error, closes the connections, and fails all transfers for `why`.
   void fail(const Status& why, const Status& word);
   // The loop has ended: fails the transfers that it has not seen.
   void refuse_inbox();

@@ -378,12 +378,17 @@ void CudaLane::start_round(const FlightPtr& flight) {
   request.inputs_owner = flight->inputs;
   request.sliced.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
   request.sliced.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t offset, size_t bytes) {
-    while (bytes > 0) {
+    for (size_t part = 0; bytes > 0; offset += part, bytes -= part) {
       const size_t slice = offset / slice_bytes;
-      const size_t part = std::min(bytes, (slice + 1) * slice_bytes - offset);
+      part = std::min(bytes, (slice + 1) * slice_bytes - offset);
       if (flight->missing_bytes[slice].fetch_sub(part) == part) inbox->add({flight, slice, std::nullopt});
-      offset += part;
-      bytes -= part;
+    }
+  };
+  request.sliced.revoked = [flight, slice_bytes = config_.slice_bytes](size_t offset, size_t bytes) {
+    for (size_t part = 0; bytes > 0; offset += part, bytes -= part) {
+      const size_t slice = offset / slice_bytes;
+      part = std::min(bytes, (slice + 1) * slice_bytes - offset);
+      flight->missing_bytes[slice].fetch_add(part);
     }
   };
   request.done = [flight, inbox = inbox_](const Status& status) { inbox->add({flight, std::nullopt, status}); };

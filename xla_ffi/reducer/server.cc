@@ -86,6 +86,7 @@ Member::Callbacks ReducerServer::member_callbacks() {
       .on_goodbye = [this] { close_down({}); },
       .on_ask = [this] { answer_state(); },
       .on_lost = [this](const Lost& lost) { note_lost(lost); },
+      .heard_view = [this] { return strands_.empty() ? 0 : strands_[0]->view_number(); },
       .on_failure = [this](const Status& why) { close_down(why); },
   };
 }
@@ -137,6 +138,10 @@ ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index) {
       .on_lost =
           [this, hear](const Lost& lost) {
             hear([this, lost] { member_->send(OutFrame::control(FrameType::kLost, encode(lost))); });
+          },
+      .on_breach =
+          [this, hear](const Accusation& breach) {
+            hear([this, breach] { member_->send(OutFrame::control(FrameType::kAccuse, encode(breach))); });
           },
       .on_settled = [this, hear,
                      index](const Settled& settled) { hear([this, index, settled] { note_settled(index, settled); }); },

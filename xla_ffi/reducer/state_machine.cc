@@ -11,6 +11,7 @@
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/elastic_messages.h"
 
 namespace jaxhetero {
 namespace {
@@ -104,6 +105,10 @@ std::vector<uint32_t> ReducerStateMachine::missing_workers(const OpState& op) {
 Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
                                         std::vector<Outgoing>& outgoing) {
   if (!fault_.ok()) return fault_;
+  if (const Status status = narrow(description.spec); !status.ok()) {
+    fail({status.code(), status.message() + " in " + description.text}, outgoing);
+    return fault_;
+  }
   const OpSpec& spec = description.spec;
   if (const Status status = check(spec, worker_count()); !status.ok()) {
     return {Code::kProtocol, worker_name(rank) + " sent a " + status.message()};
@@ -145,6 +150,49 @@ Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header
     if (!status.ok()) fail({status.code(), op_name(header.op, op) + ": " + status.message()}, outgoing);
   }
   return fault_;
+}
+
+// In an elastic job, the members of the view take part in an op of all workers, and those in a group in one of that.
+Status ReducerStateMachine::narrow(OpSpec& spec) const {
+  const std::vector<uint32_t>& members = job_.members;
+  if (members.empty()) return {};
+  if (spec.kind == Kind::kBroadcast && !std::ranges::binary_search(members, spec.root)) {
+    return {Code::kWorkerLost, worker_name(spec.root) + " is no member of the job any more, and others wait for it"};
+  }
+  if (spec.group.empty()) {
+    if (members.size() < worker_count()) spec.group = members;
+  } else {
+    std::erase_if(spec.group, [&](uint32_t rank) { return !std::ranges::binary_search(members, rank); });
+  }
+  return {};
+}
+
+Status ReducerStateMachine::note_held(uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing) {
+  const auto found = ops_.find(header.op);
+  if (found == ops_.end() || !found->second.descriptions[rank].has_value()) {
+    return {Code::kProtocol, worker_name(rank) + " holds the total of an op that it never described"};
+  }
+  OpState& op = found->second;
+  if (op.running || header.round + 1 != op.round) {
+    return {Code::kProtocol,
+            worker_name(rank) + " holds the total of a round that has not just ended, of " + op_name(header.op, op)};
+  }
+  op.holders.resize(member_count(op));
+  const uint32_t place = op.spec.place_of(rank);
+  if (op.holders[place]) {
+    return {Code::kProtocol, worker_name(rank) + " holds the total of " + op_name(header.op, op) + " twice"};
+  }
+  op.holders[place] = true;
+  if (std::ranges::find(op.holders, false) != op.holders.end()) return {};
+  op.holders.clear();
+  FrameHeader safe;
+  safe.type = FrameType::kSafe;
+  safe.op = header.op;
+  safe.round = header.round;
+  for (uint32_t member = 0; member < member_count(op); ++member) {
+    outgoing.push_back({op.spec.rank_at(member), safe, nullptr, {}});
+  }
+  return {};
 }
 
 // Of the rounds from now on. Returns its number.
@@ -563,6 +611,7 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
                                       const std::vector<bool>& moving) const {
   if (!fault_.ok()) return;
   for (const auto& [op_id, op] : ops_) {
+    report_holders(op_id, op, now_ms - patience_ms, outgoing);
     if (!op.is_late(now_ms, patience_ms)) continue;
     const std::string own_round = op_name(op_id, op) + " round " + std::to_string(op.round);
     std::string names;
@@ -584,8 +633,35 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
     header.payload_bytes = static_cast<uint32_t>(text->size());
     const std::vector<Piece>& pieces = op.open.front().pieces;
     for (uint32_t place = 0; place < pieces.size(); ++place) {
-      if (pieces[place].arrived) outgoing.push_back({op.spec.rank_at(place), header, text, *text});
+      if (!pieces[place].arrived) continue;
+      if (!job_.members.empty()) tell_absent(op_id, op.round, op.spec.rank_at(place), missing_workers(op), outgoing);
+      outgoing.push_back({op.spec.rank_at(place), header, text, *text});
     }
+  }
+}
+
+// The machine-readable part of a kLate.
+void ReducerStateMachine::tell_absent(uint64_t op_id, uint64_t round, uint32_t rank, std::vector<uint32_t> ranks,
+                                      std::vector<Outgoing>& outgoing) {
+  const auto payload = std::make_shared<const Bytes>(encode(Absent{std::move(ranks)}));
+  FrameHeader header;
+  header.type = FrameType::kAbsent;
+  header.op = op_id;
+  header.round = round;
+  header.payload_bytes = static_cast<uint32_t>(payload->size());
+  outgoing.push_back({rank, header, payload, *payload});
+}
+
+// Of a round that has ended, and that some members have held for so long while others do not.
+void ReducerStateMachine::report_holders(uint64_t op_id, const OpState& op, int64_t since_ms,
+                                         std::vector<Outgoing>& outgoing) const {
+  if (op.holders.empty() || op.progress_ms > since_ms) return;
+  std::vector<uint32_t> missing;
+  for (uint32_t place = 0; place < op.holders.size(); ++place) {
+    if (!op.holders[place]) missing.push_back(op.spec.rank_at(place));
+  }
+  for (uint32_t place = 0; place < op.holders.size(); ++place) {
+    if (op.holders[place]) tell_absent(op_id, op.round - 1, op.spec.rank_at(place), missing, outgoing);
   }
 }
 
@@ -593,10 +669,10 @@ void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::
 // not come to either. Null if there is none.
 const ReducerStateMachine::OpState* ReducerStateMachine::find_other_group(const OpState& op, uint32_t rank,
                                                                           int64_t now_ms, int64_t patience_ms) const {
-  if (op.spec.group.empty() || op.descriptions[rank].has_value()) return nullptr;
+  if (op.spec.site == 0 || op.descriptions[rank].has_value()) return nullptr;
   for (const auto& entry : ops_) {
     const OpState& other = entry.second;
-    if (other.spec.group.empty() || other.spec.site != op.spec.site || !other.is_late(now_ms, patience_ms)) continue;
+    if (other.spec.site != op.spec.site || !other.is_late(now_ms, patience_ms)) continue;
     const auto waits_for = [&](uint32_t member) {
       return op.descriptions[member].has_value() && !other.descriptions[member].has_value();
     };

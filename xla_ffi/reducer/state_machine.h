@@ -52,6 +52,7 @@ class ReducerStateMachine {
   struct Job {
     std::vector<std::string> worker_hosts;  // indexed by rank
     JobShape shape;
+    std::vector<uint32_t> members = {};  // of an elastic job, the ranks of the view
   };
 
   // Totals lie in `lent_memory`.
@@ -76,6 +77,9 @@ class ReducerStateMachine {
 
   // The payload is in the memory that start_push() returned.
   Status finish_push(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+
+  // Elastic jobs: `rank` holds all of the total of a round. Once all members of the op's group do, they are told.
+  Status note_held(uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
 
   // A partner has what kBackUp said: answers that waited for it are sent.
   void note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing);
@@ -170,6 +174,7 @@ class ReducerStateMachine {
     uint32_t items_per_chunk = 0;      // elements; the shard's last chunk may have fewer
     std::deque<Chunk> open;            // the chunks behind the completed ones
     std::vector<PushPosition> pushed;  // indexed by place in the group
+    std::vector<bool> holders;         // who holds the total of the round before; empty where nobody has said so
     // Of an op that uses a state.
     std::optional<StateOp> state;
     std::vector<std::optional<uint64_t>> steps;  // the round whose inputs each member has sent, indexed by place
@@ -189,6 +194,7 @@ class ReducerStateMachine {
     }
   };
 
+  Status narrow(OpSpec& spec) const;
   static uint64_t change_spec(OpState& op, const OpSpec& spec);
   Result<Piece*> start_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
   [[nodiscard]] Status check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const;
@@ -217,6 +223,9 @@ class ReducerStateMachine {
   [[nodiscard]] std::string op_name(uint64_t op_id, const OpState& op) const;
   [[nodiscard]] const OpState* find_other_group(const OpState& op, uint32_t rank, int64_t now_ms,
                                                 int64_t patience_ms) const;
+  static void tell_absent(uint64_t op_id, uint64_t round, uint32_t rank, std::vector<uint32_t> ranks,
+                          std::vector<Outgoing>& outgoing);
+  void report_holders(uint64_t op_id, const OpState& op, int64_t since_ms, std::vector<Outgoing>& outgoing) const;
   [[nodiscard]] static std::vector<uint32_t> missing_workers(const OpState& op);
   [[nodiscard]] uint32_t member_count(const OpState& op) const { return op.spec.member_count(worker_count()); }
 

@@ -24,8 +24,9 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
       partners_(*context_, {view.job_id, view.own_index, 0, 0}, config_.timeout,
                 {[this](uint32_t, const FrameHeader& header) { note_reply(header); },
                  [this](uint32_t partner, const std::string& why) { lose_partner(partner, why); }}),
-      reducer_(std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view.worker_hosts, view.job},
-                                                     context_->lent_memory, kept_)),
+      reducer_(std::make_unique<ReducerStateMachine>(
+          ReducerStateMachine::Job{view.worker_hosts, view.job, view.ranks()}, context_->lent_memory, kept_)),
+      members_(view.ranks()),
       by_rank_(view.worker_hosts.size(), nullptr) {}
 
 void ReducerStrand::start() {
@@ -80,6 +81,9 @@ Status ReducerStrand::on_frame(Connection& connection, const FrameHeader& header
       break;
     case FrameType::kDescribe:
       status = describe_op(peer, header);
+      break;
+    case FrameType::kHeld:
+      status = reducer_->note_held(*peer.rank, header, outgoing_);
       break;
     case FrameType::kStep:
       status = take_step(peer, header);
@@ -155,6 +159,9 @@ Status ReducerStrand::check(const Join& join) const {
     return {Code::kInvalidArgument,
             "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
   }
+  if (view_.job.is_elastic() && (join.members != members_ || !std::ranges::binary_search(members_, join.rank))) {
+    return {Code::kVersionMismatch, "it has another view of who the members of the job are"};
+  }
   const auto first = std::ranges::find_if(by_rank_, [](const TcpConnection* c) { return c != nullptr; });
   if (first != by_rank_.end() && join.plan != plan_) {
     return {Code::kVersionMismatch, "its plan, which reducer sums what, is not that of " +
@@ -168,7 +175,7 @@ Status ReducerStrand::join(Peer& peer) {
   if (!join.ok()) return join.status();
   if (join->job_id == view_.job_id && join->view < view_.number)
     return {Code::kProtocol, "its view of the job is an earlier one"};
-  if (join->job_id == view_.job_id && join->view > view_.number) enter_view(join->view);
+  if (join->job_id == view_.job_id && join->view > view_.number) enter_view(*join);
   if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
   if (const Status refusal = check(*join); !refusal.ok()) {
     // The worker is told why, and so is the log: the worker may have been started with the settings of another job.
@@ -191,8 +198,9 @@ Status ReducerStrand::join(Peer& peer) {
 }
 
 // A worker has joined with a later view: rounds that the old one left incomplete will be pushed anew.
-void ReducerStrand::enter_view(uint32_t number) {
-  view_.number = number;
+void ReducerStrand::enter_view(const Join& join) {
+  view_.number = join.view;
+  members_ = join.members;
   earlier_round_count_ += reducer_->completed_round_count();
   for (TcpConnection*& connection : by_rank_) {
     if (connection == nullptr) continue;
@@ -201,7 +209,7 @@ void ReducerStrand::enter_view(uint32_t number) {
   }
   context_->counters->joined_count = joined_count_ = 0;
   context_->unread.clear();  // every worker left the old view before the coordinator announced this one
-  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job},
+  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, members_},
                                                    context_->lent_memory, kept_);
 }
 
@@ -347,7 +355,12 @@ void ReducerStrand::on_close(Connection& connection, const Status& why) {
   } else if (by_rank_[*peer.rank] == peer.connection.get()) {
     by_rank_[*peer.rank] = nullptr;
     // The coordinator finds out whether a worker lives; but only this reducer knows that it broke the protocol.
-    if (!why.ok() && why.code() != Code::kInternal) reducer_->leave(*peer.rank, why, outgoing_);
+    const bool is_breach = !why.ok() && why.code() != Code::kInternal;
+    if (is_breach && view_.job.is_elastic()) {
+      callbacks_.on_breach({view_.number, {*peer.rank}, config_.own_name + ": " + why.message()});
+    } else if (is_breach) {
+      reducer_->leave(*peer.rank, why, outgoing_);
+    }
     deliver();
   }
   note_quiet();

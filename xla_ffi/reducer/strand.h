@@ -23,6 +23,7 @@
 #include "xla_ffi/reducer/state_machine.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/elastic_messages.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 
@@ -41,6 +42,7 @@ class ReducerStrand final : private ConnectionOwner {
     std::function<void(const Status&)> on_fault;  // the job has failed, and this strand's workers have been told
     std::function<void()> on_quiet;            // called once, when no worker is connected any more after close_down()
     std::function<void(const Lost&)> on_lost;  // a reducer that backs this one up is lost
+    std::function<void(const Accusation&)> on_breach = {};  // a worker of an elastic job has broken the protocol
     std::function<void(const Settled&)> on_settled;  // what this strand keeps is backed up
   };
 
@@ -98,7 +100,7 @@ class ReducerStrand final : private ConnectionOwner {
   void note_settled();
   void note_first_state();
   void count_rounds();
-  void enter_view(uint32_t number);
+  void enter_view(const Join& join);
   void check_all_joined();
   void watch_rounds();
   [[nodiscard]] std::vector<bool> find_moving();
@@ -117,6 +119,7 @@ class ReducerStrand final : private ConnectionOwner {
   std::optional<uint32_t> copying_to_;            // the partner that a copy is under way to
   std::optional<Settled> settled_;                // the latest report
   std::unique_ptr<ReducerStateMachine> reducer_;  // the state machine of the view
+  std::vector<uint32_t> members_;                 // the members of the view of an elastic job
   std::map<const Connection*, Peer> peers_;
   std::vector<TcpConnection*> by_rank_;  // indexed by rank; null until the worker has joined
   size_t joined_count_ = 0;

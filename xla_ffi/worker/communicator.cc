@@ -47,7 +47,7 @@ Status Communicator::start() {
   context_ = make_context(*loop_, 0);
   context_->counters = counters_;
   if (Status status = add_channels(); !status.ok()) return status;
-  if (config_.rank == 0) {
+  if (config_.rank == 0 && !config_.job.is_elastic()) {
     coordinator_ = std::make_unique<Coordinator>(*context_, config_.job, config_.version, log_);
     if (Status status = coordinator_->bind(*addresses); !status.ok()) return status;
   }
@@ -114,6 +114,14 @@ WorkerStrand::Callbacks Communicator::strand_callbacks(bool is_first) {
           [this, hear](const std::string& round) {
             hear([this, round] { on_strands([round](WorkerStrand& strand) { strand.tell_waiting(round); }); });
           },
+      .on_safe =
+          [this, hear](const std::shared_ptr<WholeRound>& whole) {
+            hear([this, whole] { on_strands([whole](WorkerStrand& strand) { strand.give(*whole); }); });
+          },
+      .on_stuck =
+          [this, hear](const Accusation& stuck) {
+            hear([this, stuck] { member_->send(OutFrame::control(FrameType::kAccuse, encode(stuck))); });
+          },
   };
 }
 
@@ -159,6 +167,7 @@ Member::Callbacks Communicator::member_callbacks() {
             if (phase_ == Phase::kLeaving) end_in_order();
           },
       .on_ask = [this] { answer_state(); },
+      .on_lost = [this](const Lost& lost) { note_lost(lost); },
       .on_failure = [this](const Status& why) { fail(why); },
   };
 }
@@ -226,6 +235,10 @@ void Communicator::join(const View& view) {
   view_ = view;
   joined_strand_count_ = 0;
   has_said_goodbye_ = false;
+  {
+    const std::lock_guard lock(strands_mutex_);
+    members_ = view.ranks();
+  }
   place_.set({view.job_id, config_.rank});
   counters_->live_reducer_count = view.reducers.size();
   planner_.enter(view);
@@ -262,8 +275,9 @@ void Communicator::note_joined(uint32_t view) {
   halted_ = false;
   if (phase_ != Phase::kStarting) {
     const auto halted_for = duration_cast<milliseconds>(EventLoop::Clock::now() - halted_at_);
-    log_.add(Severity::kWarning, "going on with " + std::to_string(view_.reducers.size()) + " reducers after " +
-                                     std::to_string(halted_for.count()) + " ms");
+    const std::string workers = config_.job.is_elastic() ? std::to_string(view_.members.size()) + " workers and " : "";
+    log_.add(Severity::kWarning, "going on with " + workers + std::to_string(view_.reducers.size()) +
+                                     " reducers after " + std::to_string(halted_for.count()) + " ms");
   }
   if (phase_ == Phase::kStarting && !planner_.has_started_probe()) probe_rates();
   note_idle();
@@ -276,6 +290,7 @@ void Communicator::halt(const Halt& halt) {
   if (!halted_) halted_at_ = EventLoop::Clock::now();
   halted_ = true;
   view_.number = halt.view;
+  if (config_.job.is_elastic()) return report(halt.view);
   // The coordinator learns how many rounds of each op are complete, if none runs.
   loops_.ask<OpCounts>([this](size_t index) { return strands_[index]->halt(); },
                        [this, number = halt.view](const std::vector<OpCounts>& counts) {
@@ -283,11 +298,37 @@ void Communicator::halt(const Halt& halt) {
                        });
 }
 
+// First all strands stand still: what one of them holds of a round counts only with what the others hold.
+void Communicator::report(uint32_t view) {
+  const auto pause = [this](size_t index) {
+    strands_[index]->pause();
+    return std::monostate();
+  };
+  loops_.ask<std::monostate>(pause, [this, view](const std::vector<std::monostate>& /*all*/) {
+    using Ops = std::vector<Report::Op>;
+    loops_.ask<Ops>([this](size_t index) { return strands_[index]->report(); },
+                    [this, view](const std::vector<Ops>& of_strands) {
+                      if (has_ended() || view != view_.number) return;
+                      Report report{view, {}};
+                      for (const Ops& ops : of_strands) report.ops.insert(report.ops.end(), ops.begin(), ops.end());
+                      member_->send(OutFrame::control(FrameType::kReport, encode(report)));
+                    });
+  });
+}
+
+// The job goes on without this worker. One that is leaving has nothing more to do in it.
+void Communicator::note_lost(const Lost& lost) {
+  if (phase_ == Phase::kLeaving && is_idle()) return end_in_order();
+  fail({Code::kWorkerLost, lost.why});
+}
+
 // The coordinator learns which ops the program has left behind, and answers with on_forget once every worker has
 // completed the same rounds of them.
 void Communicator::watch() {
   if (has_ended()) return;
-  if (config_.job.failover && phase_ == Phase::kRunning && !halted_) {
+  if (config_.job.is_elastic()) {
+    on_strands([](WorkerStrand& strand) { strand.forget_still(); });
+  } else if (config_.job.failover && phase_ == Phase::kRunning && !halted_) {
     loops_.ask<OpCounts>(
         [this](size_t index) { return strands_[index]->take_still(); },
         [this](const std::vector<OpCounts>& counts) { report_progress(FrameType::kStill, view_.number, counts); });
@@ -391,6 +432,9 @@ void Communicator::note_idle() {
 void Communicator::leave() {
   if (coordinator_has_left_) return end_in_order();
   if (std::exchange(has_said_goodbye_, true)) return;
+  if (config_.job.is_elastic()) {  // its reducers may hear of a later view
+    return member_->send(OutFrame::control(FrameType::kGoodbye, {}, header_of(Idle{has_groups_})));
+  }
   // First the reducers: the coordinator's answer closes their connections.
   const auto say = [this](size_t index) {
     strands_[index]->say_goodbye();
@@ -427,8 +471,9 @@ void Communicator::fail(const Status& cause) {
   const Status word = ours ? Status(Code::kWorkerLost, own_name() + " was lost: " + cause.message()) : cause;
   // First the coordinator: a reducer that has the word leaves, and could be taken for the cause.
   member_->stop(word);
-  on_strands([why, word](WorkerStrand& strand) { strand.fail(why, word); });
-  channels_->fail(why, word);
+  const Status to_peers = config_.job.is_elastic() ? Status() : word;
+  on_strands([why, to_peers](WorkerStrand& strand) { strand.fail(why, to_peers); });
+  channels_->fail(why, to_peers);
   for (RoundRequest& request : std::exchange(early_, {})) complete(std::move(request), why);
   // Time for that last word to be sent, and on rank 0 for the coordinator's.
   loop_->after(kFailureFlush, [this] { loop_->stop(); });

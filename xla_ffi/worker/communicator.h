@@ -117,6 +117,11 @@ class Communicator {
   [[nodiscard]] StateModels& state_models() { return state_models_; }
   // The completed rounds. Any thread.
   [[nodiscard]] Timeline& timeline() { return timeline_; }
+  // Of an elastic job, the ranks that take part now; empty before the first view. Any thread.
+  [[nodiscard]] std::vector<uint32_t> members() const {
+    const std::lock_guard lock(strands_mutex_);
+    return members_;
+  }
   // Which job this is; nothing before the first view. Any thread.
   [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
   [[nodiscard]] uint32_t rank() const { return config_.rank; }
@@ -146,6 +151,8 @@ class Communicator {
   void join(const View& view);
   void note_joined(uint32_t view);
   void halt(const Halt& halt);
+  void report(uint32_t view);
+  void note_lost(const Lost& lost);
   void watch();
   void answer_state();
 
@@ -187,6 +194,7 @@ class Communicator {
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<WorkerStrand>> strands_;  // changed under the mutex, on the loop's thread
   std::unique_ptr<Channels> channels_;                  // used on the first loop; set under the mutex, in start()
+  std::vector<uint32_t> members_;                       // the members of the view of an elastic job; changed likewise
 
   std::vector<TcpAddress> sources_;
   std::unique_ptr<TcpContext> context_;  // the context of coordinator and member

@@ -31,12 +31,15 @@ class Op {
   void add(RoundRequest request);
   // How many workers take part, in every round; 0: all of the job.
   [[nodiscard]] uint32_t group_size() const { return spec_ ? static_cast<uint32_t>(spec_->group.size()) : 0; }
+  [[nodiscard]] std::vector<uint32_t> group() const { return spec_ ? spec_->group : std::vector<uint32_t>(); }
   // The request of the next round; null if none waits.
   [[nodiscard]] const RoundRequest* next() const { return waiting_.empty() ? nullptr : &waiting_.front(); }
   // Null if none runs.
   [[nodiscard]] Round* running() const { return running_.get(); }
   // How many rounds have started; if none runs, as many are complete.
   [[nodiscard]] uint64_t started_count() const { return started_count_; }
+  // How many rounds the program has been given.
+  [[nodiscard]] uint64_t given_count() const { return started_count_ - (running_ ? 1 : 0); }
 
   Round& start_next_round();
   // Runs a round that is complete here once more, from the kept contribution. Requires keeps(number).

@@ -17,6 +17,7 @@ StatePlan::Member member_of(const View::Reducer& reducer) {
 
 void Planner::enter(const View& view) {
   view_number_ = view.number;
+  if (job_.is_elastic()) worker_count_ = static_cast<uint32_t>(view.members.size());
   most_strands_ = view.strand_count;
   rail_count_ = view.rail_count;
   reducers_ = view.reducers;
@@ -40,14 +41,14 @@ void Planner::make_plans() {
     rated_.push_back({rated.back(), reducer.colocated_rank});
   }
   pace_ = {.chunk_bytes = job_.chunk_bytes};
-  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, places_), pace_);
+  even_plan_ = std::make_shared<ShardPlan>(balanced_shares(worker_count_, places_), pace_);
   strand_count_ = strands_for_rates();
   even_parts_ = PartPlan(job_, std::vector<uint32_t>(most_strands_, 1));
   probe_parts_ = PartPlan::of_all_strands(job_, most_strands_);
   parts_ = PartPlan(job_, strand_shares());
   if (window_bytes_ > 0) pace_.window_bytes = window_bytes_ / strand_count_;
-  plan_ = std::make_shared<ShardPlan>(balanced_shares(job_.worker_count, rated), pace_);
-  state_plan_ = std::make_shared<StatePlan>(make_state_plan());
+  plan_ = std::make_shared<ShardPlan>(balanced_shares(worker_count_, rated), pace_);
+  if (!job_.is_elastic()) state_plan_ = std::make_shared<StatePlan>(make_state_plan());
 }
 
 StatePlan Planner::make_state_plan() const {

@@ -90,6 +90,7 @@ class Planner {
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 
   const JobShape& job_;
+  uint32_t worker_count_ = job_.worker_count;  // of the view
   uint32_t view_number_ = 0;
   std::vector<View::Reducer> reducers_;  // the reducers of the view
   std::vector<ReducerPlace> places_;     // the same, as if all interfaces had one rate

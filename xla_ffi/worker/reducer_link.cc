@@ -17,7 +17,11 @@ void ReducerLink::close() {
 }
 
 void ReducerLink::close_with(const Status& why) {
-  if (connection_) connection_->close_with(OutFrame::control(FrameType::kFault, encode(why)));
+  if (why.ok()) {
+    close();
+  } else if (connection_) {
+    connection_->close_with(OutFrame::control(FrameType::kFault, encode(why)));
+  }
   rule_.clear();
 }
 

@@ -32,7 +32,7 @@ class ReducerLink final : private ChunkSender {
 
   void connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience);
   void close();
-  // Sends `why` as the last frame. No more bytes move between the network and any bucket.
+  // Sends `why` as the last frame, if it is an error. No more bytes move between the network and any bucket.
   void close_with(const Status& why);
   void send(OutFrame frame) { connection_->send(std::move(frame)); }
   void offer_memory() { connection_->offer_memory(); }

@@ -56,6 +56,8 @@ struct SlicedTransfer {
   std::shared_ptr<const std::atomic<size_t>> ready_bytes;
   // Called with ranges of the outputs, on the threads of the strands.
   std::function<void(size_t offset, size_t bytes)> received;
+  // The same ranges, of a round that begins anew: `received` will be called with them once more.
+  std::function<void(size_t offset, size_t bytes)> revoked;
   PartPlace place;         // the place of a part's inputs
   PartPlace result_place;  // the place of its outputs, which may have another dtype
   Ranges reported;         // the bytes of the part given to `received`, each once for all views
@@ -67,14 +69,21 @@ struct SlicedTransfer {
   }
   void report(size_t offset, size_t bytes) {
     if (received == nullptr || bytes == 0) return;
-    reported.add(offset, offset + bytes, [this](size_t fresh, size_t count) {
-      while (count > 0) {
-        const size_t run = result_place.run_bytes(fresh, count);
-        received(result_place.whole_offset(fresh), run);
-        fresh += run;
-        count -= run;
-      }
-    });
+    reported.add(offset, offset + bytes, [this](size_t fresh, size_t count) { tell(received, fresh, count); });
+  }
+  // The round begins anew, and its totals may be others.
+  void revoke() {
+    reported.take_all([this](size_t offset, size_t bytes) { tell(revoked, offset, bytes); });
+  }
+
+ private:
+  void tell(const std::function<void(size_t, size_t)>& whom, size_t offset, size_t bytes) const {
+    while (bytes > 0) {
+      const size_t run = result_place.run_bytes(offset, bytes);
+      whom(result_place.whole_offset(offset), run);
+      offset += run;
+      bytes -= run;
+    }
   }
 };
 
@@ -187,6 +196,9 @@ struct Round {
     Time next_report_at;
     bool disagree = false;  // one of them waits in the same call over another group
     bool has_accused = false;
+    // Of an elastic job.
+    std::vector<uint32_t> absent;  // the ranks of the late workers
+    bool has_accused_absent = false;
   };
 
   RoundRequest request;
@@ -202,6 +214,9 @@ struct Round {
   bool is_replay = false;                // the round is complete here, but not on every worker
   bool is_answered = false;              // the header of a total has come
   KeptContribution* keeps_in = nullptr;  // where every chunk is copied when it is pushed; null: nowhere
+  // Of an elastic job.
+  bool is_held = false;  // all of the total is here, on this strand
+  bool is_safe = false;  // all members hold the total
 
   // Of several rounds that run, all workers push the chunks of the same one first: their programs may start rounds in
   // different orders, and a chunk waits at its reducer for those of all workers.

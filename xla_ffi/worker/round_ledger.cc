@@ -17,7 +17,7 @@ std::shared_ptr<WholeRound> RoundLedger::open(RoundRequest& request, size_t part
   record.description = request.description;
   record.bytes = request.spec.total_count * item_bytes(request.spec.dtype);
   record.requested = request.requested_at;
-  round->open_part_count_ = part_count;
+  round->part_count_ = round->open_part_count_ = part_count;
   round->done_ = std::exchange(request.done, nullptr);
   round->recorded_ = std::exchange(request.recorded, nullptr);
   const std::lock_guard lock(mutex_);
@@ -89,6 +89,32 @@ void RoundLedger::record(WholeRound& round) {
   ++counters_.round_count;
   counters_.bucket_bytes += round.outcome_.entry.record.bytes;
   timeline_.add(std::move(round.outcome_.entry.record), round.outcome_.entry.parts);
+}
+
+void RoundLedger::hold_part(WholeRound& round) {
+  const std::lock_guard lock(mutex_);
+  ++round.held_part_count_;
+}
+
+bool RoundLedger::secure_part(WholeRound& round) {
+  const std::lock_guard lock(mutex_);
+  return ++round.safe_part_count_ == round.part_count_;
+}
+
+void RoundLedger::lose_hold(WholeRound& round, bool was_held, bool was_safe) {
+  const std::lock_guard lock(mutex_);
+  round.held_part_count_ -= was_held ? 1 : 0;
+  round.safe_part_count_ -= was_safe ? 1 : 0;
+}
+
+bool RoundLedger::is_held(const WholeRound& round) const {
+  const std::lock_guard lock(mutex_);
+  return round.held_part_count_ == round.part_count_;
+}
+
+bool RoundLedger::has_one_part(const WholeRound& round) const {
+  const std::lock_guard lock(mutex_);
+  return round.part_count_ == 1;
 }
 
 bool RoundLedger::is_empty() const {

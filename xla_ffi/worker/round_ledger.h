@@ -41,6 +41,15 @@ class RoundLedger {
                    std::span<const RoundRecord::Part> parts);
   void give_up_part(WholeRound& round, const Status& why);
 
+  // Elastic jobs: all of a part's total is here; every member has it; or the part begins anew, and had got so far.
+  void hold_part(WholeRound& round);
+  // Returns whether all parts are safe: then the round may be given to the program.
+  bool secure_part(WholeRound& round);
+  void lose_hold(WholeRound& round, bool was_held, bool was_safe);
+  // Whether every part is held, and whether there is no other part than one.
+  [[nodiscard]] bool is_held(const WholeRound& round) const;
+  [[nodiscard]] bool has_one_part(const WholeRound& round) const;
+
   // Whether no round is open.
   [[nodiscard]] bool is_empty() const;
   // "psum 3 (float32[10]) round 17", or "none".
@@ -75,7 +84,10 @@ class WholeRound {
   }
 
   RoundOutcome outcome_;
+  size_t part_count_ = 0;
   size_t open_part_count_ = 0;
+  size_t held_part_count_ = 0;
+  size_t safe_part_count_ = 0;
   bool is_replay_ = false;
   Status failure_;
   std::function<void(const Status&)> done_;

@@ -14,8 +14,13 @@ constexpr milliseconds kReportInterval{5000};
 }  // namespace
 
 StallWatch::StallWatch(Config config, const Schedule& schedule, const std::vector<ReducerLink>& links, EventLog& log,
-                       Accuse accuse)
-    : config_(std::move(config)), schedule_(schedule), links_(links), log_(log), accuse_(std::move(accuse)) {}
+                       Accuse accuse, AccuseWorkers accuse_workers)
+    : config_(std::move(config)),
+      schedule_(schedule),
+      links_(links),
+      log_(log),
+      accuse_(std::move(accuse)),
+      accuse_workers_(std::move(accuse_workers)) {}
 
 Status StallWatch::check_rounds(Clock::time_point now) {
   for (const auto& [op_id, op] : schedule_.ops()) {
@@ -28,6 +33,7 @@ Status StallWatch::check_rounds(Clock::time_point now) {
     text += late_workers.empty() ? "no word from " + silent_reducers(round)
                                  : "still waiting for " + late_workers + ": no progress";
     text += " for " + std::to_string(patience.count()) + " ms in " + round.name();
+    if (accuse_absent(round, text)) continue;
     return {round.delay.disagree ? Code::kMismatch : Code::kRoundTimeout, text};
   }
   return {};
@@ -56,6 +62,15 @@ bool StallWatch::accuse_silent(Round& round) {
     if (is_silent(segment)) accuse_(links_[segment.shard.reducer], "it has said nothing in " + round.name());
   }
   round.delay.has_accused = true;
+  round.times.progress_at = Clock::now();
+  return true;
+}
+
+// The coordinator may let the job go on without them. Once a round.
+bool StallWatch::accuse_absent(Round& round, const std::string& why) {
+  if (!accuse_workers_ || round.delay.has_accused_absent || round.delay.absent.empty()) return false;
+  accuse_workers_(round.delay.absent, why);
+  round.delay.has_accused_absent = true;
   round.times.progress_at = Clock::now();
   return true;
 }

@@ -26,6 +26,7 @@ class StallWatch {
  public:
   using Clock = EventLoop::Clock;
   using Accuse = std::function<void(const ReducerLink& reducer, const std::string& why)>;
+  using AccuseWorkers = std::function<void(const std::vector<uint32_t>& ranks, const std::string& why)>;
 
   struct Config {
     std::string own_name;                     // "rank 3 (host b)"
@@ -33,10 +34,11 @@ class StallWatch {
     std::chrono::milliseconds start_timeout;  // the same of the first round of what was compiled, if that is longer
   };
 
-  // `accuse` tells the coordinator that a reducer is lost; null where the job has no failover. `schedule`, `links` and
-  // `log` outlive the watch.
+  // `accuse` tells the coordinator that a reducer is lost; null where the job has no failover. `accuse_workers`
+  // tells it that workers are stuck; null where the job is not elastic. `schedule`, `links` and `log` outlive the
+  // watch.
   StallWatch(Config config, const Schedule& schedule, const std::vector<ReducerLink>& links, EventLog& log,
-             Accuse accuse);
+             Accuse accuse, AccuseWorkers accuse_workers = nullptr);
 
   // Ok, or why the job fails: which round has made no progress for its patience, and which processes it waits for.
   Status check_rounds(Clock::time_point now);
@@ -53,6 +55,7 @@ class StallWatch {
  private:
   [[nodiscard]] std::chrono::milliseconds patience_with(const Round& round) const;
   bool accuse_silent(Round& round);
+  bool accuse_absent(Round& round, const std::string& why);
   [[nodiscard]] std::string silent_reducers(const Round& round) const;
 
   const Config config_;
@@ -60,6 +63,7 @@ class StallWatch {
   const std::vector<ReducerLink>& links_;
   EventLog& log_;
   const Accuse accuse_;
+  const AccuseWorkers accuse_workers_;
   std::chrono::milliseconds most_patience_ = std::chrono::milliseconds::max();
 };
 

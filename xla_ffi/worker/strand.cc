@@ -26,7 +26,8 @@ WorkerStrand::WorkerStrand(Config config, std::unique_ptr<TcpContext> context, E
       ledger_(ledger),
       callbacks_(std::move(callbacks)),
       schedule_(context_->lent_memory),
-      stall_watch_({config_.own_name, config_.timeout, config_.start_timeout}, schedule_, links_, log_, accuse()) {}
+      stall_watch_({config_.own_name, config_.timeout, config_.start_timeout}, schedule_, links_, log_, accuse(),
+                   accuse_workers()) {}
 
 void WorkerStrand::start() {
   watch();
@@ -37,6 +38,7 @@ void WorkerStrand::start() {
 
 void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& addresses, const Plans& plans) {
   if (has_ended_) return;
+  if (config_.job.is_elastic()) settle(view);
   view_ = view;
   plans_ = plans;
   for (size_t i = 0; i < view.reducers.size(); ++i) links_.emplace_back(view.reducers[i], addresses[i], config_.job);
@@ -48,7 +50,7 @@ void WorkerStrand::on_open(Connection& connection) {
   ReducerLink& link = links_[reducer_of(connection)];
   link.set_open();
   if (config_.shared_memory) link.offer_memory();
-  const Join join{view_.job_id, config_.rank, view_.number, plans_.digest()};
+  const Join join{view_.job_id, config_.rank, view_.number, plans_.digest(), view_.ranks()};
   connection.send(OutFrame::control(FrameType::kJoin, encode(join)));
   if (std::ranges::all_of(links_, &ReducerLink::is_open)) resume();
 }
@@ -76,11 +78,30 @@ void WorkerStrand::replay(uint64_t op_id, uint64_t number) {
   run(*op, round);
 }
 
-std::vector<Progress::OpProgress> WorkerStrand::halt() {
+void WorkerStrand::pause() {
   if (!halted_) halted_at_ = EventLoop::Clock::now();
   halted_ = true;
   for (ReducerLink& link : links_) link.close();
   links_.clear();
+}
+
+// What the view commits is given to the program; all else that runs will run anew.
+void WorkerStrand::settle(const View& view) {
+  for (const View::Commit& commit : view.commits) {
+    Op* const op = schedule_.find(commit.op);
+    if (op == nullptr || op->given_count() != commit.round) continue;  // given already, or of another strand
+    if (op->running() == nullptr) {
+      return callbacks_.on_failure({Code::kInternal, config_.own_name + " is told to complete a round of op " +
+                                                         std::to_string(commit.op) + " that it has not begun"});
+    }
+    if (const Status status = held_rounds_.take(*op, commit); !status.ok()) return callbacks_.on_failure(status);
+    finish_round(*op);
+  }
+  held_rounds_.begin_anew();
+}
+
+std::vector<Progress::OpProgress> WorkerStrand::halt() {
+  pause();
   for (const auto& replay : schedule_.stop_rounds()) ledger_.give_up_part(*replay->request.whole, {});
   return schedule_.progress();
 }
@@ -193,20 +214,50 @@ void WorkerStrand::feed_starved() {
   context_->loop.after(kFeedInterval, [this] { feed_starved(); });
 }
 
+// All totals of the running round's part are here.
+void WorkerStrand::end_totals(Op& op) {
+  if (!config_.job.is_elastic() || held_rounds_.hold(op)) return finish_round(op);
+  const Round& round = *op.running();
+  FrameHeader header;
+  header.op = round.request.op;
+  header.round = round.number;
+  // Any reducer that all members choose, and that knows the op.
+  links_[round.segments.front().shard.reducer].send(OutFrame::control(FrameType::kHeld, {}, header));
+}
+
+Status WorkerStrand::take_safe(const FrameHeader& header, uint32_t reducer) {
+  Round* const round = schedule_.running_round(header.op, header.round);
+  if (round == nullptr || !round->is_held || round->is_safe || round->segments.front().shard.reducer != reducer) {
+    return {Code::kProtocol, "it calls a round safe that is not held"};
+  }
+  if (!held_rounds_.secure(*round)) return {};
+  const std::shared_ptr<WholeRound> whole = round->request.whole;
+  if (ledger_.has_one_part(*whole)) {
+    finish_round(*schedule_.find(header.op));
+  } else {
+    callbacks_.on_safe(whole);
+  }
+  return {};
+}
+
+void WorkerStrand::give(const WholeRound& whole) {
+  if (Op* const op = held_rounds_.find(whole); op != nullptr) finish_round(*op);
+}
+
 void WorkerStrand::finish_round(Op& op) {
   const std::unique_ptr<Round> round = schedule_.finish_round(op);
   // Not as they come: a round that is halted runs anew, and gives all of them again.
   const bool gives_totals = round->request.spec.kind == Kind::kMeasure && !round->is_replay;
   if (gives_totals) round->request.step->totals(round->totals);
-  report(*round);
+  record(*round);
   if (may_start(op)) run(op, schedule_.start_next_round(op));
 }
 
-void WorkerStrand::report(const Round& round) {
+void WorkerStrand::record(const Round& round) {
   const size_t item = item_bytes(round.request.spec.dtype);
   parts_.clear();
   for (const Segment& segment : round.segments) {
-    parts_.push_back({links_[segment.shard.reducer].number(), segment.shard.count * item, segment.done_at});
+    parts_.push_back({view_.reducers[segment.shard.reducer].number, segment.shard.count * item, segment.done_at});
   }
   ledger_.finish_part(*round.request.whole, context_->strand, round.times.first_result_at, round.times.progress_at,
                       parts_);
@@ -224,6 +275,8 @@ Status WorkerStrand::on_header(Connection& connection, const FrameHeader& header
   switch (header.type) {
     case FrameType::kResult:
       return place_result(header, reducer, into);
+    case FrameType::kSafe:
+    case FrameType::kAbsent:
     case FrameType::kLate:
     case FrameType::kTotals:
     case FrameType::kFault:
@@ -240,6 +293,10 @@ Status WorkerStrand::on_frame(Connection& connection, const FrameHeader& header)
     case FrameType::kResult:
       finish_result(header, reducer);
       return {};
+    case FrameType::kSafe:
+      return take_safe(header, reducer);
+    case FrameType::kAbsent:
+      return note_absent(header, links_[reducer].control());
     case FrameType::kLate:
       return note_late(header, links_[reducer].control());
     case FrameType::kTotals:
@@ -293,7 +350,7 @@ void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
   }
   if (!segment.done) return;
   segment.done_at = round.times.progress_at;
-  if (--round.open_segment_count == 0) finish_round(op);
+  if (--round.open_segment_count == 0) end_totals(op);
 }
 
 Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload) {
@@ -304,6 +361,14 @@ Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload
     return {Code::kProtocol, "it sent totals of a round that has none"};
   }
   round->totals.parts.insert(round->totals.parts.end(), totals->parts.begin(), totals->parts.end());
+  return {};
+}
+
+Status WorkerStrand::note_absent(const FrameHeader& header, const Bytes& ranks) {
+  Result<Absent> absent = decode_absent(ranks);
+  if (!absent.ok()) return absent.status();
+  Round* const round = schedule_.running_round(header.op, header.round);
+  if (round != nullptr) round->delay.absent = std::move(absent->ranks);
   return {};
 }
 
@@ -335,6 +400,8 @@ void WorkerStrand::watch() {
 
 Status WorkerStrand::find_stall() {
   const EventLoop::Clock::time_point now = EventLoop::Clock::now();
+  // The coordinator of an elastic job may be away for a while: see Member.
+  if (halted_ && config_.job.is_elastic()) return {};
   if (halted_ && is_open_to_program_) return stall_watch_.check_halt(now, halted_at_);
   Status stall = stall_watch_.check_rounds(now);
   if (stall.ok()) return stall;
@@ -344,6 +411,13 @@ Status WorkerStrand::find_stall() {
 StallWatch::Accuse WorkerStrand::accuse() {
   if (!config_.job.failover) return nullptr;
   return [this](const ReducerLink& link, const std::string& why) { report_lost(link, why); };
+}
+
+StallWatch::AccuseWorkers WorkerStrand::accuse_workers() {
+  if (!config_.job.is_elastic()) return nullptr;
+  return [this](const std::vector<uint32_t>& ranks, const std::string& why) {
+    callbacks_.on_stuck({view_.number, ranks, config_.own_name + ": " + why});
+  };
 }
 
 void WorkerStrand::report_lost(const ReducerLink& link, const std::string& why) {

@@ -19,9 +19,11 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/elastic_messages.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/held_rounds.h"
 #include "xla_ffi/worker/op.h"
 #include "xla_ffi/worker/planner.h"
 #include "xla_ffi/worker/reducer_link.h"
@@ -53,6 +55,9 @@ class WorkerStrand final : private ConnectionOwner {
     std::function<void(const Lost&)> on_lost;                  // a reducer is lost
     std::function<void(const Status&)> on_failure;             // the job has failed, as found here or told by a reducer
     std::function<void(const std::string& round)> on_waiting;  // a reducer says that this round waits for other workers
+    // Of an elastic job.
+    std::function<void(const std::shared_ptr<WholeRound>&)> on_safe;  // all parts of this round, which has several, are
+    std::function<void(const Accusation&)> on_stuck;                  // other workers are stuck
   };
 
   // `log` and `ledger` outlive the strand.
@@ -69,6 +74,13 @@ class WorkerStrand final : private ConnectionOwner {
   // The view ends. Its connections close, so that no late frame of it can come in; its running rounds will run anew.
   // Returns how many rounds of each op are complete.
   std::vector<Progress::OpProgress> halt();
+  // The same in an elastic job: what runs or is held stays as it is until join() tells what becomes of it.
+  void pause();
+  // All strands have paused: how far each op is.
+  [[nodiscard]] std::vector<Report::Op> report() const { return held_rounds_.report(); }
+  // Gives the program this round, if a part of it is here: all of them are safe.
+  void give(const WholeRound& whole);
+
   // From now on the program's rounds come, and run by these plans.
   void open_to_program(const Plans& plans);
 
@@ -85,6 +97,8 @@ class WorkerStrand final : private ConnectionOwner {
   void forget(const Progress& completed) { schedule_.forget(completed); }
   // How many rounds of those ops are complete that came to rest since the last call.
   [[nodiscard]] std::vector<Progress::OpProgress> take_still();
+  // In an elastic job nobody needs what is kept of them.
+  void forget_still() { forget({0, take_still()}); }
   // The round that has had no total for longest, and for how long; nothing if none runs.
   [[nodiscard]] ProcessState state() const;
 
@@ -94,7 +108,7 @@ class WorkerStrand final : private ConnectionOwner {
   void say_goodbye();
   // Closes the connections.
   void end_in_order();
-  // Tells the reducers `word`, closes the connections and gives up all rounds for `why`.
+  // Tells the reducers `word`, if it is an error, closes the connections and gives up all rounds for `why`.
   void fail(const Status& why, const Status& word);
 
  private:
@@ -109,8 +123,11 @@ class WorkerStrand final : private ConnectionOwner {
   [[nodiscard]] uint32_t place_of(uint32_t reducer) const;
   void send_step(const Round& round, uint32_t reducer);
   void feed_starved();
+  void end_totals(Op& op);
   void finish_round(Op& op);
-  void report(const Round& round);
+  void record(const Round& round);
+  Status take_safe(const FrameHeader& header, uint32_t reducer);
+  void settle(const View& view);
 
   void on_open(Connection& connection) override;
   Status on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) override;
@@ -121,12 +138,14 @@ class WorkerStrand final : private ConnectionOwner {
   Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
   void finish_result(const FrameHeader& header, uint32_t reducer);
   Status take_totals(const FrameHeader& header, const Bytes& payload);
+  Status note_absent(const FrameHeader& header, const Bytes& ranks);
   Status note_late(const FrameHeader& header, const Bytes& late_workers);
 
   void watch();
   Status find_stall();
   void report_lost(const ReducerLink& link, const std::string& why);
   [[nodiscard]] StallWatch::Accuse accuse();
+  [[nodiscard]] StallWatch::AccuseWorkers accuse_workers();
 
   const Config config_;
   const std::unique_ptr<TcpContext> context_;
@@ -145,6 +164,7 @@ class WorkerStrand final : private ConnectionOwner {
   EventLoop::Clock::time_point told_at_;  // on_waiting was called
   std::vector<ReducerLink> links_;        // indexed by place in the view
   Schedule schedule_;
+  HeldRounds held_rounds_{schedule_, ledger_};  // of an elastic job
   StallWatch stall_watch_;
   std::vector<iovec> pieces_;             // the pieces of a total that is widened
   std::vector<RoundRecord::Part> parts_;  // the parts of a round that is over
