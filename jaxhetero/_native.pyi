@@ -28,6 +28,21 @@ class Transfer:
     def wait(self, timeout_ms: int) -> Status | None:
         """How it ended, or None when ``timeout_ms`` passed first."""
 
+class CoordinatorServer:
+    """The coordinator of an elastic job on its own native thread, until all workers have left."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Take what ``declared_names["coordinator settings"]`` lists from ``settings``, and leave the rest."""
+    def start(self) -> Status:
+        """Bind the listening socket and start the thread; returns at once."""
+    def wait(self, timeout_ms: int) -> bool:
+        """True once the job has ended; False when ``timeout_ms`` passed first."""
+    def result(self) -> Status:
+        """How it ended; "ok" after every worker left in order. Call after ``wait`` returned True."""
+    def stop(self) -> None:
+        """Close every connection and end the thread."""
+    def next_event(self, timeout_ms: int) -> Event | None: ...
+
 class ReducerServer:
     """A reducer on its own native thread: listens, meets the others at the coordinator, sums until all workers left."""
 
@@ -50,7 +65,7 @@ class ReducerServer:
     def metrics(self) -> dict[str, int]: ...
 
 class Communicator:
-    """The worker's side, on its own native thread. Rank 0 also runs the coordinator on it."""
+    """The worker's side, on its own native thread. Rank 0 of a fixed job also runs the coordinator on it."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """Take what ``declared_names["worker settings"]`` lists from ``settings``, and leave the rest."""
@@ -64,6 +79,8 @@ class Communicator:
     def failure(self) -> Status:
         """Why rounds cannot run any more; "ok" while they can."""
     def metrics(self) -> dict[str, int]: ...
+    def members(self) -> list[int]:
+        """The ranks that take part in an elastic job now; empty before the first view, and in a fixed job."""
     def place(self) -> Place | None:
         """None before the first view."""
     def timeline(self, since: int = ...) -> tuple[int, list[RoundRecord]]:

@@ -28,6 +28,7 @@
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/exchange_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
+#include "xla_ffi/membership/coordinator_server.h"
 #include "xla_ffi/membership/visit.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/transport/tcp_address.h"
@@ -131,22 +132,33 @@ ReducerServerConfig reducer_config(const nb::dict& values) {
   return config;
 }
 
+CoordinatorServerConfig coordinator_config(const nb::dict& values) {
+  const Settings settings(values);
+  CoordinatorServerConfig config;
+  for_each_coordinator_setting([&](const char* name, auto member) { settings.take(name, config.*member); });
+  config.version = JAXHETERO_VERSION;
+  return config;
+}
+
 // What Python has to give, by name, for the test that holds its own declarations against these.
 nb::dict declared_names() {
   nb::list worker;
   nb::list reducer;
+  nb::list coordinator;
   nb::list call;
   nb::list exchange;
   nb::list metrics;
   for_each_setting([&](const char* name, auto) { worker.append(name); });
   for_each_worker_setting([&](const char* name, auto) { worker.append(name); });
   for_each_reducer_setting([&](const char* name, auto) { reducer.append(name); });
+  for_each_coordinator_setting([&](const char* name, auto) { coordinator.append(name); });
   for_each_attribute([&](const char* name, auto) { call.append(name); });
   for_each_exchange_attribute([&](const char* name, auto) { exchange.append(name); });
   for_each_counter([&](const char* name, auto, auto) { metrics.append(name); });
   nb::dict names;
   names["worker settings"] = worker;
   names["reducer settings"] = reducer;
+  names["coordinator settings"] = coordinator;
   names["call attributes"] = call;
   names["exchange attributes"] = exchange;
   names["metrics"] = metrics;
@@ -264,6 +276,27 @@ void bind_transfer(nb::module_& module) {
           "timeout_ms"_a);
 }
 
+void bind_coordinator_server(nb::module_& module) {
+  nb::class_<CoordinatorServer>(module, "CoordinatorServer")
+      .def(nb::new_([](const nb::dict& settings) {
+             return make_with_threads<CoordinatorServer>(coordinator_config(settings));
+           }),
+           "settings"_a)
+      .def(
+          "start", [](CoordinatorServer& self) { return to_python(self.start()); }, Unlocked())
+      .def(
+          "wait", [](CoordinatorServer& self, int64_t ms) { return self.wait(milliseconds(ms)).has_value(); },
+          "timeout_ms"_a, Unlocked())
+      .def(
+          "result", [](CoordinatorServer& self) { return to_python(self.wait(milliseconds(0)).value_or(Status())); },
+          Unlocked())
+      .def("stop", &CoordinatorServer::stop, Unlocked())
+      .def(
+          "next_event",
+          [](CoordinatorServer& self, int64_t ms) { return to_python(self.next_event(milliseconds(ms))); },
+          "timeout_ms"_a, Unlocked());
+}
+
 void bind_reducer_server(nb::module_& module) {
   nb::class_<ReducerServer>(module, "ReducerServer")
       .def(
@@ -370,6 +403,7 @@ void bind_communicator(nb::module_& module) {
       .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
       .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
       .def("place", [](const Communicator& self) { return to_python(self.place()); })
+      .def("members", &Communicator::members)
       .def(
           "timeline",
           [](Communicator& self, uint64_t since) {
@@ -457,6 +491,7 @@ NB_MODULE(_native, module) {
   // Of a forked child's parent, threads that only the parent has hold some objects: no leak of ours.
   pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   module.attr("declared_names") = declared_names();
+  bind_coordinator_server(module);
   bind_reducer_server(module);
   bind_transfer(module);
   bind_communicator(module);

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from jaxhetero.cli.coordinator import coordinator_command
 from jaxhetero.cli.doctor import doctor_command
 from jaxhetero.cli.estimate import estimate_command
 from jaxhetero.cli.launch import launch_command
@@ -41,7 +42,10 @@ def commands() -> None:
     """Data-parallel JAX training over workers and CPU reducers."""
 
 
-for _command in (doctor_command, estimate_command, launch_command, reducer_command, slurm_command, status_command):
+for _command in (
+    *(coordinator_command, doctor_command, estimate_command, launch_command),
+    *(reducer_command, slurm_command, status_command),
+):
     commands.add_command(_command)
 
 

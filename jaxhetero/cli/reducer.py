@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from jaxhetero.cli.options import MILLISECONDS, PORT, coordinator_option, reducer_config, token_file_option
+from jaxhetero.cli.options import LOG_LEVEL, MILLISECONDS, PORT, coordinator_option, reducer_config, token_file_option
 from jaxhetero.launch.reducer import keep_reducer, run_reducer
 
 
@@ -34,9 +34,7 @@ from jaxhetero.launch.reducer import keep_reducer, run_reducer
 )
 @click.option("--start-timeout-ms", type=MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=MILLISECONDS, help="How long a round may go without progress.")
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
-)
+@click.option("--log-level", type=LOG_LEVEL, default="info", show_default=True)
 @click.option(
     "--restart",
     "restart_count",

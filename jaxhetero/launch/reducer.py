@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import time
 from dataclasses import asdict, dataclass, replace
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from jaxhetero._job.cores import memory_nodes, reducer_strands
 from jaxhetero._job.lookup import await_name
 from jaxhetero.config import ReducerConfig, rail_addresses
-from jaxhetero.errors import ConfigError, InternalError, JaxheteroError, from_status
+from jaxhetero.errors import ConfigError, JaxheteroError, from_status
+from jaxhetero.launch.service import catch_signals, load_native, set_up_log
 from jaxhetero.watching.exporter import Exporter
 from jaxhetero.watching.native_log import EventPump, logger
 from jaxhetero.watching.watched import watch_reducer
@@ -59,8 +58,8 @@ def run_reducer(config: ReducerConfig, log_level: str = "info") -> int:
     Raises:
       JaxheteroError: the job failed, or a port belongs to another process; see ``jaxhetero.errors``.
     """
-    _set_up_log(log_level)
-    signals = _catch_signals()
+    set_up_log(log_level)
+    signals = catch_signals()
     await_name(config.coordinator, config.start_timeout_ms / 1000, lambda: bool(signals))
     with Exporter(config) as exporter:
         return _serve_until_end(config, signals, exporter)
@@ -99,8 +98,8 @@ def keep_reducer(config: ReducerConfig, restart_count: int, log_level: str = "in
     Returns:
       The exit code of the last reducer, as for ``run_reducer``; 128 + N if signal N killed it.
     """
-    _set_up_log(log_level)
-    signals = _catch_signals()
+    set_up_log(log_level)
+    signals = catch_signals()
     for attempt in range(restart_count + 1):
         parent, child = os.getpid(), os.fork()
         if child == 0:
@@ -165,32 +164,11 @@ def _serve(config: ReducerConfig, signals: list[int], exporter: Exporter) -> _St
     return _Stay(server.result(), server.lost_number(), counts["round_count"])
 
 
-def _set_up_log(log_level: str) -> None:
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-
-
-def _catch_signals() -> list[int]:
-    """A list that receives every signal to end this process."""
-    received: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A signal that was ignored when we started stays ignored: nohup works that way.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, note)
-    return received
-
-
 def _make_server(config: ReducerConfig) -> ReducerServer:
-    try:
-        from jaxhetero import _native
-    except ImportError as error:
-        raise InternalError(f"the native module of jaxhetero cannot be loaded; install it again: {error}") from None
     cores = {"most_strands": reducer_strands(), "memory_nodes": memory_nodes()}
     place = {"colocated_rank": -1, "more_hosts": rail_addresses(config)[1:]}
-    return _native.ReducerServer(asdict(config) | cores | place)
+    server: ReducerServer = load_native().ReducerServer(asdict(config) | cores | place)
+    return server
 
 
 def _check(status: Status) -> None:

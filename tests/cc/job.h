@@ -22,6 +22,7 @@
 #include "tests/cc/printing.h"
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/membership/coordinator_server.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
@@ -231,6 +232,8 @@ struct Shape {
   bool measure_rates = false;
   bool shared_memory = false;
   uint32_t strands = 0;  // of every process; 0: usual_strands()
+  uint32_t least = 0;    // the fewest workers of an elastic job; 0: it is not elastic
+  milliseconds lost_after = kPatience;
 };
 
 class Job {
@@ -250,6 +253,10 @@ class Job {
     config.rank = rank;
     config.job = {shape_.workers,       shape_.reducers,  colocated_count(), shape_.chunk_bytes,
                   shape_.window_chunks, shape_.checksums, shape_.failover,   shape_.measure_rates};
+    if (shape_.least > 0) {
+      config.job.least_worker_count = shape_.least;
+      config.job.first_worker_count = shape_.workers;
+    }
     config.most_strands = strands_;
     config.shared_memory = shape_.shared_memory;
     config.coordinator = address_.text();
@@ -271,6 +278,16 @@ class Job {
     config.start_timeout = shape_.start_timeout;
     config.timeout = shape_.timeout;
     return config;
+  }
+
+  // Of an elastic job.
+  CoordinatorServer& start_coordinator() {
+    coordinator.reset();
+    coordinator = std::make_unique<CoordinatorServer>(
+        CoordinatorServerConfig{address_.text(), bytes_of("secret"), "1.0", shape_.start_timeout, shape_.lost_after});
+    const Status status = coordinator->start();
+    EXPECT_TRUE(status.ok()) << status.message();
+    return *coordinator;
   }
 
   // In its place in `workers`; the others are left out.
@@ -300,6 +317,7 @@ class Job {
 
   // Everybody, in the order that is the hardest: rank 0, who listens, last.
   void start() {
+    if (shape_.least > 0) start_coordinator();
     add_reducers(reducer_count());
     for (uint32_t rank = shape_.workers; rank > 0; --rank) add_worker(rank - 1);
     for (const auto& worker : workers) {
@@ -355,6 +373,7 @@ class Job {
   [[nodiscard]] const TcpAddress& address() const { return address_; }
   [[nodiscard]] uint32_t strands() const { return strands_; }
 
+  std::unique_ptr<CoordinatorServer> coordinator;  // of an elastic job
   std::vector<std::unique_ptr<ReducerServer>> reducers;
   std::vector<std::unique_ptr<Communicator>> workers;  // by rank
 

@@ -114,6 +114,10 @@ class Cluster:
             process.wait()
         self._directory.cleanup()
 
+    def start_coordinator(self, name: str = "coordinator", **settings: str) -> None:
+        """That of an elastic job."""
+        self._start(name, ["-m", "jaxhetero", "coordinator"], settings)
+
     def start_reducers(self, count: int | None = None, **settings: str) -> None:
         for _ in range(self.reducers if count is None else count):
             self.start_reducer(**settings)
