@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from jaxhetero._collectives.exchanges import ppermute as ppermute
     from jaxhetero._collectives.exchanges import pshuffle as pshuffle
     from jaxhetero._collectives.exchanges import pswapaxes as pswapaxes
+    from jaxhetero._collectives.participants import Who as Who
     from jaxhetero._job.world import Metrics as Metrics
     from jaxhetero._job.world import RoundTimes as RoundTimes
     from jaxhetero._job.world import check as check
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 # Imported when first used, so that starting a reducer or the launcher never imports jax.
 _HOMES = {
+    "Who": "_collectives.participants",
     "make_buckets": "_collectives.buckets",
     "all_gather": "_collectives.api",
     "barrier": "_collectives.api",

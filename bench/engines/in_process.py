@@ -79,7 +79,7 @@ class Jaxhetero(_InXla):
         import jaxhetero
 
         # Reversed, because psum starts with the last array.
-        sums = jaxhetero.psum(arrays[::-1], name=name, bucket_bytes=1, **self._settings)
+        sums: Arrays = jaxhetero.psum(arrays[::-1], name=name, bucket_bytes=1, **self._settings)
         return sums[::-1]
 
     def collect(self, collective: str, arrays: Arrays, name: str) -> Arrays:

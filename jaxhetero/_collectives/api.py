@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.labels import op_label
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.moved import in_words, said_by_no_word
+from jaxhetero._collectives.participants import Tally, Who, weighted
 from jaxhetero._collectives.reduce_tree import (
     gather_arrays,
     make_varying,
@@ -34,6 +35,7 @@ from jaxhetero.errors import ConfigError, from_message
 Tree = TypeVar("Tree")
 
 
+@overload
 def psum(
     x: Tree,
     axis_name: AxisName = None,
@@ -42,8 +44,32 @@ def psum(
     workers: Sequence[int] | None = None,
     wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    who: Literal[False] = False,
     name: str | None = None,
-) -> Tree:
+) -> Tree: ...
+@overload
+def psum(
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: IndexGroups = None,
+    workers: Sequence[int] | None = None,
+    wire_dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    who: Literal[True],
+    name: str | None = None,
+) -> tuple[Tree, Who]: ...
+def psum(
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: IndexGroups = None,
+    workers: Sequence[int] | None = None,
+    wire_dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    who: bool = False,
+    name: str | None = None,
+) -> Any:
     """Sum every leaf of ``x`` over all workers: the two-hop counterpart of ``jax.lax.psum``.
 
     The sum is taken in rank order, ``((x_0 + x_1) + x_2) + ...``, so it has the same bits in every run, with any number
@@ -73,11 +99,13 @@ def psum(
         result has the dtype of ``x``. A number above 65504 is infinity in float16. Other leaves are sent as they are.
       bucket_bytes: how many bytes of leaves one custom call carries, about, from the last leaf to the first; see
         ``jaxhetero.make_buckets``. A call starts as soon as its leaves are computed. Must be the same on all workers.
+      who: whether to tell as well who has taken part, which in an elastic job is known only then.
       name: the name of this op in error messages and traces. Default: the file and function of the caller.
 
     Returns:
       A pytree like ``x``, of the same shapes and dtypes. With ``axis_name``, a tree of constants gives constants:
-      ``psum(1, axis_name)`` is the static number of workers.
+      ``psum(1, axis_name)`` is the static number of workers, but in an elastic job an array. With ``who``, a pair of
+      that and a ``jaxhetero.Who``.
 
     Does not block: as with any JAX computation, the caller waits when it looks at the result.
 
@@ -104,12 +132,16 @@ def psum(
     if has_unreduced(x):
         options = {"workers": workers, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
         refuse_groups(axis_index_groups, label)
-        return cast(Tree, over_mesh(x, axis_name, label, functools.partial(psum, **options)))
+        return over_mesh(x, axis_name, label, functools.partial(psum, who=who, **options))
     axes = classify_in_groups(axis_name, axis_index_groups, label, workers, of_one_size=False)
     refuse_invariant(x, axis_name, label, mean=False)
-    return _sum(x, axes, label, bucket_bytes, wire_dtype)
+    if not who:
+        return _sum(x, axes, label, bucket_bytes, wire_dtype)
+    tally = _tally(axes, None, mean=False, label=label)
+    return _sum(x, axes, label, bucket_bytes, wire_dtype, tally=tally), tally.who()
 
 
+@overload
 def pmean(
     x: Tree,
     axis_name: AxisName = None,
@@ -118,12 +150,45 @@ def pmean(
     workers: Sequence[int] | None = None,
     wire_dtype: Any = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    weight: Any = None,
+    who: Literal[False] = False,
     name: str | None = None,
-) -> Tree:
+) -> Tree: ...
+@overload
+def pmean(
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: IndexGroups = None,
+    workers: Sequence[int] | None = None,
+    wire_dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    weight: Any = None,
+    who: Literal[True],
+    name: str | None = None,
+) -> tuple[Tree, Who]: ...
+def pmean(
+    x: Tree,
+    axis_name: AxisName = None,
+    *,
+    axis_index_groups: IndexGroups = None,
+    workers: Sequence[int] | None = None,
+    wire_dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    weight: Any = None,
+    who: bool = False,
+    name: str | None = None,
+) -> Any:
     """The mean of every leaf over all workers, as ``jax.lax.pmean``: ``psum`` divided by the number of workers.
 
     Arguments, shapes, blocking and errors are those of ``psum``. Integers give floats, as division does. With
-    ``workers`` it is the mean over those, and with ``axis_index_groups``, all of one size, that over each group.
+    ``workers`` it is the mean over those, and with ``axis_index_groups``, all of one size, that over each group. In an
+    elastic job each bucket is divided by the number of those who have taken part in it.
+
+    Args:
+      weight: of this worker's ``x``, a number or a scalar array, such as its number of examples. The mean is then the
+        sum of the weighted trees over the sum of the weights. In leaves of 16 bits, and with such a ``wire_dtype``,
+        weights are rounded as those are.
 
     Example:
       The loss and the number of correct answers of a batch, as means over all workers:
@@ -135,10 +200,15 @@ def pmean(
     if has_unreduced(x):
         options = {"workers": workers, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes, "name": label}
         refuse_groups(axis_index_groups, label)
-        return cast(Tree, over_mesh(x, axis_name, label, functools.partial(pmean, **options)))
+        return over_mesh(x, axis_name, label, functools.partial(pmean, weight=weight, who=who, **options))
     axes = classify_in_groups(axis_name, axis_index_groups, label, workers)
     refuse_invariant(x, axis_name, label, mean=True)
-    return _mean(x, axes, label, bucket_bytes, wire_dtype)
+    if weight is None and not who:
+        return _mean(x, axes, label, bucket_bytes, wire_dtype)
+    tally = _tally(axes, weight, mean=True, label=label)
+    contribution = x if weight is None else jax.tree.map(lambda leaf: weighted(leaf, weight), x)
+    mean = _sum(contribution, axes, label, bucket_bytes, wire_dtype, tally=tally)
+    return (mean, tally.who()) if who else mean
 
 
 def pmax(
@@ -240,6 +310,7 @@ def all_gather(
       (3,)
     """
     label = op_label("all_gather", name) + said_by_no_word(x)
+    world.refuse_elastic(label)
     if to not in ("varying", "invarying"):
         raise ConfigError(f"{label}: to is {to!r}; it can be 'varying' or 'invarying'")
     if to == "invarying":
@@ -291,6 +362,7 @@ def psum_scatter(
       Array([0., 1., 2., 3.], dtype=float32)
     """
     label = op_label("psum_scatter", name)
+    world.refuse_elastic(label)
     axes = classify_in_groups(axis_name, axis_index_groups, label)
     refuse_invariant(x, axis_name, label, mean=False)
     leaves, structure = prepare_leaves(x, label, bucket_bytes)
@@ -346,13 +418,13 @@ def broadcast(
       >>> jax.tree.map(jnp.shape, params)
       {'w': (2, 3)}
     """
-    if not 0 <= root < world.size():
-        raise ConfigError(f"broadcast: root {root} is not in 0..{world.size() - 1}")
+    if not 0 <= root < world.capacity():
+        raise ConfigError(f"broadcast: root {root} is not in 0..{world.capacity() - 1}")
     label = op_label("broadcast", name) + said_by_no_word(x)
     axes = classify(axis_name, label, workers)
     if workers is not None and root not in workers:
         raise ConfigError(f"{label}: root {root} is not one of workers {tuple(workers)}")
-    if world.size() > 1 and axes.are_named and not axes.spans_workers:
+    if world.capacity() > 1 and axes.are_named and not axes.spans_workers:
         raise ConfigError(f"{label}: {axis_name!r} lies inside each worker; name the axis of the workers")
 
     def send(words: list[jax.Array]) -> Any:
@@ -459,8 +531,18 @@ def barrier(*, workers: Sequence[int] | None = None, name: str | None = None) ->
     world.check()
 
 
-def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
-    if axes.are_named and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+def _sum(
+    x: Tree,
+    axes: ReducedAxes,
+    label: str,
+    bucket_bytes: int,
+    wire_dtype: Any,
+    call_bytes: int = 0,
+    tally: Tally | None = None,
+) -> Tree:
+    counts_later = tally is not None or (world.is_elastic() and axes.spans_workers)
+    are_constants = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+    if axes.are_named and are_constants and not counts_later:
         # As in jax.lax.psum: a value that the traced program does not compute is the same on every device. So
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
@@ -479,15 +561,28 @@ def _sum(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: 
         bucket_bytes=bucket_bytes,
         wire_dtype=wire_dtype,
         call_bytes=call_bytes,
+        tally=tally,
     )
     return total
 
 
 def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
+    if world.is_elastic() and axes.spans_workers:
+        tally = _tally(axes, None, mean=True, label=label)
+        return _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes, tally)
     total = _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes)
     with jax.transfer_guard("allow"):  # for the count
         mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
     return mean
+
+
+def _tally(axes: ReducedAxes, weight: Any, *, mean: bool, label: str) -> Tally:
+    if axes.worker_axis is not None or axes.local_groups or (not axes.spans_workers and world.capacity() > 1):
+        raise ConfigError(
+            f"{label}: weight and who are for all workers, each with its own devices, and not for a mesh over several "
+            "workers or for groups inside one"
+        )
+    return Tally(weight, mean, axes.local_axes if axes.local_count > 1 else ())
 
 
 def _extreme(x: Tree, axes: ReducedAxes, kind: Kind, label: str, bucket_bytes: int) -> Tree:

@@ -18,6 +18,7 @@ from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, axis_names, 
 from jaxhetero._collectives.moved import in_words
 from jaxhetero._collectives.reduce_tree import make_varying, map_buckets, prepare_leaves
 from jaxhetero._collectives.wire_dtypes import describe_leaf
+from jaxhetero._job import world
 from jaxhetero.errors import ConfigError
 
 Tree = TypeVar("Tree")
@@ -66,6 +67,7 @@ def ppermute(
       Array(0., dtype=float32)
     """
     label = op_label("ppermute", name)
+    world.refuse_elastic(label)
     if perm is None:
         raise ConfigError(f"{label}: perm is missing; give pairs of a source and a target")
     if not is_in_mesh_order(axis_names(axis_name)):
@@ -155,6 +157,7 @@ def all_to_all(
       (2, 6)
     """
     label = op_label("all_to_all", name)
+    world.refuse_elastic(label)
     axes = classify(axis_name, label)
     everybody = [range(axes.count)]
     groups = check_groups(everybody if axis_index_groups is None else axis_index_groups, axes, label, of_one_size=True)

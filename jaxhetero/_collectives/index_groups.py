@@ -53,7 +53,7 @@ def classify_in_groups(
     are_sorted = all(list(group) == sorted(group) for group in groups)
     return replace(
         axes,
-        group=tuple(ranks) if len(ranks) < world.size() else (),
+        group=tuple(ranks) if len(ranks) < world.capacity() else (),
         order=() if are_sorted else tuple(sorted(group).index(place) for place in group),
     )
 
@@ -98,7 +98,7 @@ def _inside(names: tuple[str, ...], groups: Groups) -> ReducedAxes:
 def _worker_of(place: int, axes: ReducedAxes) -> int:
     """The worker that has a place, where the workers are in the order of their ranks."""
     sizes = [int(jax.lax.axis_size(name)) for name in axes.local_axes]
-    sizes.insert(axes.worker_position, world.size() * axes.devices_along)
+    sizes.insert(axes.worker_position, world.capacity() * axes.devices_along)
     return int(np.unravel_index(place, sizes)[axes.worker_position]) // axes.devices_along
 
 

@@ -47,7 +47,7 @@ class ReducedAxes:
     @property
     def count(self) -> int:
         """How many contributions a sum has."""
-        return self.devices_per_worker * ((len(self.group) or world.size()) if self.spans_workers else 1)
+        return self.devices_per_worker * ((len(self.group) or world.capacity()) if self.spans_workers else 1)
 
     @property
     def devices_per_worker(self) -> int:
@@ -64,7 +64,7 @@ def axis_names(axis_name: AxisName) -> tuple[str, ...]:
 
 def classify_group(workers: Sequence[int], axis_name: AxisName, label: str) -> ReducedAxes:
     """The group of a call that names its workers by their ranks and no axes."""
-    size = world.current().size
+    size = world.capacity()
     ranks = tuple(sorted(map(operator.index, workers)))
     if axis_name is not None:
         raise ConfigError(
@@ -106,7 +106,7 @@ def classify(axis_name: AxisName, label: str, ranks: Sequence[int] | None = None
             f"{label}: axis {foreign[0]!r} is not one of a mesh under jax.shard_map but of jax.vmap; reduce over that "
             "with jax.lax first"
         )
-    workers = world.current().size
+    workers = world.capacity()
     process_count = jax.process_count()
     is_meant = workers > 1 or world.current().config.alone
     if process_count == 1 or (not names and is_meant):

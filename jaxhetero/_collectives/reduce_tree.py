@@ -13,6 +13,7 @@ from jaxhetero._collectives import gather_primitives, primitive
 from jaxhetero._collectives.axis_groups import extreme
 from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero._collectives.mesh_axes import ReducedAxes
+from jaxhetero._collectives.participants import Tally
 from jaxhetero._collectives.primitive import Kind
 from jaxhetero._collectives.together import together
 from jaxhetero._collectives.unreduced import as_varying
@@ -39,29 +40,34 @@ def reduce_tree(
     root: int = 0,
     wire_dtype: Any = None,
     call_bytes: int = 0,
+    tally: Tally | None = None,
 ) -> Any:
     """Reduce every leaf of ``x``; each device of a worker sends its part. See ``collectives.psum``.
 
     ``call_bytes``: if ``x`` is a part of a larger tree, the bytes of the whole tree on the wire.
+    ``tally``: of a sum, counts who has taken part in each bucket.
     """
     leaves, structure = prepare_leaves(x, label, bucket_bytes, are_summed=kind is not Kind.BROADCAST)
     check_wire_dtype(wire_dtype, label)
     call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
     if not axes.spans_workers:
-        return jax.tree.unflatten(
-            structure, [_reduce_locally(leaf, axes.local_axes, kind, axes.local_groups) for leaf in leaves]
-        )
+        totals = [_reduce_locally(leaf, axes.local_axes, kind, axes.local_groups) for leaf in leaves]
+        if tally is not None:
+            buckets = make_buckets(leaves)
+            totals = tally.count(totals, [tally.own_row(leaves[bucket[0]].dtype) for bucket in buckets], buckets, None)
+        return jax.tree.unflatten(structure, totals)
     shared = axes.local_count > 1
     parts = [_own_part(leaf, axes, kind) if shared else _reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
     on_wire = [part.astype(bucket_dtype(part.dtype, wire_dtype)) for part in parts]
 
     def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
+        own = [] if tally is None else [_varying(tally.own_row(bucket[0].dtype), axes.local_axes if shared else ())]
         return primitive.all_reduce(
-            bucket,
+            [*bucket, *own],
             label=label,
             kind=kind,
             root=root,
-            worker_count=world.size(),
+            worker_count=world.capacity(),
             axis_name=axes.worker_axis,
             devices_along=axes.devices_along,
             wire_dtype=primitive_wire_dtype(bucket[0].dtype, wire_dtype),
@@ -70,7 +76,10 @@ def reduce_tree(
         )
 
     results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes, wire_dtype)
+    results, rows = results[: len(parts)], results[len(parts) :]
     results = [result.astype(part.dtype) for result, part in zip(results, parts, strict=True)]
+    if tally is not None:
+        results = tally.count(results, rows, make_buckets(on_wire, bucket_bytes, wire_dtype), axes if shared else None)
     if shared:
         results = [_from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
     return jax.tree.unflatten(structure, results)
@@ -83,13 +92,13 @@ def gather_arrays(
     if axes.local_groups:
         groups = axes.local_groups
         return [jax.lax.all_gather(array, axes.local_axes, axis_index_groups=groups, to=to) for array in arrays]
-    call_bytes = (len(axes.group) or world.size()) * wire_bytes(arrays, None)
+    call_bytes = (len(axes.group) or world.capacity()) * wire_bytes(arrays, None)
 
     def gather_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
         return gather_primitives.all_gather(
             bucket,
             label=label,
-            worker_count=world.size(),
+            worker_count=world.capacity(),
             axis_name=axes.worker_axis,
             devices_along=axes.devices_along,
             call_bytes=call_bytes,
@@ -126,7 +135,7 @@ def scatter_arrays(arrays: Sequence[jax.Array], axes: ReducedAxes, *, label: str
         return gather_primitives.psum_scatter(
             bucket,
             label=label,
-            worker_count=world.size(),
+            worker_count=world.capacity(),
             axis_name=axes.worker_axis,
             devices_along=axes.devices_along,
             call_bytes=call_bytes,
@@ -164,14 +173,16 @@ def map_buckets(
     bucket_bytes: int,
     wire_dtype: Any = None,
 ) -> list[jax.Array]:
-    """``function`` of each bucket and its label; the results in the order of ``arrays``."""
+    """``function`` of each bucket and its label; results in the order of ``arrays``, and then what it gives more."""
     results: dict[int, jax.Array] = {}
+    more: list[jax.Array] = []
     if axes.worker_axis is not None:
         arrays = [_varying(array, (axes.worker_axis,)) for array in arrays]
     for number, bucket in enumerate(make_buckets(arrays, bucket_bytes, wire_dtype)):
         outputs = function([arrays[index] for index in bucket], f"{label} bucket {number}")
-        results.update(zip(bucket, outputs, strict=True))
-    return together([results[index] for index in range(len(arrays))])
+        results.update(zip(bucket, outputs, strict=False))
+        more += outputs[len(bucket) :]
+    return together([*(results[index] for index in range(len(arrays))), *more])
 
 
 # --- Inside a worker.
@@ -219,7 +230,7 @@ def _scatter_locally(rows: jax.Array, axes: ReducedAxes) -> jax.Array:
 def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Array:
     """Join the parts of a worker's devices, in the shape of ``leaf``."""
     if leaf.size == 0:
-        return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.zeros(leaf.shape, part.dtype)
     # With types, the cotangent of the whole is the same on all devices. Without, each device has its own cotangent, and
     # the transpose must sum them.
     to = "invarying" if varying_axes(jax.typeof(part)) else "varying"

@@ -133,6 +133,7 @@ class Offload:
         self._blocks.opened.pop().close()
 
     def _interceptor(self) -> Interceptor:
+        world.refuse_elastic("jaxhetero.offload")
         return interceptor(self._axis_name, self._options, world.rank(), world.size())
 
 

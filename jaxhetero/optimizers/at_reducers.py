@@ -263,6 +263,7 @@ class _Home:
 
         Of such a state, reducers need not be told what is 0.
         """
+        world.refuse_elastic(f"{self.label}: on_reducers")
         is_new = place == _NEW_MODEL
         self._check_dtypes(params, "params")
         axis_name = self._axis_name_here()

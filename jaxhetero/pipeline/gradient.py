@@ -275,6 +275,7 @@ class Pipeline:
     def _make_cut(self, params: Any, arguments: Sequence[Any]) -> Cut:
         if any(isinstance(leaf, Rows) for leaf in jax.tree.leaves(params, is_leaf=is_leaf)):
             raise ConfigError(_HOW_TO_CUT)
+        world.refuse_elastic("jaxhetero.pipeline")
         current = world.current()
         workers = self._wishes.stages or current.size
         scan_parts = _SCAN_PARTS_PER_STAGE * workers * (self._wishes.stages_per_worker or 2)
