@@ -28,6 +28,12 @@ from jaxhetero.launch import Job, launch
     type=click.IntRange(min=0),
     help="This number of workers, from rank 0 on, run a reducer as well. Useful with fewer reducers than workers.",
 )
+@click.option(
+    "--elastic",
+    metavar="MIN:MAX",
+    default="",
+    help="Go on without workers that are lost, as long as MIN are left; there may be MAX at most.",
+)
 @click.option("--coordinator-port", type=PORT, default=0, help="The port of rank 0. [default: any free one]")
 @click.option(
     "--log-dir",
@@ -49,6 +55,9 @@ from jaxhetero.launch import Job, launch
 )
 @click.option("--start-timeout-ms", type=MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=MILLISECONDS, help="How long a round may go without progress.")
+@click.option(
+    "--lost-after-ms", type=MILLISECONDS, help="With --elastic: after how long without a sign of life one is lost."
+)
 @click.option(
     "--stop-timeout-ms",
     type=click.IntRange(min=0),
@@ -74,6 +83,9 @@ def launch_command(**options: Any) -> int:
     exit code of the process that failed. A reducer that is killed, or lost in another way, is no failure as long as the
     workers can do without it. Ctrl-C, SIGTERM and SIGHUP are passed on to the workers, and the reducers end after them;
     a second Ctrl-C kills all processes.
+
+    With --elastic the job's coordinator is one more process, which the launcher starts again when it is killed. A
+    worker that fails is no failure then, as long as enough are left.
 
     With --max-restarts N the launcher starts all workers and reducers anew after a failure, up to N times.
     JAXHETERO_RESTART_COUNT tells them how often. A program must resume from its latest checkpoint by itself, as the

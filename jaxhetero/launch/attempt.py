@@ -20,9 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from jaxhetero.config import Config, read_environment, write_environment
+from jaxhetero.config import Config, parse_elastic, read_environment, write_environment
 from jaxhetero.errors import ConfigError
-from jaxhetero.launch.culprit import find_culprit, find_lasting, is_known
+from jaxhetero.launch.culprit import USAGE_CODES, find_culprit, find_lasting, is_known
 from jaxhetero.launch.guard import Guard
 from jaxhetero.launch.pipes import LIVE, Pipe, Pipes
 from jaxhetero.launch.process import Process, any_runs, signal_name
@@ -34,6 +34,8 @@ _SETTLE_S = 0.3
 _REDUCERS_END_S = 5.0
 _STRAGGLERS_END_S = 1.0
 _TICK_S = 0.05
+# One that is killed again and again is.
+_MOST_COORDINATORS = 20
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,13 @@ class Attempt:
         self._log_dir = log_dir
         self._stop_s = stop_s
         self._display = display
-        self._failover = bool(read_environment(write_environment(settings)).get("failover", Config.failover))
+        given = read_environment(write_environment(settings))
+        self._failover = bool(given.get("failover", Config.failover))
+        elastic = str(given.get("elastic", ""))
+        self._least_workers = parse_elastic(elastic)[0] if elastic else None
+        """The fewest workers with which an elastic job goes on."""
         self._processes: list[Process] = []
-        self._lost_reducers: list[Process] = []
+        self._lost: list[Process] = []
         self._exit_stack = contextlib.ExitStack()
         self.signals: list[int] = []
         """The signals that the launcher has received, up to the end of the context."""
@@ -106,9 +112,15 @@ class Attempt:
 
     def _note_losses(self, what_it_means: str) -> None:
         for process in self._processes:
-            if self._can_be_lost(process) and process not in self._lost_reducers:
-                self._lost_reducers.append(process)
-                self._display.message(f"warning: {process.describe_end()}; {what_it_means}")
+            if process in self._lost or not self._can_be_lost(process):
+                continue
+            self._lost.append(process)
+            restarts = process.is_coordinator and not self._workers_ended() and not self.signals
+            self._display.message(
+                f"warning: {process.describe_end()}; {'starting it again' if restarts else what_it_means}"
+            )
+            if restarts:
+                self._start(process.name, self._commands[process.name])
 
     # Starting
 
@@ -141,7 +153,9 @@ class Attempt:
 
     def _adopt(self, name: str, popen: subprocess.Popen[bytes]) -> Process:
         try:
-            process = Process(name, popen, self._log_dir / f"{name.replace(' ', '-')}.log", self._guard)
+            earlier = sum(process.name == name for process in self._processes)
+            log_name = name.replace(" ", "-") + (f"-{earlier + 1}" if earlier else "")
+            process = Process(name, popen, self._log_dir / f"{log_name}.log", self._guard)
         except OSError as error:
             os.killpg(popen.pid, signal.SIGKILL)
             popen.communicate()
@@ -214,10 +228,20 @@ class Attempt:
     def _can_be_lost(self, process: Process) -> bool:
         """Whether the process is a reducer that was killed, or that was told that the workers go on without it.
 
-        A reducer that exits with another error code by itself does end the job.
+        A reducer that exits with another error code by itself does end the job. In an elastic job it may also be a
+        worker that has failed, as long as enough are left, or the coordinator, if that was killed.
         """
-        is_reducer = self._failover and not process.is_worker
-        return is_reducer and process.ended_ns is not None and (process.code > 128 or process.code == LOST)
+        if process.ended_ns is None:
+            return False
+        if process.is_worker:
+            failed = sum(other.failed() for other in self._processes if other.is_worker)
+            left = sum(other.is_worker for other in self._processes) - failed
+            is_wrong = process.code in USAGE_CODES  # it would be in all workers
+            return self._least_workers is not None and process.failed() and not is_wrong and left >= self._least_workers
+        if process.is_coordinator:
+            starts = sum(other.is_coordinator for other in self._processes)
+            return process.code > 128 and starts <= _MOST_COORDINATORS
+        return self._failover and (process.code > 128 or process.code == LOST)
 
     def _failures(self) -> list[Process]:
         return [process for process in self._processes if process.failed() and not self._can_be_lost(process)]
@@ -253,7 +277,7 @@ class Attempt:
         # If every failure so far names another process's end as its cause, that process may be about to end.
         self._run_until(lambda: bool(self.signals) or self._children_ended() or is_known(self._dead()), self._stop_s)
         failures = self._dead()
-        culprit, lasting = find_culprit(failures, self._lost_reducers), find_lasting(failures)
+        culprit, lasting = find_culprit(failures, self._lost), find_lasting(failures)
         if self._workers_ended() and not any(process.is_worker for process in failures):
             lasting = "every worker has done its work"
         running = sum(process.ended_ns is None for process in self._processes)

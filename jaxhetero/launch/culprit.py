@@ -12,7 +12,7 @@ from jaxhetero.launch.process import Process
 _LOSSES = {WorkerLost.__name__: ("worker", r"rank (\d+)"), ReducerLost.__name__: ("reducer", r"reducer (\d+)")}
 # Exit codes for a wrong command line: 2 of Python, click, argparse and our own commands; 126 and 127 of a shell that
 # cannot run a command.
-_USAGE_CODES = (2, 126, 127)
+USAGE_CODES = (2, 126, 127)
 _CONFIG_ERROR = re.compile(rf"(\w+\.)*{ConfigError.__name__}: ")
 
 
@@ -21,14 +21,14 @@ def is_known(failures: Sequence[Process]) -> bool:
     return not all(map(_accused, failures))
 
 
-def find_culprit(failures: Sequence[Process], lost_reducers: Sequence[Process]) -> Process:
+def find_culprit(failures: Sequence[Process], lost: Sequence[Process]) -> Process:
     """The process whose end made the others fail, as far as exit codes and logs tell.
 
-    The job went on without ``lost_reducers``. They are the cause only if no failed process names a worker.
+    The job went on without ``lost``, reducers or workers. They are the cause only if no failed process names a worker.
     """
     accused = set().union(*map(_accused, failures))
     if not is_known(failures) and not any(name.startswith("worker") for name in accused):
-        failures = [*failures, *lost_reducers]
+        failures = [*failures, *lost]
 
     def order(process: Process) -> tuple[bool, bool, bool, int]:
         assert process.ended_ns is not None
@@ -41,7 +41,7 @@ def find_culprit(failures: Sequence[Process], lost_reducers: Sequence[Process]) 
 def find_lasting(failures: Sequence[Process]) -> str:
     """The reason of a failure that would come again after a restart; empty if there is none."""
     for process in failures:
-        if process.code in _USAGE_CODES:
+        if process.code in USAGE_CODES:
             return f"{process.name} exited with code {process.code}, which stands for a wrong command line or setting"
         if any(map(_CONFIG_ERROR.match, process.tail())):
             return f"{process.name} raised {ConfigError.__name__}"

@@ -18,7 +18,7 @@ from jaxhetero.config import Config, read_environment, write_environment
 from jaxhetero.doctor.status import job_file
 from jaxhetero.errors import ConfigError
 from jaxhetero.launch.attempt import Attempt, End
-from jaxhetero.launch.process import signal_name
+from jaxhetero.launch.process import COORDINATOR, signal_name
 from jaxhetero.launch.terminal import Display, show_count
 from jaxhetero.launch.timeline import JobTimeline
 
@@ -47,8 +47,10 @@ class Job:
     reducer_count: int = 0
     """How many reducers are processes of their own. 0: each worker runs one itself."""
     colocated_count: int | None = None
+    elastic: str = ""
+    """``"MIN:MAX"``: the job goes on without workers that are lost, and its coordinator is a process of its own."""
     coordinator_port: int = 0
-    """The port of rank 0. 0: any free one."""
+    """The port of rank 0, or of that process. 0: any free one."""
     log_dir: Path | None = None
     """The folder for the logs. Default: a new one in ``jaxhetero-logs``, named after the time."""
     metrics_port: int = 0
@@ -57,6 +59,7 @@ class Job:
     """The file for a trace of all rounds of all workers, written at the end."""
     start_timeout_ms: int | None = None
     timeout_ms: int | None = None
+    lost_after_ms: int | None = None
     stop_timeout_ms: int = 10_000
     """How long processes may take to end after a signal to end, before they are killed."""
     max_restarts: int = 0
@@ -81,8 +84,10 @@ class Job:
 
     def commands(self) -> dict[str, Sequence[str]]:
         """The command of each process, by the name of the process: "worker 0", "reducer 1"."""
-        reducer = (sys.executable, "-m", "jaxhetero", "reducer")
+        own = (sys.executable, "-m", "jaxhetero")
+        reducer = (*own, "reducer")
         return {
+            **({COORDINATOR: (*own, "coordinator")} if self.elastic else {}),
             **{f"reducer {number}": (*reducer, "--number", str(number)) for number in range(self.reducer_count)},
             **{f"worker {rank}": self.command for rank in range(self.worker_count)},
         }
@@ -95,7 +100,7 @@ class Job:
         }
         for offset, settings in enumerate(own.values()):
             settings["metrics_port"] = self.metrics_port and self.metrics_port + offset
-        return own
+        return own | {COORDINATOR: {}}
 
     def settings(self, coordinator: str, token: str, restart_count: int) -> dict[str, str | int]:
         """The settings that all processes of the job share, by the names of ``Config``."""
@@ -113,6 +118,10 @@ class Job:
             settings["start_timeout_ms"] = self.start_timeout_ms
         if self.timeout_ms is not None:
             settings["timeout_ms"] = self.timeout_ms
+        if self.lost_after_ms is not None:
+            settings["lost_after_ms"] = self.lost_after_ms
+        if self.elastic:
+            settings["elastic"] = self.elastic
         # Find a bad setting here, also one of the environment, and not once more in each process.
         config: dict[str, Any] = dict(read_environment(write_environment(settings | {"rank": 0})))
         Config(**config)

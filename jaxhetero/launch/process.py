@@ -13,6 +13,9 @@ from pathlib import Path
 from jaxhetero.launch.guard import Guard
 from jaxhetero.launch.terminal import last_lines
 
+COORDINATOR = "coordinator"
+"""The name of the process that coordinates an elastic job."""
+
 _TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
 
@@ -31,8 +34,13 @@ class Process:
 
     @property
     def is_worker(self) -> bool:
-        """Whether it is one of the job's workers; else it is a reducer."""
+        """Whether it is one of the job's workers; else it is a reducer or the coordinator."""
         return self.name.startswith("worker")
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether it coordinates an elastic job."""
+        return self.name == COORDINATOR
 
     @property
     def code(self) -> int:
