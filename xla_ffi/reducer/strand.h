@@ -43,7 +43,7 @@ class ReducerStrand final : private ConnectionOwner {
     std::function<void()> on_quiet;            // called once, when no worker is connected any more after close_down()
     std::function<void(const Lost&)> on_lost;  // a reducer that backs this one up is lost
     std::function<void(const Accusation&)> on_breach = {};  // a worker of an elastic job has broken the protocol
-    std::function<void(const Settled&)> on_settled;  // what this strand keeps is backed up
+    std::function<void(const Settled&)> on_settled;         // what this strand keeps is backed up
   };
 
   // `log` outlives the strand. The reducer has heard of the job in `view`.
