@@ -155,7 +155,8 @@ def write_json(
     **more: object,
 ) -> None:
     """Write the figures of a run and its circumstances as JSON. ``more`` are further fields."""
-    shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    # Of files their names: folders are those of one machine.
+    shown = {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
     content = {
         "schema_version": SCHEMA_VERSION,
         "benchmark": benchmark,
