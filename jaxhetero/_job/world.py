@@ -211,7 +211,8 @@ def initialize(
       host, interface: the address, or the network interface, at which others reach this process.
       start_timeout_ms, timeout_ms: how long the start, and a round without progress, may take, in milliseconds.
       chunk_bytes, window_chunks: the unit of pipelining, and how many of them are under way to one reducer.
-      checksum, failover, measure_rates, shared_memory: what the job trades.
+      checksum, failover, measure_rates, shared_memory: whether frames have checksums, a reducer may be lost, links are
+        measured at the start, and processes of one host share memory.
       strands: how many cores each process uses to move and to sum bytes.
       elastic, lost_after_ms: whether the job goes on without workers that are lost, and after how long a silence, in
         milliseconds, a process is.
