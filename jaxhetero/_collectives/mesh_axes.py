@@ -88,7 +88,7 @@ def classify(axis_name: AxisName, label: str, ranks: Sequence[int] | None = None
 
     A JAX process whose mesh has only its own devices reduces over all of ``axis_name`` and over the workers. In a
     global mesh, made with ``jax.distributed``, the workers' axis is the first axis with as many devices as there are
-    workers, or else with a multiple of that. ``make_lanes`` checks that when the program is compiled.
+    workers, or else with a multiple of that. ``make_columns`` checks that when the program is compiled.
     """
     if ranks is not None:
         return classify_group(ranks, axis_name, label)
@@ -155,20 +155,20 @@ def is_in_rank_order(mesh: Mesh, worker_axis: str | None, devices_along: int) ->
     return isinstance(mesh, jax.sharding.Mesh) and _is_ordered(_owners(_rows(mesh, worker_axis, devices_along)))
 
 
-def make_lanes(
+def make_columns(
     mesh: Mesh, worker_axis: str | None, devices_along: int, label: str, *, in_order: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The device ids of ``mesh`` and the lane of each device: int64 arrays, empty where one device needs no lane.
+    """The device ids of ``mesh`` and the column of each device: int64 arrays, empty where one device needs no column.
 
-    The devices of a lane, one in each worker, reduce together. ``in_order``: the next worker along ``worker_axis`` must
-    be the next rank, which a sum does not need. ``devices_along``: as in ``ReducedAxes``.
+    The devices of a column, one in each worker, reduce together. ``in_order``: the next worker along ``worker_axis``
+    must be the next rank, which a sum does not need. ``devices_along``: as in ``ReducedAxes``.
     """
     if mesh is None or mesh.size == 1:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if isinstance(mesh, jax.sharding.AbstractMesh):
         if devices_along == 1 and mesh.size == mesh.shape.get(worker_axis, 1) and not in_order:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)  # one device of each worker: one lane
-        # Without lanes, a device would reduce with any device of another worker, whichever comes first.
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)  # one device of each worker: one column
+        # Without columns, a device would reduce with any device of another worker, whichever comes first.
         raise ConfigError(
             f"{label}: of the mesh of this jax.shard_map only the shape is known, and not which device is where in it, "
             "as inside another jax.shard_map; call the program in a block of jax.set_mesh(mesh)"

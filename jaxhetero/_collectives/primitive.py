@@ -17,7 +17,7 @@ from jax.interpreters import ad, mlir
 from jaxhetero._collectives import rules
 from jaxhetero._collectives.axis_groups import AxisGroups
 from jaxhetero._collectives.kinds import Kind as Kind
-from jaxhetero._collectives.mesh_axes import make_lanes
+from jaxhetero._collectives.mesh_axes import make_columns
 from jaxhetero._collectives.wire_dtypes import is_float8, wire_bytes
 from jaxhetero._compat import (
     is_computed,
@@ -63,7 +63,7 @@ class CallAttributes:
     state: np.ndarray
     update: np.ndarray
     device_ids: np.ndarray
-    device_lanes: np.ndarray
+    device_columns: np.ndarray
 
 
 def all_reduce(
@@ -279,11 +279,11 @@ def attributes_of(
             "before the call; use it inside jax.shard_map over all mesh axes, with the workers' axis as axis_name"
         )
     mesh = program_mesh(ctx)
-    ids, lanes = make_lanes(mesh, axis_name, devices_along, label, in_order=kind in _IN_RANK_ORDER or group != ())
+    ids, columns = make_columns(mesh, axis_name, devices_along, label, in_order=kind in _IN_RANK_ORDER or group != ())
     if by_number_on_host and isinstance(mesh, jax.sharding.Mesh):
         numbers = {device.id: device.local_hardware_id for device in mesh.local_devices}
         own = np.isin(ids, list(numbers))
-        ids, lanes = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), lanes[own]
+        ids, columns = np.array([numbers[id_] for id_ in ids[own].tolist()], np.int64), columns[own]
     return CallAttributes(
         label=label,
         place=np.int64(place_in_program(ctx, (label, group))),
@@ -296,7 +296,7 @@ def attributes_of(
         state=np.zeros(0, np.int64),
         update=np.zeros(0, np.uint8),
         device_ids=ids,
-        device_lanes=lanes,
+        device_columns=columns,
     )
 
 

@@ -211,11 +211,12 @@ def _attributes_of(ctx: Any, call: StateCall, *, by_number_on_host: bool = False
         group=(),
         by_number_on_host=by_number_on_host,
     )
-    lane_count = 1 + int(attributes.device_lanes.max(initial=0))
-    if lane_count != call.devices.count:
+    column_count = 1 + int(attributes.device_columns.max(initial=0))
+    if column_count != call.devices.count:
         raise ConfigError(
-            f"{call.label}: the mesh has {lane_count} devices of each worker, and axis_name names {call.devices.count} "
-            "of them; an optimizer on reducers takes the gradients of all: name all axes of the mesh"
+            f"{call.label}: the mesh has {column_count} devices of each worker, and axis_name names "
+            f"{call.devices.count} of them; an optimizer on reducers takes the gradients of all: "
+            "name all axes of the mesh"
         )
     state = [call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up, call.caller]
     return replace(attributes, state=np.array(state, np.int64), update=np.frombuffer(call.update, np.uint8))

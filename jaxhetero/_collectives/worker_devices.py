@@ -37,7 +37,7 @@ class WorkerDevices:
 
     @property
     def own_number(self) -> jax.Array:
-        """The number of this device among those of its worker, which is its lane: see ``mesh_axes.make_lanes``."""
+        """The number of this device among those of its worker, which is its column: see ``mesh_axes.make_columns``."""
         number = jnp.int32(0) if self.along == 1 else jax.lax.axis_index(self.worker_axis) % self.along
         for name in self.axes:
             number = number * jax.lax.axis_size(name) + jax.lax.axis_index(name)

@@ -108,7 +108,7 @@ Leaves in_rows(const std::vector<iovec>& buffers, size_t row_count) {
   return leaves;
 }
 
-// Number, slots, slot, whether it resumes, whether it is backed up, and the lane of the device that makes the call.
+// Number, slots, slot, whether it resumes, whether it is backed up, and the column of the device that makes the call.
 void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   const std::vector<uint64_t> state(attributes.state.begin(), attributes.state.end());
   if (state.size() != 6) return;
@@ -128,11 +128,11 @@ void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
 }  // namespace
 
 uint64_t op_of_device(const CallSite& site, int32_t device) {
-  const auto lane = site.lanes.find(device);
-  if (lane == site.lanes.end() || lane->second == 0) return site.op;
+  const auto column = site.columns.find(device);
+  if (column == site.columns.end() || column->second == 0) return site.op;
   Hash hash;
   hash.add(site.op);
-  hash.add(static_cast<uint64_t>(lane->second));
+  hash.add(static_cast<uint64_t>(column->second));
   return hash.value();
 }
 
@@ -180,19 +180,19 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
   site.worker_count = attributes.worker_count;
   site.group.assign(attributes.group.begin(), attributes.group.end());
   describe_state(site, attributes);
-  int64_t last_lane = 0;
-  for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_lanes.size()); ++i) {
-    site.lanes.emplace(attributes.device_ids.begin()[i], attributes.device_lanes.begin()[i]);
-    last_lane = std::max(last_lane, attributes.device_lanes.begin()[i]);
+  int64_t last_column = 0;
+  for (size_t i = 0; i < std::min(attributes.device_ids.size(), attributes.device_columns.size()); ++i) {
+    site.columns.emplace(attributes.device_ids.begin()[i], attributes.device_columns.begin()[i]);
+    last_column = std::max(last_column, attributes.device_columns.begin()[i]);
   }
-  if (uses_state(site.kind) && last_lane > 0) site.outcomes = std::make_unique<SharedOutcomes>(last_lane);
+  if (uses_state(site.kind) && last_column > 0) site.outcomes = std::make_unique<SharedOutcomes>(last_column);
   Hash hash;
   hash.add(site.label);
   hash.add(static_cast<uint64_t>(attributes.place));
   if (!site.group.empty()) site.site = hash.value();
   for (const uint32_t rank : site.group) hash.add(uint64_t{rank});
   // XLA does not run programs of one device and of several in the order in which they are launched.
-  if (last_lane > 0) hash.add(static_cast<uint64_t>(last_lane));
+  if (last_column > 0) hash.add(static_cast<uint64_t>(last_column));
   if (uses_state(site.kind)) {
     for (const uint64_t part : {uint64_t(site.kind), site.state.number, uint64_t{site.state.slot}}) hash.add(part);
   }
@@ -205,8 +205,8 @@ void describe_call_site(CallSite& site, const CallSiteAttributes& attributes) {
 
 bool is_made_elsewhere(const CallSite& site, int32_t device) {
   if (site.outcomes == nullptr) return false;
-  const auto lane = site.lanes.find(device);
-  return lane != site.lanes.end() && lane->second != site.caller;
+  const auto column = site.columns.find(device);
+  return column != site.columns.end() && column->second != site.caller;
 }
 
 Result<std::shared_ptr<Communicator>> communicator_for(const CallSite& site) {

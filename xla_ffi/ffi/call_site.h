@@ -34,10 +34,10 @@ struct CallSite {
   std::vector<uint32_t> group;      // the group of the OpSpec, like the next two
   uint64_t site = 0;
   StateUse state;
-  std::shared_ptr<const Bytes> update;         // the encoded UpdateDescription of a measure or an update
-  std::unordered_map<int64_t, int64_t> lanes;  // keyed by device; empty outside a mesh
-  int64_t caller = 0;                          // the lane of the device that makes a call about a state
-  std::unique_ptr<SharedOutcomes> outcomes;    // set where the devices of other lanes share what comes of the call
+  std::shared_ptr<const Bytes> update;           // the encoded UpdateDescription of a measure or an update
+  std::unordered_map<int64_t, int64_t> columns;  // keyed by device; empty outside a mesh
+  int64_t caller = 0;                            // the column of the device that makes a call about a state
+  std::unique_ptr<SharedOutcomes> outcomes;      // set where the devices of other columns share what comes of the call
   std::once_flag described;
   std::string description;
 };
@@ -55,7 +55,7 @@ struct CallSiteAttributes {
   xla::ffi::Span<const int64_t> state;  // a StateUse, as describe_state() reads it; or empty
   xla::ffi::Span<const uint8_t> update;
   xla::ffi::Span<const int64_t> device_ids;
-  xla::ffi::Span<const int64_t> device_lanes;
+  xla::ffi::Span<const int64_t> device_columns;
 };
 
 // The declaration of the attributes by name; calls `visit(name, member)` for each.
@@ -72,7 +72,7 @@ void for_each_attribute(Visit&& visit) {
   visit("state", &CallSiteAttributes::state);
   visit("update", &CallSiteAttributes::update);
   visit("device_ids", &CallSiteAttributes::device_ids);
-  visit("device_lanes", &CallSiteAttributes::device_lanes);
+  visit("device_columns", &CallSiteAttributes::device_columns);
 }
 
 // An error names the attribute that is missing, or of another type.
@@ -92,7 +92,7 @@ xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate(xla::ffi::Dictionary dictio
 
 inline auto bind_instantiate() { return xla::ffi::Ffi::BindInstantiate().Attrs(); }
 
-// Each device of a worker reduces with the devices of the same lane of the other workers, as an op of its own.
+// Each device of a worker reduces with the devices of the same column of the other workers, as an op of its own.
 uint64_t op_of_device(const CallSite& site, int32_t device);
 
 // Whether another device of this worker makes the call.
