@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from jaxhetero._collectives.exchanges import pshuffle as pshuffle
     from jaxhetero._collectives.exchanges import pswapaxes as pswapaxes
     from jaxhetero._collectives.participants import Who as Who
-    from jaxhetero._job.world import Metrics as Metrics
-    from jaxhetero._job.world import RoundTimes as RoundTimes
+    from jaxhetero._job.counts import Metrics as Metrics
+    from jaxhetero._job.counts import RoundTimes as RoundTimes
+    from jaxhetero._job.counts import metrics as metrics
+    from jaxhetero._job.counts import timeline as timeline
+    from jaxhetero._job.counts import write_timeline as write_timeline
     from jaxhetero._job.world import check as check
     from jaxhetero._job.world import initialize as initialize
-    from jaxhetero._job.world import metrics as metrics
     from jaxhetero._job.world import rank as rank
     from jaxhetero._job.world import restart_count as restart_count
     from jaxhetero._job.world import shutdown as shutdown
     from jaxhetero._job.world import size as size
-    from jaxhetero._job.world import timeline as timeline
-    from jaxhetero._job.world import write_timeline as write_timeline
     from jaxhetero._offload.api import offload as offload
     from jaxhetero.optimizers import all_reduce_gradients as all_reduce_gradients
 
@@ -82,17 +82,17 @@ _HOMES = {
     "offload": "_offload.api",
     "all_reduce_gradients": "optimizers",
     "best_time_s": "_collectives.best_time",
-    "Metrics": "_job.world",
-    "RoundTimes": "_job.world",
+    "Metrics": "_job.counts",
+    "RoundTimes": "_job.counts",
     "check": "_job.world",
     "initialize": "_job.world",
-    "metrics": "_job.world",
+    "metrics": "_job.counts",
     "rank": "_job.world",
     "restart_count": "_job.world",
     "shutdown": "_job.world",
     "size": "_job.world",
-    "timeline": "_job.world",
-    "write_timeline": "_job.world",
+    "timeline": "_job.counts",
+    "write_timeline": "_job.counts",
 }
 
 _MODULES = ("optimizers", "pipeline")

@@ -5,113 +5,30 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import itertools
 import os
-import secrets
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from jaxhetero._job.cores import memory_nodes, worker_strands
-from jaxhetero._job.launchers import describe_launcher, read_worker
 from jaxhetero._job.lookup import await_name
-from jaxhetero._job.ports import reserve_port
-from jaxhetero.config import Config, cuda_stand_in, host_name, rail_addresses, read_environment
+from jaxhetero._job.settings import make_config, refuse_several_processes
+from jaxhetero.config import Config, cuda_stand_in, rail_addresses
 from jaxhetero.errors import ConfigError, JaxheteroError, NotInitializedError, from_status
-from jaxhetero.watching import trace
 from jaxhetero.watching.exporter import Exporter
 from jaxhetero.watching.native_log import EventPump, logger
-from jaxhetero.watching.rounds_file import RoundsFile, wall_offset_us
+from jaxhetero.watching.rounds_file import RoundsFile
 from jaxhetero.watching.watched import watch_reducer, watch_worker
 
 if TYPE_CHECKING:
     from jaxhetero._native import Communicator, ReducerServer, Status
 
-# Counts that metrics() adds up over a worker and the reducer in its process.
-_SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
 _GLANCE_S = 0.002
-# What all processes of several have in common.
-_MEETING = {"worker_count", "coordinator", "token"}
-_HOW_TO_MEET = (
-    "give initialize() a rank, worker_count, coordinator and token, or set JAXHETERO_RANK, JAXHETERO_WORKER_COUNT, "
-    "JAXHETERO_COORDINATOR and JAXHETERO_TOKEN, or start the workers with `jaxhetero launch`, "
-    "`jaxhetero slurm` or jaxhetero.cluster.ray"
-)
-_HOW_TO_BE_ALONE = "if this worker is meant to be alone, give alone=True or set JAXHETERO_ALONE=1"
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Counts of one worker since ``initialize()``. Names end in their unit: ``_bytes``, ``_us``, ``_count``.
-
-    Example:
-      The goodput of a training run so far, in MB/s:
-
-      >>> metrics = jaxhetero.Metrics(sent_bytes=3_000_000, busy_us=500_000)
-      >>> metrics.sent_bytes / metrics.busy_us
-      6.0
-    """
-
-    sent_bytes: int = 0
-    """Bytes given to the network or to shared memory, headers and handshakes included."""
-    received_bytes: int = 0
-    """Bytes taken from the network or from shared memory, headers and handshakes included."""
-    channel_sent_bytes: int = 0
-    """Part of ``sent_bytes``: what went to other workers over channels, which a pipeline uses."""
-    channel_received_bytes: int = 0
-    """Part of ``received_bytes``: what came from other workers over channels."""
-    round_count: int = 0
-    """Completed rounds; one for each bucket of each collective that ran."""
-    bucket_bytes: int = 0
-    """The sizes of these rounds' buckets on the wire, added up."""
-    busy_us: int = 0
-    """Microseconds during which at least one round was in flight."""
-    view_count: int = 0
-    """Changes of the reducers: how often a reducer was lost or joined after the start."""
-    kept_bytes: int = 0
-    """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
-    live_reducer_count: int = 0
-    """Reducers that take part now."""
-    shared_connection_count: int = 0
-    """Connections to reducers, and for channels, on this host that moved to shared memory."""
-    lent_bytes: int = 0
-    """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
-    refused_count: int = 0
-    """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
-    include the reducer in this process."""
-    bad_frame_count: int = 0
-    """Connections that ended because the peer broke the protocol."""
-    checksum_mismatch_count: int = 0
-    """Part of ``bad_frame_count``: the last frame was damaged; see ``Config.checksum``."""
-
-
-class RoundTimes(NamedTuple):
-    """The stages of one round on this worker, in seconds of ``time.monotonic()``.
-
-    Example:
-      >>> times = jaxhetero.RoundTimes("grads (float32[8])", 0, 32, 1.00, 1.01, 1.02, 1.05)
-      >>> round(times.end_s - times.requested_s, 3)
-      0.05
-    """
-
-    op: str
-    """The op's name in messages, with the shapes of its bucket."""
-    round: int
-    bytes: int
-    """The size of the bucket on the wire."""
-    requested_s: float
-    """The program had computed the operands."""
-    first_push_s: float
-    """The worker began to push the first chunk."""
-    first_result_s: float
-    """The first chunk of the total had arrived."""
-    end_s: float
-    """The whole total had arrived."""
 
 
 @dataclass(frozen=True)
@@ -241,12 +158,12 @@ def initialize(
     with _current.lock, contextlib.ExitStack() as held:
         if _current.world is not None:
             raise ConfigError("jaxhetero is initialized already; call jaxhetero.shutdown() first to start anew")
-        config = _make_config(settings, held)
+        config = make_config(settings, held)
         # Not by the first program with a collective: JAX would compile that program again at its second call, because
         # of settings in the modules of JAX that are imported with it (pallas, which jax.extend imports; seen in 0.12).
         importlib.import_module("jaxhetero._compat")
         if config.elastic:
-            _refuse_several_processes()
+            refuse_several_processes()
         if config.worker_count == 1 and config.reducer_count == 0:
             _current.world = World(config)
             return
@@ -398,77 +315,6 @@ def restart_count() -> int:
     return _settings().restart_count
 
 
-def metrics() -> Metrics:
-    """The counts of this worker so far; all zero in a world of one. Does not block.
-
-    Raises:
-      NotInitializedError: before ``initialize()``.
-
-    Example:
-      >>> jaxhetero.metrics().round_count
-      0
-    """
-    world = current()
-    if world._communicator is None:
-        return Metrics()
-    counts = world._communicator.metrics()
-    if world._reducer is not None:
-        for name, count in world._reducer.metrics().items():
-            if name in _SUMMED:
-                counts[name] += count
-    return Metrics(**{field.name: counts[field.name] for field in fields(Metrics)})
-
-
-def timeline() -> list[RoundTimes]:
-    """The latest rounds of this worker, at most 4096, in the order in which they ended; none in a world of one.
-
-    Does not block.
-
-    Raises:
-      NotInitializedError: before ``initialize()``.
-
-    Example:
-      >>> jaxhetero.timeline()
-      []
-    """
-    communicator = current()._communicator
-    return [] if communicator is None else [RoundTimes(*record[:7]) for record in communicator.timeline()[1]]
-
-
-def write_timeline(path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
-    """Write the rounds of ``timeline()`` as a trace for https://ui.perfetto.dev.
-
-    It has a track for each op, with its rounds and their stages, and one for each reducer, with its part of each round.
-    ``jaxhetero launch --timeline FILE`` writes such a trace of all workers and all rounds.
-
-    Args:
-      path: the file to write, in Chrome's JSON. It is replaced as a whole or not at all.
-      profile: a folder that ``jax.profiler.trace()`` has written in this process. The trace then has the events of its
-        latest run too, and of the rounds those since it began, all in microseconds since then. Otherwise times are
-        microseconds since 1970.
-
-    Does not block, but for the time of writing. A world of one has no rounds.
-
-    Raises:
-      ConfigError: the file cannot be written, or there is no profile in the folder.
-      NotInitializedError: before ``initialize()``.
-
-    Example:
-      >>> import json, pathlib
-      >>> jaxhetero.write_timeline("rounds.json")
-      >>> sorted(json.loads(pathlib.Path("rounds.json").read_text()))
-      ['displayTimeUnit', 'otherData', 'traceEvents']
-    """
-    world = current()
-    taken = trace.read_profile(Path(profile)) if profile is not None else trace.Profile(0, [])
-    offset_us = wall_offset_us() - taken.start_us
-    worker = trace.WorkerTrace(0, f"worker {world.rank} (host {host_name()})", offset_us)
-    records = [] if world._communicator is None else world._communicator.timeline()[1]
-    rounds = (event for record in records if worker.begins(record) >= 0 for event in worker.round(record))
-    with trace.replacing(Path(path)) as part:
-        trace.write_events(part, itertools.chain(worker.head(), rounds, taken.events), {})
-
-
 def check() -> None:
     """Raise the error that ended the job, if there is one. Does not block.
 
@@ -489,84 +335,6 @@ def check() -> None:
 
     _check(communicator.failure())
     _check(_native.cuda_failure())
-
-
-def _make_config(settings: dict[str, Any], held: contextlib.ExitStack) -> Config:
-    """``held`` gets what must stay until the job has started."""
-    given: dict[str, Any] = {**read_environment(), **settings}
-    if not given.get("alone"):
-        told = _from_launcher(given)
-        if "rank" not in given and "worker_count" not in given:
-            told |= _from_jax_distributed(told | given, held)
-        given = told | given
-        _refuse_accidents(given)
-    return Config(**given)
-
-
-def _from_launcher(given: dict[str, Any]) -> dict[str, Any]:
-    """What the launcher that started this process tells, unless ``given`` speaks of other workers than the launcher."""
-    told = read_worker()
-    count = given.get("worker_count")
-    if count is None or (count != 1 and told.get("worker_count", count) == count):
-        return told
-    return {name: value for name, value in told.items() if name == "restart_count"}
-
-
-def _refuse_accidents(given: dict[str, Any]) -> None:
-    """``ConfigError`` for a world of one that nobody has asked for, and for several workers of rank 0."""
-    partly = [name for name in ("rank", "reducer_count", "colocated_count", "coordinator") if name in given]
-    if given.get("worker_count") != 1 and not given.keys() >= _MEETING and (told := describe_launcher()):
-        lack = "they have no job token" if "coordinator" in given else "no setting says how they meet"
-        raise ConfigError(
-            f"this process is one of several, because {told}; but {lack}: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}"
-        )
-    if "worker_count" not in given and partly:
-        raise ConfigError(f"{', '.join(partly)} given, but no worker_count: {_HOW_TO_MEET}; {_HOW_TO_BE_ALONE}")
-    if given.get("worker_count", 1) != 1 and "rank" not in given:
-        raise ConfigError(f"worker_count is {given['worker_count']}, but there is no rank: {_HOW_TO_MEET}")
-
-
-def _refuse_several_processes() -> None:
-    """``ConfigError`` for an elastic job under ``jax.distributed``."""
-    import jax
-
-    from jaxhetero import _compat
-
-    if jax.distributed.is_initialized() and _compat.distributed_place()[1] > 1:
-        raise ConfigError(
-            "elastic is set, and this process is one of several of jax.distributed, whose service ends all of them "
-            "when one dies; let each worker be a JAX process by itself, without jax.distributed.initialize()"
-        )
-
-
-def _from_jax_distributed(given: dict[str, Any], held: contextlib.ExitStack) -> dict[str, Any]:
-    """Rank and number of workers as ``jax.distributed`` has them, and a meeting point agreed on through it.
-
-    Dedicated reducers do not run JAX: where there are any, coordinator and token must be given.
-    """
-    import jax
-
-    if not jax.distributed.is_initialized():
-        return {}
-    from jaxhetero import _compat
-
-    rank, worker_count = _compat.distributed_place()
-    if worker_count == 1:
-        return {}
-    found: dict[str, Any] = {"rank": rank, "worker_count": worker_count}
-    if given.get("reducer_count") or given.keys() >= {"coordinator", "token"}:
-        return found
-    key = "jaxhetero/coordinator"
-    if rank == 0:
-        coordinator = given.get("coordinator")
-        if not coordinator:
-            host = _compat.distributed_coordinator().rpartition(":")[0]
-            port = held.enter_context(reserve_port(0, host.strip("[]"))).getsockname()[1]
-            coordinator = f"{host}:{port}"
-        _compat.distributed_publish(key, f"{coordinator} {given.get('token') or secrets.token_hex(32)}")
-    timeout_ms = int(given.get("start_timeout_ms", Config.start_timeout_ms))
-    found["coordinator"], found["token"] = _compat.distributed_read(key, timeout_ms).split()
-    return found
 
 
 def _start(config: Config) -> World:

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from jaxhetero._job.launchers import first_host, read_process_count, read_reducer, read_worker
-from jaxhetero._job.world import _make_config
+from jaxhetero._job.settings import make_config
 from jaxhetero.errors import ConfigError
 
 HETEROGENEOUS = {
@@ -88,7 +88,7 @@ def settle(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], **settings:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with contextlib.ExitStack() as held:
-        config = _make_config(settings, held)
+        config = make_config(settings, held)
     return config.rank, config.worker_count, config.coordinator, config.restart_count
 
 

@@ -16,7 +16,7 @@ from jaxhetero import _native, _simulator, config
 from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes
-from jaxhetero._job.world import Metrics
+from jaxhetero._job.counts import Metrics
 from jaxhetero.config import Config, CoordinatorConfig, ReducerConfig
 from jaxhetero.simulator import job as simulator_job
 

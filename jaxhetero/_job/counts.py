@@ -1,0 +1,157 @@
+"""What this process has counted: its metrics, and the times of its latest rounds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxhetero._job.world import current
+from jaxhetero.config import host_name
+from jaxhetero.watching import trace
+from jaxhetero.watching.rounds_file import wall_offset_us
+
+# Counts that metrics() adds up over a worker and the reducer in its process.
+_SUMMED = {"refused_count", "bad_frame_count", "checksum_mismatch_count"}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Counts of one worker since ``initialize()``. Names end in their unit: ``_bytes``, ``_us``, ``_count``.
+
+    Example:
+      The goodput of a training run so far, in MB/s:
+
+      >>> metrics = jaxhetero.Metrics(sent_bytes=3_000_000, busy_us=500_000)
+      >>> metrics.sent_bytes / metrics.busy_us
+      6.0
+    """
+
+    sent_bytes: int = 0
+    """Bytes given to the network or to shared memory, headers and handshakes included."""
+    received_bytes: int = 0
+    """Bytes taken from the network or from shared memory, headers and handshakes included."""
+    channel_sent_bytes: int = 0
+    """Part of ``sent_bytes``: what went to other workers over channels, which a pipeline uses."""
+    channel_received_bytes: int = 0
+    """Part of ``received_bytes``: what came from other workers over channels."""
+    round_count: int = 0
+    """Completed rounds; one for each bucket of each collective that ran."""
+    bucket_bytes: int = 0
+    """The sizes of these rounds' buckets on the wire, added up."""
+    busy_us: int = 0
+    """Microseconds during which at least one round was in flight."""
+    view_count: int = 0
+    """Changes of the reducers: how often a reducer was lost or joined after the start."""
+    kept_bytes: int = 0
+    """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
+    live_reducer_count: int = 0
+    """Reducers that take part now."""
+    shared_connection_count: int = 0
+    """Connections to reducers, and for channels, on this host that moved to shared memory."""
+    lent_bytes: int = 0
+    """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
+    refused_count: int = 0
+    """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
+    include the reducer in this process."""
+    bad_frame_count: int = 0
+    """Connections that ended because the peer broke the protocol."""
+    checksum_mismatch_count: int = 0
+    """Part of ``bad_frame_count``: the last frame was damaged; see ``Config.checksum``."""
+
+
+class RoundTimes(NamedTuple):
+    """The stages of one round on this worker, in seconds of ``time.monotonic()``.
+
+    Example:
+      >>> times = jaxhetero.RoundTimes("grads (float32[8])", 0, 32, 1.00, 1.01, 1.02, 1.05)
+      >>> round(times.end_s - times.requested_s, 3)
+      0.05
+    """
+
+    op: str
+    """The op's name in messages, with the shapes of its bucket."""
+    round: int
+    bytes: int
+    """The size of the bucket on the wire."""
+    requested_s: float
+    """The program had computed the operands."""
+    first_push_s: float
+    """The worker began to push the first chunk."""
+    first_result_s: float
+    """The first chunk of the total had arrived."""
+    end_s: float
+    """The whole total had arrived."""
+
+
+def metrics() -> Metrics:
+    """The counts of this worker so far; all zero in a world of one. Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.metrics().round_count
+      0
+    """
+    world = current()
+    if world._communicator is None:
+        return Metrics()
+    counts = world._communicator.metrics()
+    if world._reducer is not None:
+        for name, count in world._reducer.metrics().items():
+            if name in _SUMMED:
+                counts[name] += count
+    return Metrics(**{field.name: counts[field.name] for field in fields(Metrics)})
+
+
+def timeline() -> list[RoundTimes]:
+    """The latest rounds of this worker, at most 4096, in the order in which they ended; none in a world of one.
+
+    Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.timeline()
+      []
+    """
+    communicator = current()._communicator
+    return [] if communicator is None else [RoundTimes(*record[:7]) for record in communicator.timeline()[1]]
+
+
+def write_timeline(path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
+    """Write the rounds of ``timeline()`` as a trace for https://ui.perfetto.dev.
+
+    It has a track for each op, with its rounds and their stages, and one for each reducer, with its part of each round.
+    ``jaxhetero launch --timeline FILE`` writes such a trace of all workers and all rounds.
+
+    Args:
+      path: the file to write, in Chrome's JSON. It is replaced as a whole or not at all.
+      profile: a folder that ``jax.profiler.trace()`` has written in this process. The trace then has the events of its
+        latest run too, and of the rounds those since it began, all in microseconds since then. Otherwise times are
+        microseconds since 1970.
+
+    Does not block, but for the time of writing. A world of one has no rounds.
+
+    Raises:
+      ConfigError: the file cannot be written, or there is no profile in the folder.
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> import json, pathlib
+      >>> jaxhetero.write_timeline("rounds.json")
+      >>> sorted(json.loads(pathlib.Path("rounds.json").read_text()))
+      ['displayTimeUnit', 'otherData', 'traceEvents']
+    """
+    world = current()
+    taken = trace.read_profile(Path(profile)) if profile is not None else trace.Profile(0, [])
+    offset_us = wall_offset_us() - taken.start_us
+    worker = trace.WorkerTrace(0, f"worker {world.rank} (host {host_name()})", offset_us)
+    records = [] if world._communicator is None else world._communicator.timeline()[1]
+    rounds = (event for record in records if worker.begins(record) >= 0 for event in worker.round(record))
+    with trace.replacing(Path(path)) as part:
+        trace.write_events(part, itertools.chain(worker.head(), rounds, taken.events), {})
