@@ -48,6 +48,7 @@ void Op::keep_running_round() {
   if (kept_->holds(round.number)) return;  // after a halt the round runs from the kept contribution
   const RoundRequest& request = round.request;
   replay_.op = request.op;
+  replay_.priority = request.priority;
   replay_.sequence = request.sequence;
   replay_.description = request.description;
   replay_.spec = request.spec;

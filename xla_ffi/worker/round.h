@@ -108,7 +108,8 @@ struct RoundOutcome {
 // row.
 struct RoundRequest {
   uint64_t op = 0;
-  uint64_t sequence = 0;       // the number of the call; all workers push rounds of a lower one first
+  int64_t priority = 0;        // all workers push rounds of a lower one first
+  uint64_t sequence = 0;       // the number of the call; of equal priority, rounds of a lower one are pushed first
   int32_t device = 0;          // the device that the call runs on
   std::optional<int64_t> run;  // the run of the program that has the call; XLA numbers runs as they are launched
   std::string description;
@@ -220,8 +221,8 @@ struct Round {
 
   // Of several rounds that run, all workers push the chunks of the same one first: their programs may start rounds in
   // different orders, and a chunk waits at its reducer for those of all workers.
-  using Turn = std::tuple<uint64_t, uint64_t, uint64_t>;  // round, sequence, op
-  [[nodiscard]] Turn turn() const { return {number, request.sequence, request.op}; }
+  using Turn = std::tuple<int64_t, uint64_t, uint64_t, uint64_t>;  // priority, round, sequence, op
+  [[nodiscard]] Turn turn() const { return {request.priority, number, request.sequence, request.op}; }
 
   [[nodiscard]] std::string name() const { return request.description + " round " + std::to_string(number); }
 

@@ -113,6 +113,26 @@ TEST_F(PushRuleTest, HeadersAloneCutARoundAsLittleAsTheyMay) {
   EXPECT_EQ(chunk_bytes(true, ShardPlan({1}, {.chunk_bytes = 4096})), 4096u);
 }
 
+TEST_F(PushRuleTest, AnUrgentRoundWaitsForAWindowAndNotForTheQueue) {
+  Round& long_one = round_of(0, {8});
+  Round& urgent = round_of(1, {2});
+  long_one.request.priority = 2;
+  urgent.request.priority = 1;
+  long_one.request.op = 7;
+  urgent.request.op = 8;
+  QuietLink link(job_);
+  link.start(long_one, 0);
+  link.start(urgent, 0);
+  EXPECT_EQ(link.sent.size(), 4u) << "its own window";
+  link.answer(long_one, 0);
+  link.answer(urgent, 0);
+  link.answer(urgent, 0);
+  EXPECT_EQ(std::ranges::count(link.sent, 8u, &FrameHeader::op), 2);
+  EXPECT_EQ(link.sent[2].op, 8u);
+  EXPECT_EQ(link.sent[3].op, 8u);
+  EXPECT_EQ(link.sent[4].op, 7u) << "once the urgent one has room to spare";
+}
+
 TEST_F(PushRuleTest, PushesTheEarlierRoundFirst) {
   Round& later = round_of(1, {3});
   Round& earlier = round_of(0, {3});
