@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from jaxhetero._collectives.exchanges import pshuffle as pshuffle
     from jaxhetero._collectives.exchanges import pswapaxes as pswapaxes
     from jaxhetero._collectives.participants import Who as Who
+    from jaxhetero._collectives.pending import Pending as Pending
+    from jaxhetero._collectives.pending import psum_done as psum_done
+    from jaxhetero._collectives.pending import psum_start as psum_start
     from jaxhetero._job.counts import Metrics as Metrics
     from jaxhetero._job.counts import RoundTimes as RoundTimes
     from jaxhetero._job.counts import metrics as metrics
@@ -79,6 +82,9 @@ _HOMES = {
     "ppermute": "_collectives.exchanges",
     "pshuffle": "_collectives.exchanges",
     "pswapaxes": "_collectives.exchanges",
+    "Pending": "_collectives.pending",
+    "psum_done": "_collectives.pending",
+    "psum_start": "_collectives.pending",
     "offload": "_offload.api",
     "all_reduce_gradients": "optimizers",
     "best_time_s": "_collectives.best_time",

@@ -28,6 +28,7 @@
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/exchange_handler.h"
 #include "xla_ffi/ffi/host_handler.h"
+#include "xla_ffi/ffi/pending_handler.h"
 #include "xla_ffi/membership/coordinator_server.h"
 #include "xla_ffi/membership/visit.h"
 #include "xla_ffi/reducer/server.h"
@@ -147,6 +148,8 @@ nb::dict declared_names() {
   nb::list coordinator;
   nb::list call;
   nb::list exchange;
+  nb::list start;
+  nb::list done;
   nb::list metrics;
   for_each_setting([&](const char* name, auto) { worker.append(name); });
   for_each_worker_setting([&](const char* name, auto) { worker.append(name); });
@@ -154,6 +157,8 @@ nb::dict declared_names() {
   for_each_coordinator_setting([&](const char* name, auto) { coordinator.append(name); });
   for_each_attribute([&](const char* name, auto) { call.append(name); });
   for_each_exchange_attribute([&](const char* name, auto) { exchange.append(name); });
+  for_each_start_attribute([&](const char* name, auto) { start.append(name); });
+  for_each_done_attribute([&](const char* name, auto) { done.append(name); });
   for_each_counter([&](const char* name, auto, auto) { metrics.append(name); });
   nb::dict names;
   names["worker settings"] = worker;
@@ -161,6 +166,8 @@ nb::dict declared_names() {
   names["coordinator settings"] = coordinator;
   names["call attributes"] = call;
   names["exchange attributes"] = exchange;
+  names["start attributes"] = start;
+  names["done attributes"] = done;
   names["metrics"] = metrics;
   return names;
 }
@@ -522,6 +529,12 @@ NB_MODULE(_native, module) {
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());
   module.def("host_target", [] { return to_python(all_reduce_target()); });
   module.def("exchange_target", [] { return to_python(exchange_target()); });
+  module.def("start_target", [] { return to_python(start_target()); });
+  module.def("done_target", [] { return to_python(done_target()); });
   module.def("cuda_target", [] { return to_python(cuda_all_reduce_target()); });
+  module.def("cuda_start_target", [] { return to_python(cuda_start_target()); });
+  module.def("cuda_done_target", [] { return to_python(cuda_done_target()); });
   module.def("stand_in_target", [] { return to_python(stand_in_all_reduce_target()); });
+  module.def("stand_in_start_target", [] { return to_python(stand_in_start_target()); });
+  module.def("stand_in_done_target", [] { return to_python(stand_in_done_target()); });
 }

@@ -50,15 +50,15 @@ class AxisGroups:
             return [self._join_rows(row) for row in between_workers(bucket)]
         if kind is Kind.SCATTER:
             return between_workers([self._sum_rows(rows) for rows in bucket])
-        parts = [self._own_part(array, kind) for array in bucket]
-        return [self._join_parts(part, whole) for part, whole in zip(between_workers(parts), bucket, strict=True)]
+        parts = [self.own_part(array, kind) for array in bucket]
+        return [self.join_parts(part, whole) for part, whole in zip(between_workers(parts), bucket, strict=True)]
 
     @property
     def _lists(self) -> list[list[int]]:
         devices = range(jax.lax.axis_size(self.axis_name))
         return [list(devices[begin : begin + self.size]) for begin in devices[:: self.size]]
 
-    def _own_part(self, array: jax.Array, kind: Kind) -> jax.Array:
+    def own_part(self, array: jax.Array, kind: Kind) -> jax.Array:
         """This device's equal part of its worker's reduced array, as a vector; padding at the end is zeros."""
         if kind is Kind.BROADCAST and array.size > 0:  # XLA refuses empty arrays
             array = jax.lax.all_gather(array, self.axis_name, axis_index_groups=self._lists)[0]
@@ -72,7 +72,8 @@ class AxisGroups:
         row: jax.Array = jax.lax.dynamic_index_in_dim(flat.reshape(self.size, -1), own, keepdims=False)
         return row
 
-    def _join_parts(self, part: jax.Array, whole: jax.Array) -> jax.Array:
+    def join_parts(self, part: jax.Array, whole: jax.Array) -> jax.Array:
+        """The array that has the parts of these devices, in the shape of ``whole``."""
         if whole.size == 0:
             return whole
         joined = jax.lax.all_gather(part, self.axis_name, tiled=True, axis_index_groups=self._lists)

@@ -51,13 +51,13 @@ def reduce_tree(
     check_wire_dtype(wire_dtype, label)
     call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
     if not axes.spans_workers:
-        totals = [_reduce_locally(leaf, axes.local_axes, kind, axes.local_groups) for leaf in leaves]
+        totals = [reduce_locally(leaf, axes.local_axes, kind, axes.local_groups) for leaf in leaves]
         if tally is not None:
             buckets = make_buckets(leaves)
             totals = tally.count(totals, [tally.own_row(leaves[bucket[0]].dtype) for bucket in buckets], buckets, None)
         return jax.tree.unflatten(structure, totals)
     shared = axes.local_count > 1
-    parts = [_own_part(leaf, axes, kind) if shared else _reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
+    parts = [own_part(leaf, axes, kind) if shared else reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
     on_wire = [part.astype(bucket_dtype(part.dtype, wire_dtype)) for part in parts]
 
     def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
@@ -81,7 +81,7 @@ def reduce_tree(
     if tally is not None:
         results = tally.count(results, rows, make_buckets(on_wire, bucket_bytes, wire_dtype), axes if shared else None)
     if shared:
-        results = [_from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
+        results = [from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
     return jax.tree.unflatten(structure, results)
 
 
@@ -188,7 +188,7 @@ def map_buckets(
 # --- Inside a worker.
 
 
-def _reduce_locally(
+def reduce_locally(
     leaf: jax.Array, local_axes: tuple[str, ...], kind: Kind, groups: tuple[tuple[int, ...], ...] = ()
 ) -> jax.Array:
     is_alone = all(jax.lax.axis_size(name) == 1 for name in local_axes)
@@ -204,10 +204,10 @@ def _reduce_locally(
     return extreme(leaf, local_axes, kind, groups or None)
 
 
-def _own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
+def own_part(leaf: jax.Array, axes: ReducedAxes, kind: Kind) -> jax.Array:
     """This device's equal part of its worker's reduced leaf, as a vector; padding at the end is zeros."""
     if kind is not Kind.SUM:
-        leaf = _reduce_locally(leaf, axes.local_axes, kind)
+        leaf = reduce_locally(leaf, axes.local_axes, kind)
     flat = jnp.pad(leaf.reshape(-1), (0, -leaf.size % axes.local_count))
     if leaf.size == 0:  # XLA's collectives refuse empty arrays, or crash on them
         return flat
@@ -227,7 +227,7 @@ def _scatter_locally(rows: jax.Array, axes: ReducedAxes) -> jax.Array:
     return row
 
 
-def _from_parts(part: jax.Array, leaf: jax.Array, axes: ReducedAxes) -> jax.Array:
+def from_parts(part: jax.Array, leaf: jax.Array | jax.ShapeDtypeStruct, axes: ReducedAxes) -> jax.Array:
     """Join the parts of a worker's devices, in the shape of ``leaf``."""
     if leaf.size == 0:
         return jnp.zeros(leaf.shape, part.dtype)

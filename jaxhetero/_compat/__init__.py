@@ -15,6 +15,7 @@ from jaxhetero._compat.axes import unreduced_axes as unreduced_axes
 from jaxhetero._compat.axes import varying_axes as varying_axes
 from jaxhetero._compat.axes import varying_instead_of_unreduced as varying_instead_of_unreduced
 from jaxhetero._compat.axes import without_varying_axis as without_varying_axis
+from jaxhetero._compat.effects import SideEffect as SideEffect
 from jaxhetero._compat.equations import COLLECTIVES as COLLECTIVES
 from jaxhetero._compat.equations import Equation as Equation
 from jaxhetero._compat.equations import bind as bind

@@ -47,6 +47,12 @@ class Metrics:
     """Changes of the reducers: how often a reducer was lost or joined after the start."""
     kept_bytes: int = 0
     """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
+    pending_count: int = 0
+    """Rounds that ``jaxhetero.psum_start`` has started and no ``jaxhetero.psum_done`` has finished."""
+    pending_bytes: int = 0
+    """Memory for the totals of these rounds; their contributions take as much."""
+    done_wait_us: int = 0
+    """Microseconds that programs have waited in ``jaxhetero.psum_done``, added up over its buckets."""
     live_reducer_count: int = 0
     """Reducers that take part now."""
     shared_connection_count: int = 0

@@ -12,6 +12,8 @@ from jaxhetero import _native
 
 ALL_REDUCE = "jaxhetero_all_reduce"
 EXCHANGE = "jaxhetero_exchange"  # for arrays of this host alone
+START = "jaxhetero_start"
+DONE = "jaxhetero_done"
 
 
 @functools.cache
@@ -27,9 +29,13 @@ def register(with_stand_in: bool = False) -> None:
     _clients()
     if with_stand_in:
         _register(_native.stand_in_target(), "jaxhetero_cuda_call_site", "cpu")
+        _register(_native.stand_in_start_target(), "jaxhetero_cuda_start_site", "cpu", START)
+        _register(_native.stand_in_done_target(), "jaxhetero_cuda_done_site", "cpu", DONE)
         return
     _register(_native.host_target(), "jaxhetero_call_site", "cpu")
     _register(_native.exchange_target(), "jaxhetero_exchange_site", "cpu", EXCHANGE)
+    _register(_native.start_target(), "jaxhetero_start_site", "cpu", START)
+    _register(_native.done_target(), "jaxhetero_done_site", "cpu", DONE)
     if _gpus():
         register_for_gpus()
 
@@ -50,8 +56,10 @@ def _clients() -> list[Any]:
 
 
 def register_for_gpus() -> None:
-    """Register the target for arrays of a GPU. Compiling a program for a GPU that is not there needs this as well."""
+    """Register the targets for arrays of a GPU. Compiling a program for a GPU that is not there needs this as well."""
     _register(_native.cuda_target(), "jaxhetero_cuda_call_site", "CUDA")
+    _register(_native.cuda_start_target(), "jaxhetero_cuda_start_site", "CUDA", START)
+    _register(_native.cuda_done_target(), "jaxhetero_cuda_done_site", "CUDA", DONE)
 
 
 def _register(target: dict[str, dict[str, Any]], type_name: str, platform: str, name: str = ALL_REDUCE) -> None:

@@ -15,6 +15,7 @@ import jaxhetero
 from jaxhetero import _native, _simulator, config
 from jaxhetero._collectives.exchange_primitive import ExchangeAttributes
 from jaxhetero._collectives.kinds import Kind
+from jaxhetero._collectives.pending_primitives import DoneAttributes, StartAttributes
 from jaxhetero._collectives.primitive import CallAttributes
 from jaxhetero._job.counts import Metrics
 from jaxhetero.config import Config, CoordinatorConfig, ReducerConfig
@@ -65,6 +66,8 @@ def test_the_attributes_of_the_call_are_what_its_handler_reads() -> None:
     assert names(CallAttributes) == set(_native.declared_names["call attributes"])
     own = set(_native.declared_names["exchange attributes"])
     assert names(ExchangeAttributes) == names(CallAttributes) | own
+    assert names(StartAttributes) == names(CallAttributes) | set(_native.declared_names["start attributes"])
+    assert names(DoneAttributes) == set(_native.declared_names["done attributes"])
 
 
 def core_numbers(header: str, enumeration: str = "") -> dict[str, int]:

@@ -25,6 +25,9 @@ struct CountersOf {
   Number busy_us{0};                  // time during which at least one round ran (worker)
   Number view_count{0};               // views after the first: how often a reducer was lost or joined (worker)
   Number kept_bytes{0};          // contributions kept in case a reducer is lost; updated every few hundred ms (worker)
+  Number pending_count{0};       // rounds that a program has started and none has finished (worker)
+  Number pending_bytes{0};       // the memory of their totals (worker)
+  Number done_wait_us{0};        // how long programs have waited to finish such rounds, added up (worker)
   Number live_reducer_count{0};  // reducers of the view (worker)
   Number joined_count{0};        // workers of the view that have joined (reducer)
 };
@@ -49,6 +52,9 @@ void for_each_counter(Visit&& visit) {
   visit("busy_us", &Counters::busy_us, &Metrics::busy_us);
   visit("view_count", &Counters::view_count, &Metrics::view_count);
   visit("kept_bytes", &Counters::kept_bytes, &Metrics::kept_bytes);
+  visit("pending_count", &Counters::pending_count, &Metrics::pending_count);
+  visit("pending_bytes", &Counters::pending_bytes, &Metrics::pending_bytes);
+  visit("done_wait_us", &Counters::done_wait_us, &Metrics::done_wait_us);
   visit("live_reducer_count", &Counters::live_reducer_count, &Metrics::live_reducer_count);
   visit("joined_count", &Counters::joined_count, &Metrics::joined_count);
 }

@@ -1,6 +1,7 @@
 #include "xla_ffi/cuda/lane.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -31,6 +32,10 @@ std::vector<iovec> pieces_of(const Leaves& bucket, size_t offset, size_t bytes) 
 }  // namespace
 
 struct CudaLane::Flight {
+  // A whole round; the start of one that outlives its program, which is over when the operands are on the host; or the
+  // end of one, whose total lies there.
+  enum class Part : uint8_t { kWhole, kStart, kDone };
+  Part part = Part::kWhole;
   RoundRequest request;  // moved out when the round starts
   Leaves operands;
   Leaves results;
@@ -38,7 +43,7 @@ struct CudaLane::Flight {
   CudaEvent operands_written = nullptr;
   Flag flag;             // set to `round_count` when the round is over
   bool sends = true;     // false for a broadcast from another rank
-  bool receives = true;  // false for a broadcast from this rank, which has the result already
+  bool receives = true;  // false where `inputs` have the result: for a broadcast from this rank, or a total
 
   std::shared_ptr<std::byte> inputs;
   std::shared_ptr<std::byte> outputs;
@@ -54,6 +59,9 @@ struct CudaLane::Flight {
   bool started = false;
   bool copied_out = false;
   std::optional<Status> outcome;
+
+  // The total of a start belongs to no result of its program.
+  [[nodiscard]] size_t output_bytes() const { return part == Part::kStart ? operands.bytes() : results.bytes(); }
 };
 
 struct CudaLane::Inbox {
@@ -145,16 +153,42 @@ Status CudaLane::reduce(CudaStream stream, RoundRequest request, const Leaves& o
   const OpSpec& spec = request.spec;
   flight->sends = operands.bytes() > 0 && (spec.kind != Kind::kBroadcast || spec.root == config_.rank);
   flight->receives = results.bytes() > 0 && (spec.kind != Kind::kBroadcast || spec.root != config_.rank);
+  flight->request = std::move(request);
+  return begin(stream, flight);
+}
+
+Status CudaLane::start(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& ticket) {
+  auto flight = std::make_shared<Flight>();
+  flight->part = Flight::Part::kStart;
+  flight->operands = operands;
+  flight->sends = flight->receives = operands.bytes() > 0;
+  flight->aside.results = ticket;
+  flight->request = std::move(request);
+  return begin(stream, flight);
+}
+
+Status CudaLane::finish(CudaStream stream, uint64_t op, std::string label, const Leaves& ticket,
+                        const Leaves& results) {
+  auto flight = std::make_shared<Flight>();
+  flight->part = Flight::Part::kDone;
+  flight->sends = flight->receives = false;
+  flight->results = results;
+  flight->aside.operands = ticket;
+  flight->request.op = op;
+  flight->request.description = std::move(label);
+  return begin(stream, flight);
+}
+
+Status CudaLane::begin(CudaStream stream, const FlightPtr& flight) {
   const auto room_of = [](size_t bytes) { return bytes > 0 ? PinnedPool::rounded(bytes) : 0; };
-  const size_t needed_bytes = (flight->sends ? room_of(operands.bytes()) : 0) +
-                              (flight->receives ? room_of(results.bytes()) : 0) + room_of(flight->aside.bytes());
+  const size_t needed_bytes = (flight->sends ? room_of(flight->operands.bytes()) : 0) +
+                              (flight->receives ? room_of(flight->output_bytes()) : 0) + room_of(flight->aside.bytes());
   if (needed_bytes > pool_->capacity_bytes()) {
-    return {Code::kInvalidArgument, request.description + " needs " + std::to_string(needed_bytes) +
+    return {Code::kInvalidArgument, flight->request.description + " needs " + std::to_string(needed_bytes) +
                                         " bytes of pinned memory at once, and this GPU has " +
                                         std::to_string(pool_->capacity_bytes()) +
                                         "; set JAXHETERO_PINNED_BYTES to a few times that"};
   }
-  flight->request = std::move(request);
   CudaEvent event = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -279,7 +313,7 @@ bool CudaLane::take_memory(Flight& flight) {
   const size_t bytes = flight.operands.bytes();
   const bool has_aside = flight.aside.bytes() > 0;
   std::shared_ptr<std::byte> inputs = flight.sends ? pool_->allocate(bytes) : nullptr;
-  std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(flight.results.bytes()) : nullptr;
+  std::shared_ptr<std::byte> outputs = flight.receives ? pool_->allocate(flight.output_bytes()) : nullptr;
   std::shared_ptr<std::byte> aside_memory = has_aside ? pool_->allocate(flight.aside.bytes()) : nullptr;
   const bool lacks_some = (flight.sends && inputs == nullptr) || (flight.receives && outputs == nullptr) ||
                           (has_aside && aside_memory == nullptr);
@@ -347,7 +381,12 @@ bool CudaLane::watch_copies_out() {
     }
     if (slices < flight->out_slice_count) return moved;
     flight->copied_out = true;
+    if (flight->part == Flight::Part::kStart && !flight->outcome.has_value()) {
+      flight->outcome = Status();
+      ended_flights_.push_back(flight);
+    }
     out_flights_.pop_front();
+    moved = true;
   }
   return moved;
 }
@@ -361,6 +400,8 @@ void CudaLane::start_round(const FlightPtr& flight) {
     ended_flights_.push_back(flight);
     return;
   }
+  if (flight->part == Flight::Part::kStart) return start_pending_round(flight);
+  if (flight->part == Flight::Part::kDone) return take_pending_round(flight);
   RoundRequest request = std::move(flight->request);
   if (flight->aside.begin != nullptr) {
     flight->aside.begin({flight->aside_memory.get(), flight->aside.operands.bytes()}, request);
@@ -393,6 +434,34 @@ void CudaLane::start_round(const FlightPtr& flight) {
   };
   request.done = [flight, inbox = inbox_](const Status& status) { inbox->add({flight, std::nullopt, status}); };
   communicator_->start_round(std::move(request));
+}
+
+// Inputs and outputs are ours: to the strands, the round is like any other of this host.
+void CudaLane::start_pending_round(const FlightPtr& flight) {
+  PendingRounds& pending = communicator_->pending_rounds();
+  RoundRequest request = std::move(flight->request);
+  const size_t bytes = flight->operands.bytes();
+  const Ticket ticket = pending.add(request.description, {flight->outputs, bytes, std::nullopt});
+  std::memcpy(flight->aside_memory.get(), &ticket, sizeof ticket);
+  request.inputs.append(flight->inputs.get(), bytes);
+  request.outputs.append(flight->outputs.get(), bytes);
+  request.inputs_owner = flight->inputs;
+  request.sliced.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
+  request.done = [total = flight->outputs, ticket, &pending](const Status& status) { pending.end(ticket, status); };
+  communicator_->start_round(std::move(request));
+}
+
+void CudaLane::take_pending_round(const FlightPtr& flight) {
+  Ticket ticket;
+  std::memcpy(&ticket, flight->aside_memory.get(), sizeof ticket);
+  const auto taken = [flight, inbox = inbox_](const Status& status, const PendingTotal& total) {
+    flight->inputs = std::const_pointer_cast<std::byte>(total.memory);
+    inbox->add({flight, std::nullopt, status});
+  };
+  const Status status = communicator_->pending_rounds().take(ticket, flight->results.bytes(), taken);
+  if (status.ok()) return;
+  flight->outcome = Status(status.code(), flight->request.description + ": " + status.message());
+  ended_flights_.push_back(flight);
 }
 
 void CudaLane::copy_back(Flight& flight, size_t offset, size_t bytes) {

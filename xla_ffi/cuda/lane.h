@@ -22,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -71,6 +72,12 @@ class CudaLane {
   Status reduce(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& results,
                 CudaAside aside = {});
 
+  // Of a round that outlives its program. The stream waits until the operands are in pinned memory, which then holds
+  // them and the total; `ticket` gets the name of the round. See pending_rounds.h.
+  Status start(CudaStream stream, RoundRequest request, const Leaves& operands, const Leaves& ticket);
+  // The stream waits for the total of the round that `ticket` names. `op` stands for the call.
+  Status finish(CudaStream stream, uint64_t op, std::string label, const Leaves& ticket, const Leaves& results);
+
   // Why no round can run any more; ok while rounds can. Any thread.
   [[nodiscard]] Status failure() const;
   // Waits up to `patience` for every round that was started to end, and returns whether all have. Any thread.
@@ -85,6 +92,7 @@ class CudaLane {
   CudaLane(std::shared_ptr<const CudaDriver> driver, CudaContext context, std::shared_ptr<Communicator> communicator,
            const CudaLaneConfig& config);
   Status prepare();
+  Status begin(CudaStream stream, const FlightPtr& flight);
   Status enqueue(CudaStream stream, CudaEvent event, const FlightPtr& flight);
 
   void run();
@@ -95,6 +103,8 @@ class CudaLane {
   Status issue_copies_out(Flight& flight);
   bool watch_copies_out();
   void start_round(const FlightPtr& flight);
+  void start_pending_round(const FlightPtr& flight);
+  void take_pending_round(const FlightPtr& flight);
   void copy_back(Flight& flight, size_t offset, size_t bytes);
   void copy_to_device(const Leaves& to, const std::byte* from, size_t offset, size_t bytes);
   void poison(const Leaves& results);

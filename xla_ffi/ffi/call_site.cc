@@ -149,18 +149,7 @@ ffi::Future failed(const Status& status) {
 }
 
 ffi::ErrorOr<CallSiteAttributes> read_attributes(const ffi::Dictionary& dictionary) {
-  CallSiteAttributes attributes;
-  std::string unreadable;
-  for_each_attribute([&]<typename T>(const char* name, T CallSiteAttributes::* member) {
-    const ffi::ErrorOr<T> value = dictionary.get<T>(name);
-    if (value.has_value()) {
-      attributes.*member = *value;
-    } else {
-      unreadable += (unreadable.empty() ? "" : ", ") + std::string(name);
-    }
-  });
-  if (unreadable.empty()) return attributes;
-  return ffi::Unexpected(to_error({Code::kInternal, "the custom call lacks its attribute " + unreadable}));
+  return read_declared<CallSiteAttributes>(dictionary, [](auto&& visit) { for_each_attribute(visit); });
 }
 
 // The number of an op must be the same on every worker, however often each of them has compiled the program. So it is
@@ -229,8 +218,7 @@ Result<std::shared_ptr<Communicator>> communicator_for(const CallSite& site) {
   return communicator;
 }
 
-Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
-                                  const ffi::RemainingRets& rets) {
+Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args) {
   RoundRequest request;
   request.op = op_of_device(site, device);
   request.sequence = site.sequence;
@@ -246,7 +234,6 @@ Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, c
   const size_t operand_rows = site.kind == Kind::kScatter ? row_count : 1;
   const size_t result_rows = site.kind == Kind::kGather ? row_count : 1;
   std::vector<iovec> operands;
-  std::vector<size_t> result_bytes;
   Hash signature;
   std::string shapes;
   for (size_t i = 0; i < args.size(); ++i) {
@@ -263,7 +250,30 @@ Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, c
     signature.add(input->dimensions().size());
     for (int64_t dimension : input->dimensions()) signature.add(static_cast<uint64_t>(dimension));
     operands.push_back({input->untyped_data(), input->size_bytes()});
-    result_bytes.push_back(input->size_bytes() / operand_rows * result_rows);
+  }
+  request.inputs = in_rows(operands, operand_rows);
+  request.spec.signature = signature.folded();
+  std::call_once(site.described, [&] {
+    for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);
+    if (site.wire_dtype.has_value()) shapes += " as " + std::string(dtype_name(*site.wire_dtype));
+    site.description = site.label + " (" + shapes + ")";
+    if (!site.group.empty()) site.description += " of " + describe_ranks(site.group);
+  });
+  request.description = site.description;
+  return request;
+}
+
+Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
+                                  const ffi::RemainingRets& rets) {
+  Result<RoundRequest> made = make_request(site, run, device, args);
+  if (!made.ok()) return made;
+  RoundRequest& request = *made;
+  const size_t row_count = request.spec.member_count(static_cast<uint32_t>(site.worker_count));
+  const size_t operand_rows = site.kind == Kind::kScatter ? row_count : 1;
+  const size_t result_rows = site.kind == Kind::kGather ? row_count : 1;
+  std::vector<size_t> result_bytes;
+  for (size_t i = 0; i < args.size(); ++i) {
+    result_bytes.push_back(args.get<ffi::AnyBuffer>(i)->size_bytes() / operand_rows * result_rows);
   }
   // On a GPU one array has all results.
   if (rets.size() == 1) result_bytes = {std::accumulate(result_bytes.begin(), result_bytes.end(), size_t{0})};
@@ -277,16 +287,7 @@ Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, c
     }
     results.push_back({(*output)->untyped_data(), (*output)->size_bytes()});
   }
-  request.inputs = in_rows(operands, operand_rows);
   request.outputs = in_rows(results, result_rows);
-  request.spec.signature = signature.folded();
-  std::call_once(site.described, [&] {
-    for (size_t i = 0; i < args.size(); ++i) describe_shape(shapes, *args.get<ffi::AnyBuffer>(i), request.spec.dtype);
-    if (site.wire_dtype.has_value()) shapes += " as " + std::string(dtype_name(*site.wire_dtype));
-    site.description = site.label + " (" + shapes + ")";
-    if (!site.group.empty()) site.description += " of " + describe_ranks(site.group);
-  });
-  request.description = site.description;
   if (site.wire_dtype.has_value()) {
     if (site.kind != Kind::kSum || request.spec.dtype != DType::kF32) {
       return Status(Code::kInternal, "another dtype on the wire is for sums of float32");
@@ -294,7 +295,7 @@ Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, c
     request.spec.dtype = *site.wire_dtype;
     request.narrows = request.widens = true;
   }
-  return request;
+  return made;
 }
 
 void register_communicator(std::shared_ptr<Communicator> communicator) {

@@ -75,7 +75,25 @@ void for_each_attribute(Visit&& visit) {
   visit("device_columns", &CallSiteAttributes::device_columns);
 }
 
-// An error names the attribute that is missing, or of another type.
+xla::ffi::Error to_error(const Status& status);
+xla::ffi::Future failed(const Status& status);
+
+// `for_each` declares the attributes by name. An error names those that are missing, or of another type.
+template <typename Attributes, typename ForEach>
+xla::ffi::ErrorOr<Attributes> read_declared(const xla::ffi::Dictionary& dictionary, const ForEach& for_each) {
+  Attributes attributes;
+  std::string unreadable;
+  for_each([&]<typename T>(const char* name, T Attributes::* member) {
+    const xla::ffi::ErrorOr<T> value = dictionary.get<T>(name);
+    if (value.has_value()) {
+      attributes.*member = *value;
+    } else {
+      unreadable += (unreadable.empty() ? "" : ", ") + std::string(name);
+    }
+  });
+  if (unreadable.empty()) return attributes;
+  return xla::ffi::Unexpected(to_error({Code::kInternal, "the custom call lacks its attribute " + unreadable}));
+}
 xla::ffi::ErrorOr<CallSiteAttributes> read_attributes(const xla::ffi::Dictionary& dictionary);
 
 void describe_call_site(CallSite& site, const CallSiteAttributes& attributes);
@@ -118,12 +136,11 @@ class Hash {
   uint64_t value_ = 0xcbf29ce484222325u;
 };
 
-// The round that this run of the call asks for, with the memory of its operands and results as XLA has it.
+// The round that this run of the call asks for, with the memory of its operands as XLA has it.
+Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const xla::ffi::RemainingArgs& args);
+// The same with the memory of its results as well, and with what changes on the wire.
 Result<RoundRequest> make_request(CallSite& site, int64_t run, int32_t device, const xla::ffi::RemainingArgs& args,
                                   const xla::ffi::RemainingRets& rets);
-
-xla::ffi::Error to_error(const Status& status);
-xla::ffi::Future failed(const Status& status);
 
 // The one that communicator_for() finds; see set_current_communicator().
 void register_communicator(std::shared_ptr<Communicator> communicator);

@@ -15,6 +15,7 @@
 #include "xla_ffi/cuda/driver.h"
 #include "xla_ffi/cuda/lane.h"
 #include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/ffi/pending_handler.h"
 #include "xla_ffi/ffi/state_call.h"
 #include "xla_ffi/sum/reduce.h"
 
@@ -28,6 +29,16 @@ struct CudaCallSite : CallSite {
   static ffi::TypeId id;
 };
 ffi::TypeId CudaCallSite::id = {};
+
+struct CudaStartSite : StartSite {
+  static ffi::TypeId id;
+};
+ffi::TypeId CudaStartSite::id = {};
+
+struct CudaDoneSite : CallSite {
+  static ffi::TypeId id;
+};
+ffi::TypeId CudaDoneSite::id = {};
 
 using Driver = std::shared_ptr<const CudaDriver>;
 using Lane = std::shared_ptr<CudaLane>;
@@ -127,6 +138,50 @@ Result<Lane> reduce(CudaCallSite& site, int64_t run, int32_t device, CudaStream 
   return lane;
 }
 
+Result<Lane> start(CudaStartSite& site, int64_t run, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
+                   const ffi::RemainingRets& rets) {
+  const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site);
+  if (!communicator.ok()) return communicator.status();
+  Result<StartCall> call = read_start(site, run, device, args, rets);
+  if (!call.ok()) return call.status();
+  const Leaves operands = std::exchange(call->request.inputs, Leaves());
+  Result<Lane> lane = lane_of(device, communicator.value());
+  if (!lane.ok()) return lane.status();
+  if (Status status = (*lane)->start(stream, std::move(call->request), operands, call->ticket); !status.ok()) {
+    return status;
+  }
+  return lane;
+}
+
+Result<Lane> finish(CudaDoneSite& site, int32_t device, CudaStream stream, const ffi::RemainingArgs& args,
+                    const ffi::RemainingRets& rets) {
+  const Result<std::shared_ptr<Communicator>> communicator = communicator_for(site);
+  if (!communicator.ok()) return communicator.status();
+  Result<DoneCall> call = read_done(site, args, rets);
+  if (!call.ok()) return call.status();
+  Result<Lane> lane = lane_of(device, communicator.value());
+  if (!lane.ok()) return lane.status();
+  Hash hash;
+  hash.add("done");
+  hash.add(site.label);
+  if (Status status = (*lane)->finish(stream, hash.value(), site.label, call->ticket, call->results); !status.ok()) {
+    return status;
+  }
+  return lane;
+}
+
+ffi::Error error_of(const Result<Lane>& lane) { return lane.ok() ? ffi::Error::Success() : to_error(lane.status()); }
+
+ffi::Error start_on_gpu(CudaStartSite* site, ffi::RunId run, int32_t device, CudaStream stream, ffi::Dictionary,
+                        ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return error_of(start(*site, run.run_id, device, stream, args, rets));
+}
+
+ffi::Error finish_on_gpu(CudaDoneSite* site, int32_t device, CudaStream stream, ffi::Dictionary,
+                         ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return error_of(finish(*site, device, stream, args, rets));
+}
+
 // XLA waits for this call to return, and XLA's stream for the results. Of what another device of this worker calls for,
 // nothing is to be done here: XLA adds up what the devices have, and waits for that one there.
 ffi::Error execute_on_gpu(CudaCallSite* site, ffi::RunId run, int32_t device, CudaStream stream, ffi::Dictionary,
@@ -135,8 +190,7 @@ ffi::Error execute_on_gpu(CudaCallSite* site, ffi::RunId run, int32_t device, Cu
     const Status status = cuda_failure();
     return status.ok() ? ffi::Error::Success() : to_error(status);
   }
-  const Result<Lane> lane = reduce(*site, run.run_id, device, stream, args, rets);
-  return lane.ok() ? ffi::Error::Success() : to_error(lane.status());
+  return error_of(reduce(*site, run.run_id, device, stream, args, rets));
 }
 
 // --- On this host, through the stand-in. XLA's CPU client runs a program's calls in any order, which one stream would
@@ -196,18 +250,12 @@ struct Continuation {
   }
 };
 
-ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
-                                ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  if (is_made_elsewhere(*site, device)) {
-    if (const Status status = cuda_failure(); !status.ok()) return failed(status);
-    ffi::Promise promise;
-    ffi::Future future(promise);
-    promise.SetAvailable();
-    return future;
-  }
+// Has `enqueue` give a stream of its own what the call asks for.
+template <typename Enqueue>
+ffi::Future on_stand_in_stream(const Enqueue& enqueue) {
   const Result<CudaStream> stream = stand_in_streams().take();
   if (!stream.ok()) return failed(stream.status());
-  Result<Lane> lane = reduce(*site, run.run_id, device, stream.value(), args, rets);
+  Result<Lane> lane = enqueue(stream.value());
   if (!lane.ok()) {
     stand_in_streams().give_back(stream.value());
     return failed(lane.status());
@@ -224,6 +272,28 @@ ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t devi
     Continuation::run(continuation);
   }
   return future;
+}
+
+ffi::Future execute_on_stand_in(CudaCallSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
+                                ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  if (is_made_elsewhere(*site, device)) {
+    if (const Status status = cuda_failure(); !status.ok()) return failed(status);
+    ffi::Promise promise;
+    ffi::Future future(promise);
+    promise.SetAvailable();
+    return future;
+  }
+  return on_stand_in_stream([&](CudaStream stream) { return reduce(*site, run.run_id, device, stream, args, rets); });
+}
+
+ffi::Future start_on_stand_in(CudaStartSite* site, ffi::RunId run, int32_t device, ffi::Dictionary,
+                              ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return on_stand_in_stream([&](CudaStream stream) { return start(*site, run.run_id, device, stream, args, rets); });
+}
+
+ffi::Future finish_on_stand_in(CudaDoneSite* site, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
+                               ffi::RemainingRets rets) {
+  return on_stand_in_stream([&](CudaStream stream) { return finish(*site, device, stream, args, rets); });
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiateForCuda, instantiate<CudaCallSite>, bind_instantiate());
@@ -245,10 +315,41 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kExecuteOnStandIn, execute_on_stand_in,
                                   .RemainingArgs()
                                   .RemainingRets());
 
-FfiTarget target(XLA_FFI_Handler* execute) {
-  static XLA_FFI_TypeInfo type_info = ffi::MakeTypeInfo<CudaCallSite>();
-  return {reinterpret_cast<void*>(&kInstantiateForCuda), reinterpret_cast<void*>(execute), &CudaCallSite::id,
-          &type_info};
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiateStartForCuda, instantiate_start<CudaStartSite>, bind_instantiate());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kInstantiateDoneForCuda, instantiate_done<CudaDoneSite>, bind_instantiate());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kStartOnGpu, start_on_gpu,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::State<CudaStartSite>>()
+                                  .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::PlatformStream<CudaStream>>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kFinishOnGpu, finish_on_gpu,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::State<CudaDoneSite>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::PlatformStream<CudaStream>>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kStartOnStandIn, start_on_stand_in,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::State<CudaStartSite>>()
+                                  .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    kFinishOnStandIn, finish_on_stand_in,
+    ffi::Ffi::Bind().Ctx<ffi::State<CudaDoneSite>>().Ctx<ffi::DeviceOrdinal>().Attrs().RemainingArgs().RemainingRets());
+
+template <typename Site>
+FfiTarget target(XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
+  static XLA_FFI_TypeInfo type_info = ffi::MakeTypeInfo<Site>();
+  return {reinterpret_cast<void*>(instantiate), reinterpret_cast<void*>(execute), &Site::id, &type_info};
 }
 
 std::vector<Lane> all_lanes() {
@@ -262,8 +363,12 @@ std::vector<Lane> all_lanes() {
 
 }  // namespace
 
-FfiTarget cuda_all_reduce_target() { return target(&kExecuteOnGpu); }
-FfiTarget stand_in_all_reduce_target() { return target(&kExecuteOnStandIn); }
+FfiTarget cuda_all_reduce_target() { return target<CudaCallSite>(&kInstantiateForCuda, &kExecuteOnGpu); }
+FfiTarget cuda_start_target() { return target<CudaStartSite>(&kInstantiateStartForCuda, &kStartOnGpu); }
+FfiTarget cuda_done_target() { return target<CudaDoneSite>(&kInstantiateDoneForCuda, &kFinishOnGpu); }
+FfiTarget stand_in_all_reduce_target() { return target<CudaCallSite>(&kInstantiateForCuda, &kExecuteOnStandIn); }
+FfiTarget stand_in_start_target() { return target<CudaStartSite>(&kInstantiateStartForCuda, &kStartOnStandIn); }
+FfiTarget stand_in_done_target() { return target<CudaDoneSite>(&kInstantiateDoneForCuda, &kFinishOnStandIn); }
 
 void set_cuda_options(const CudaOptions& options) {
   const std::lock_guard lock(lanes().mutex);

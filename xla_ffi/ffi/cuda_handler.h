@@ -21,11 +21,15 @@ struct CudaOptions {
   std::chrono::milliseconds timeout{0};
 };
 
-// "jaxhetero_all_reduce", for the memory of GPUs.
+// "jaxhetero_all_reduce", "jaxhetero_start" and "jaxhetero_done", for the memory of GPUs.
 FfiTarget cuda_all_reduce_target();
+FfiTarget cuda_start_target();
+FfiTarget cuda_done_target();
 // For the memory of this host, which then goes through the lanes as if it were a GPU's: for tests, with a stand-in for
 // the driver.
 FfiTarget stand_in_all_reduce_target();
+FfiTarget stand_in_start_target();
+FfiTarget stand_in_done_target();
 
 // For the lanes to come; the process opens its driver, and every GPU gets its lane, in the first round of any.
 void set_cuda_options(const CudaOptions& options);

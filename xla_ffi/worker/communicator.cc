@@ -414,7 +414,11 @@ Status Communicator::shutdown(milliseconds patience) {
     note_idle();
   });
   thread_.join();
-  return phase_ == Phase::kLeft ? Status() : failure();
+  if (phase_ != Phase::kLeft) return failure();
+  const std::string untaken = pending_rounds_.describe_untaken();
+  if (untaken.empty()) return {};
+  return {Code::kInvalidArgument,
+          "rounds were started and never finished: " + untaken + "; finish them before jaxhetero.shutdown()"};
 }
 
 // Called when a view has started, when no round or no transfer is open any more, and when somebody wants to leave.

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/base/block_pool.h"
 #include "xla_ffi/base/cores.h"
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
@@ -39,6 +40,7 @@
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/callback_threads.h"
 #include "xla_ffi/worker/launch_order.h"
+#include "xla_ffi/worker/pending_rounds.h"
 #include "xla_ffi/worker/planner.h"
 #include "xla_ffi/worker/round.h"
 #include "xla_ffi/worker/round_ledger.h"
@@ -104,7 +106,8 @@ class Communicator {
   // Any thread; never blocks. Ends the job for every process.
   void abort(Status why);
   // Completes the rounds and the transfers that were started, says goodbye to the reducers and joins the thread. Fails
-  // once one of them has made no progress for `patience`, and at once if that is 0. A worker without rounds waits for
+  // once one of them has made no progress for `patience`, and at once if that is 0; and when it has left, if no program
+  // has taken the total of a pending round. A worker without rounds waits for
   // as long as the others have some: they may need what it keeps, and end the job themselves when it stalls. Where ops
   // have groups, it waits until all others leave as well.
   Status shutdown(std::chrono::milliseconds patience);
@@ -115,6 +118,9 @@ class Communicator {
   [[nodiscard]] Metrics metrics() const;
   // Of optimizers on reducers. Any thread.
   [[nodiscard]] StateModels& state_models() { return state_models_; }
+  // The rounds that outlive their programs, and the memory of their buckets. Any thread.
+  [[nodiscard]] PendingRounds& pending_rounds() { return pending_rounds_; }
+  [[nodiscard]] BlockPool& block_pool() { return block_pool_; }
   // The completed rounds. Any thread.
   [[nodiscard]] Timeline& timeline() { return timeline_; }
   // Of an elastic job, the ranks that take part now; empty before the first view. Any thread.
@@ -186,6 +192,8 @@ class Communicator {
   const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
   std::unique_ptr<CallbackThreads> callback_threads_ = std::make_unique<CallbackThreads>();
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // all counters but the strands' own
+  BlockPool block_pool_;
+  PendingRounds pending_rounds_{*counters_, *callback_threads_};
   RoundLedger ledger_;
   std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round or transfer is open
 

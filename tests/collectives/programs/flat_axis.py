@@ -29,8 +29,15 @@ def gradient(collective: Callable[..., Any], **options: Any) -> Case:
     return lambda library, x: jax.grad(functools.partial(loss, library))(x)
 
 
+def in_two_halves(library: Any, x: jax.Array) -> Any:
+    """A sum that could outlive its program."""
+    tree = {"a": x, "b": x[0, 0], "empty": x[:0]}
+    return jaxhetero.psum_done(jaxhetero.psum_start(tree, AXIS)) if library is jaxhetero else library.psum(tree, AXIS)
+
+
 CASES: dict[str, Case] = {
     "psum": lambda library, x: library.psum({"a": x, "b": x[0, 0]}, AXIS),
+    "psum_start and psum_done": in_two_halves,
     "psum of integers": lambda library, x: library.psum(jnp.int32(10 * x), AXIS),
     "psum of nothing": lambda library, x: library.psum(x[:0], AXIS),
     "psum(1)": lambda library, x: library.psum(1, AXIS) * x,

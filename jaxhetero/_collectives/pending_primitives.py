@@ -1,0 +1,246 @@
+"""The primitives of rounds that outlive a program: one starts a bucket's round, the other one takes its total.
+
+Both have an effect. JAX must not drop a start that nobody finishes, and must not run either a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxhetero._collectives.kinds import Kind
+from jaxhetero._collectives.primitive import CallAttributes, attributes_of, next_stream
+from jaxhetero._collectives.rules import as_program
+from jaxhetero._collectives.wire_dtypes import wire_bytes
+from jaxhetero._compat import (
+    SideEffect,
+    lower_on_gpu_stream,
+    operation_name,
+    program_device_count,
+    register_lowering,
+    without_varying_axis,
+)
+from jaxhetero._job import ffi
+from jaxhetero.config import cuda_stand_in
+from jaxhetero.errors import ConfigError
+
+_START = Primitive("jaxhetero_psum_start")
+_DONE = Primitive("jaxhetero_psum_done")
+
+# A ticket, as xla_ffi/worker/pending_rounds.h declares it.
+_TICKET = {"shape": (4,), "dtype": np.dtype(np.uint32), "weak_type": False}
+
+
+@dataclass(frozen=True)
+class StartAttributes(CallAttributes):
+    """The attributes of a start; xla_ffi/ffi/pending_handler.h declares those that other calls lack."""
+
+    priority: np.int64
+
+
+@dataclass(frozen=True)
+class DoneAttributes:
+    """The attributes of the other call, which the same file declares by the same names."""
+
+    label: str
+    worker_count: np.int64
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A bucket whose round outlives its program.
+
+    Attributes:
+      label: the name of the op in messages and traces.
+      worker_count, axis_name, devices_along, call_bytes, group, wire_dtype: as in ``primitive.all_reduce``.
+      priority: of all rounds that run, workers push those with the lowest first; the same on all workers.
+      bucket: shapes and dtypes of its arrays.
+    """
+
+    label: str
+    worker_count: int
+    axis_name: str | None
+    devices_along: int
+    call_bytes: int
+    group: tuple[int, ...]
+    wire_dtype: str
+    priority: int
+    bucket: tuple[tuple[tuple[int, ...], str], ...]
+
+    def start(self, bucket: Sequence[jax.Array]) -> jax.Array:
+        """Begin the round; its ticket."""
+        with jax.named_scope(f"{self.label}, {wire_bytes(bucket, self.wire_dtype)} bytes"):
+            (ticket,) = _START.bind(*bucket, call=self)
+        started: jax.Array = ticket
+        return started
+
+    def done(self, ticket: jax.Array) -> list[jax.Array]:
+        """The total of the round."""
+        with jax.named_scope(self.label):
+            bucket: list[jax.Array] = _DONE.bind(ticket, call=self)
+        return bucket
+
+    @property
+    def converted(self) -> PendingCall:
+        """The same call, for arrays that XLA converts before it and after it."""
+        bucket = tuple((shape, self.wire_dtype) for shape, _ in self.bucket)
+        return replace(self, wire_dtype="", bucket=bucket)
+
+
+def _start_type(*bucket: Any, call: PendingCall) -> tuple[list[Any], set[SideEffect]]:
+    return [bucket[0].update(**_TICKET)], {SideEffect(f"psum_start of {call.label}")}
+
+
+def _done_type(ticket: Any, *, call: PendingCall) -> tuple[list[Any], set[SideEffect]]:
+    bucket = [ticket.update(shape=shape, dtype=np.dtype(dtype)) for shape, dtype in call.bucket]
+    if call.axis_name is not None and not call.group:
+        bucket = [without_varying_axis(aval, call.axis_name) for aval in bucket]
+    return bucket, {SideEffect(f"psum_done of {call.label}")}
+
+
+def _start_attributes(ctx: Any, call: PendingCall, *, by_number_on_host: bool = False) -> StartAttributes:
+    attributes = attributes_of(
+        ctx,
+        label=call.label,
+        kind=Kind.SUM,
+        root=0,
+        worker_count=call.worker_count,
+        axis_name=call.axis_name,
+        devices_along=call.devices_along,
+        in_groups=False,
+        wire_dtype=call.wire_dtype,
+        call_bytes=call.call_bytes,
+        group=call.group,
+        by_number_on_host=by_number_on_host,
+    )
+    return StartAttributes(**vars(attributes), priority=np.int64(call.priority))
+
+
+def _start_converted(*bucket: jax.Array, call: PendingCall) -> list[jax.Array]:
+    return [call.converted.start([array.astype(call.wire_dtype) for array in bucket])]
+
+
+def _done_converted(ticket: jax.Array, *, call: PendingCall) -> list[jax.Array]:
+    arrays = zip(call.converted.done(ticket), call.bucket, strict=True)
+    return [array.astype(dtype) for array, (_, dtype) in arrays]
+
+
+# As for other collectives, on a GPU XLA converts to the dtype of the wire, and here the call itself does.
+_lower_start_converted = mlir.lower_fun(_start_converted, multiple_results=True)
+_lower_done_converted = mlir.lower_fun(_done_converted, multiple_results=True)
+
+
+def _lower_start(ctx: Any, *bucket: Any, call: PendingCall) -> Any:
+    if cuda_stand_in() and call.wire_dtype:  # as on a GPU
+        return _lower_start_converted(ctx, *bucket, call=call)
+    return _lower(ctx, bucket, ffi.START, _start_attributes(ctx, call), _START)
+
+
+def _lower_start_on_stream(ctx: Any, *bucket: Any, call: PendingCall) -> Any:
+    if call.wire_dtype:
+        return _lower_start_converted(ctx, *bucket, call=call)
+    attributes = _start_attributes(ctx, call, by_number_on_host=True)
+
+    def run(*bucket: Any) -> Any:
+        return _lower(ctx, bucket, ffi.START, attributes, _START)[0]
+
+    return [lower_on_gpu_stream(ctx, next_stream(), run, *bucket)]
+
+
+def _lower_done(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+    if (devices := program_device_count(ctx)) > 1:
+        raise ConfigError(
+            f"{call.label}: this program runs on {devices} devices; use psum_done inside jax.shard_map over the axes "
+            "that psum_start was used over"
+        )
+    if cuda_stand_in():
+        return _lower_done_on_gpu(ctx, ticket, call=call)
+    return _lower_done_call(ctx, ticket, call=call)
+
+
+def _lower_done_on_gpu(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+    return (_lower_done_converted if call.wire_dtype else _lower_to_packed)(ctx, ticket, call=call)
+
+
+def _lower_done_call(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+    attributes = DoneAttributes(label=call.label, worker_count=np.int64(call.worker_count))
+    return _lower(ctx, (ticket,), ffi.DONE, attributes, _DONE)
+
+
+# The other call on a GPU, whose one result has all arrays side by side, in the same shape as in ``primitive``: so XLA
+# compiles what is made of it alike. Why one: see ``primitive.run_on_stream``.
+_packed = Primitive("jaxhetero_packed_done")
+
+
+def _packed_type(ticket: Any, *, call: PendingCall) -> Any:
+    shapes = [shape for shape, _ in call.bucket]
+    shape = shapes[0] if len(shapes) == 1 else (1, sum(map(math.prod, shapes)))
+    return ticket.update(shape=shape, dtype=np.dtype(call.bucket[0][1]))
+
+
+def _take_apart(ticket: jax.Array, *, call: PendingCall) -> list[jax.Array]:
+    packed = _packed.bind(ticket, call=call)
+    if len(call.bucket) == 1:
+        return [packed]
+    results, end = [], 0
+    for shape, _ in call.bucket:
+        start, end = end, end + math.prod(shape)
+        results.append(jax.lax.slice_in_dim(packed, start, end, axis=1).reshape(shape))
+    return results
+
+
+def _lower_packed_on_stream(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+    def run(ticket: Any) -> Any:
+        return _lower_done_call(ctx, ticket, call=call)[0]
+
+    return [lower_on_gpu_stream(ctx, next_stream(), run, ticket)]
+
+
+_lower_to_packed = mlir.lower_fun(_take_apart, multiple_results=True)
+
+
+def _lower(ctx: Any, operands: Sequence[Any], target: str, attributes: Any, primitive: Primitive) -> Any:
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=True)
+    arrays = ctx.avals_out if primitive is _DONE else ctx.avals_in
+    with operation_name(ctx, f"{primitive.name}_{wire_bytes(arrays, None)}_bytes"):
+        return rule(ctx, *operands, **vars(attributes))
+
+
+def _refuse_batch(bucket: Sequence[Any], dims: Sequence[Any], *, call: PendingCall) -> Any:
+    del bucket, dims
+    raise ConfigError(f"{call.label}: jax.vmap cannot go through psum_start and psum_done; call them outside of it")
+
+
+def _jvp(primitive: Primitive) -> Any:
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: PendingCall) -> Any:
+        if any(not isinstance(tangent, ad.Zero) for tangent in tangents):
+            raise ConfigError(
+                f"{call.label}: psum_start has no derivative, since its total may come in another program; start what "
+                "has been differentiated, or give it jax.lax.stop_gradient(x)"
+            )
+        outputs = primitive.bind(*primals, call=call)
+        return outputs, [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+
+    return jvp
+
+
+for _primitive, _type in ((_START, _start_type), (_DONE, _done_type)):
+    _primitive.multiple_results = True
+    _primitive.def_impl(as_program(_primitive, ("call",)))
+    _primitive.def_effectful_abstract_eval(_type)
+    batching.primitive_batchers[_primitive] = _refuse_batch
+    ad.primitive_jvps[_primitive] = _jvp(_primitive)
+register_lowering(_START, _lower_start)
+register_lowering(_START, _lower_start_on_stream, platform="cuda")
+register_lowering(_DONE, _lower_done)
+register_lowering(_DONE, _lower_done_on_gpu, platform="cuda")
+_packed.def_abstract_eval(_packed_type)
+register_lowering(_packed, _lower_done_call)
+register_lowering(_packed, _lower_packed_on_stream, platform="cuda")
