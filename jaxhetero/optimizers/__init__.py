@@ -12,6 +12,9 @@ Example:
 
 from jaxhetero.optimizers.accumulation import AccumulationState as AccumulationState
 from jaxhetero.optimizers.accumulation import accumulate_gradients as accumulate_gradients
+from jaxhetero.optimizers.across_steps import AcrossSteps as AcrossSteps
+from jaxhetero.optimizers.across_steps import AcrossStepsState as AcrossStepsState
+from jaxhetero.optimizers.across_steps import across_steps as across_steps
 from jaxhetero.optimizers.at_reducers import ReducersOptimizer as ReducersOptimizer
 from jaxhetero.optimizers.at_reducers import ReducersState as ReducersState
 from jaxhetero.optimizers.at_reducers import on_reducers as on_reducers
