@@ -51,6 +51,14 @@ def test_a_program_for_a_gpu_has_each_bucket_on_a_stream_beside_its_own(results:
     for result in results:
         assert result["calls"] == BUCKETS
         assert set(result["streams"]) == {"1", "2", "3", "4"}
+        assert result["calls_across"] == [BUCKETS // 2, BUCKETS // 2, BUCKETS]  # in bfloat16
+
+
+def test_sums_that_outlive_their_program(stand_in: Path) -> None:
+    """As for arrays of the CPU; `tests/collectives/test_pending.py` has the cases, and these are all of them."""
+    settings = {"JAXHETERO_CUDA_STAND_IN": str(stand_in), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    for result in run("pending.py", workers=2, reducers=2, **settings):
+        assert all(found is True for found in result.values() if isinstance(found, bool))
 
 
 def test_every_dtype_and_size(stand_in: Path) -> None:

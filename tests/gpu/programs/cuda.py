@@ -24,6 +24,15 @@ def step(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {name: sums[name] - tree[name] for name in tree}
 
 
+def across(pending: jaxhetero.Pending, tree: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jaxhetero.Pending]:
+    """Takes the totals of the program before, and starts new ones."""
+    return jaxhetero.psum_done(pending), start(tree)
+
+
+def start(tree: dict[str, jax.Array]) -> jaxhetero.Pending:
+    return jaxhetero.psum_start(tree, bucket_bytes=4 * COUNT, wire_dtype="bfloat16", name="across")
+
+
 def main() -> None:
     jaxhetero.initialize()
     driver = FakeCuda(os.environ["JAXHETERO_CUDA_STAND_IN"])
@@ -43,15 +52,25 @@ def main() -> None:
     jaxhetero.check()
     text = compiled.trace(tree).lower(lowering_platforms=("cuda",)).as_text()
     streams = re.findall(r'_xla_stream_annotation = "(\d+)"', text)
+    of_next = jax.jit(across).trace(jax.eval_shape(start, tree), tree).lower(lowering_platforms=("cuda",)).as_text()
     jaxhetero.shutdown()
     counts = {
         name: driver.call_count(name)
         for name in ("cuMemHostAlloc", "cuMemsetD8Async", "cuStreamWaitValue32_v2", "cuMemcpyDtoHAsync_v2")
     }
     calls = text.count("@jaxhetero_all_reduce(")
+    calls_across = [of_next.count(f"@jaxhetero_{name}(") for name in ("start", "done")]
+    calls_across.append(of_next.count("_xla_stream_annotation"))
     print(
         json.dumps(
-            {"wrong": wrong, "violations": driver.violations(), "counts": counts, "streams": streams, "calls": calls}
+            {
+                "wrong": wrong,
+                "violations": driver.violations(),
+                "counts": counts,
+                "streams": streams,
+                "calls": calls,
+                "calls_across": calls_across,
+            }
         )
     )
 
