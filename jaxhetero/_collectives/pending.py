@@ -109,8 +109,8 @@ def psum_start(
     Does not block. A bucket's memory is the program's again once it is copied.
 
     Raises:
-      NotInitializedError, ConfigError: as ``psum``. Also for arrays of type "unreduced" outside ``jax.shard_map``,
-        under ``jax.vmap``, and for values that are being differentiated.
+      NotInitializedError, ConfigError: as ``psum``. Also in elastic jobs, for arrays of type "unreduced" outside
+        ``jax.shard_map``, under ``jax.vmap``, and for values that are being differentiated.
       jax.errors.JaxRuntimeError: as in ``psum``; but what happens to a round after its start, ``psum_done`` raises.
 
     Example:
