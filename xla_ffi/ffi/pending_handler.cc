@@ -104,27 +104,27 @@ Start make_start(RoundRequest request, std::optional<DType> narrow, Communicator
 
 ffi::Future start_on_host(HostStartSite* site, ffi::RunId run, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
                           ffi::RemainingRets rets) {
-  Result<std::shared_ptr<Communicator>> found = communicator_for(*site);
-  if (!found.ok()) return failed(found.status());
-  Communicator& communicator = **found;
-  if (const Status failure = communicator.failure(); !failure.ok()) return failed(failure);
+  Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site);
+  if (!communicator.ok()) return failed(communicator.status());
+  if (const Status failure = (*communicator)->failure(); !failure.ok()) return failed(failure);
   Result<StartCall> call = read_start(*site, run.run_id, device, args, rets);
   if (!call.ok()) return failed(call.status());
   const Leaves operands = call->request.inputs;
   if (site->wire_dtype.has_value() && call->request.spec.dtype != DType::kF32) {
     return failed({Code::kInternal, site->label + ": another dtype on the wire is for float32"});
   }
-  Start start = make_start(std::move(call->request), site->wire_dtype, communicator);
+  Start start = make_start(std::move(call->request), site->wire_dtype, **communicator);
   copy(one_leaf(start.ticket), 0, call->ticket, 0, sizeof(Ticket));
   ffi::Promise promise;
   ffi::Future future(promise);
   // Not here: meanwhile XLA's thread computes.
-  communicator.call_back([promise = std::move(promise), operands, narrow = site->wire_dtype, to = start.contribution,
-                          request = std::move(start.request), &communicator]() mutable {
-    contribute(operands, to, narrow);
-    communicator.start_round(std::move(request));
-    promise.SetAvailable();
-  });
+  (*communicator)
+      ->call_back([promise = std::move(promise), operands, narrow = site->wire_dtype, to = start.contribution,
+                   request = std::move(start.request), communicator = *communicator]() mutable {
+        contribute(operands, to, narrow);
+        communicator->start_round(std::move(request));
+        promise.SetAvailable();
+      });
   return future;
 }
 

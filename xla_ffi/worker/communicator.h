@@ -193,7 +193,7 @@ class Communicator {
   std::unique_ptr<CallbackThreads> callback_threads_ = std::make_unique<CallbackThreads>();
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // all counters but the strands' own
   BlockPool block_pool_;
-  PendingRounds pending_rounds_{*counters_, *callback_threads_};
+  PendingRounds pending_rounds_{*counters_, log_, *callback_threads_};
   RoundLedger ledger_;
   std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round or transfer is open
 

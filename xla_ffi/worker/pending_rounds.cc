@@ -7,7 +7,8 @@
 namespace jaxhetero {
 namespace {
 
-constexpr size_t kMostNamed = 5;  // so many rounds are named in a message
+constexpr size_t kMostNamed = 5;      // so many rounds are named in a message
+constexpr size_t kManyUntaken = 256;  // so many rounds of an op are worth a warning
 
 uint64_t unlike_any_other() {
   std::random_device random;
@@ -16,13 +17,19 @@ uint64_t unlike_any_other() {
 
 }  // namespace
 
-PendingRounds::PendingRounds(Counters& counters, CallbackThreads& callback_threads)
-    : counters_(counters), callback_threads_(callback_threads), owner_(unlike_any_other()) {}
+PendingRounds::PendingRounds(Counters& counters, EventLog& log, CallbackThreads& callback_threads)
+    : counters_(counters), log_(log), callback_threads_(callback_threads), owner_(unlike_any_other()) {}
 
 Ticket PendingRounds::add(std::string description, PendingTotal total) {
   ++counters_.pending_count;
   counters_.pending_bytes += total.bytes;
   const std::lock_guard lock(mutex_);
+  Untaken& untaken = untaken_[description];
+  if (++untaken.count == kManyUntaken && !std::exchange(untaken.is_warned_of, true)) {
+    log_.add(Severity::kWarning, std::to_string(kManyUntaken) + " rounds of " + description +
+                                     " were started and not finished; their memory is held until "
+                                     "jaxhetero.psum_done finishes them");
+  }
   Pending& pending = pending_[++last_number_];
   pending.description = std::move(description);
   pending.total = std::move(total);
@@ -37,14 +44,11 @@ void PendingRounds::end(const Ticket& ticket, const Status& status) {
     if (found == pending_.end()) return;
     found->second.outcome = status;
     if (!found->second.taken) return;
-    over = std::move(found->second);
-    pending_.erase(found);
+    over = remove(found);
   }
   const auto waited = EventLoop::Clock::now() - over.waits_since;
   counters_.done_wait_us +=
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(waited).count());
-  --counters_.pending_count;
-  counters_.pending_bytes -= over.total.bytes;
   over.taken(status, over.total);
 }
 
@@ -71,14 +75,20 @@ Status PendingRounds::take(const Ticket& ticket, size_t result_bytes, Taken take
       pending.waits_since = EventLoop::Clock::now();
       return {};
     }
-    over = std::move(pending);
-    pending_.erase(found);
+    over = remove(found);
   }
-  --counters_.pending_count;
-  counters_.pending_bytes -= over.total.bytes;
   callback_threads_.run(
       [taken = std::move(taken), status = *over.outcome, total = std::move(over.total)] { taken(status, total); });
   return {};
+}
+
+PendingRounds::Pending PendingRounds::remove(std::map<uint64_t, Pending>::iterator at) {
+  Pending over = std::move(at->second);
+  pending_.erase(at);
+  --untaken_[over.description].count;
+  --counters_.pending_count;
+  counters_.pending_bytes -= over.total.bytes;
+  return over;
 }
 
 std::string PendingRounds::describe_untaken() const {

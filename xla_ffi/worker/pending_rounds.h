@@ -16,6 +16,7 @@
 
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/worker/callback_threads.h"
@@ -44,10 +45,11 @@ class PendingRounds {
   // Gets the total, or why there is none.
   using Taken = std::function<void(const Status&, const PendingTotal& total)>;
 
-  // Both outlive this object.
-  PendingRounds(Counters& counters, CallbackThreads& callback_threads);
+  // All outlive this object.
+  PendingRounds(Counters& counters, EventLog& log, CallbackThreads& callback_threads);
 
-  // A round begins, whose total will be there.
+  // A round begins, whose total will be there. A program that starts rounds and never takes them loses memory in each
+  // step: the log says so once of each op.
   Ticket add(std::string description, PendingTotal total);
   // It is over, well or badly. Called on one of the callback threads.
   void end(const Ticket& ticket, const Status& status);
@@ -68,13 +70,22 @@ class PendingRounds {
     Time waits_since;
   };
 
+  // What nobody needs any more.
+  Pending remove(std::map<uint64_t, Pending>::iterator at);
+
   Counters& counters_;
+  EventLog& log_;
   CallbackThreads& callback_threads_;
   const uint64_t owner_;
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   uint64_t last_number_ = 0;
   std::map<uint64_t, Pending> pending_;  // keyed by number
+  struct Untaken {
+    size_t count = 0;
+    bool is_warned_of = false;
+  };
+  std::map<std::string, Untaken> untaken_;  // keyed by description
 };
 
 }  // namespace jaxhetero

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "xla_ffi/base/block_pool.h"
 #include "xla_ffi/base/counters.h"
+#include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/worker/callback_threads.h"
 
@@ -30,9 +32,10 @@ class PendingRoundsTest : public testing::Test {
   }
 
   Counters counters_;
+  EventLog log_;
   BlockPool pool_;
   CallbackThreads threads_;
-  PendingRounds rounds_{counters_, threads_};
+  PendingRounds rounds_{counters_, log_, threads_};
 };
 
 TEST_F(PendingRoundsTest, ATotalIsTakenBeforeItComesAndAfterwards) {
@@ -63,6 +66,17 @@ TEST_F(PendingRoundsTest, RefusesWhatIsNoneOfItsRounds) {
 TEST_F(PendingRoundsTest, NamesWhatNobodyHasTaken) {
   for (int i = 0; i < 7; ++i) add("op " + std::to_string(i));
   EXPECT_EQ(rounds_.describe_untaken(), "op 0, op 1, op 2, op 3, op 4 and 2 more");
+}
+
+TEST_F(PendingRoundsTest, WarnsOnceOfAnOpThatNobodyTakes) {
+  constexpr std::chrono::milliseconds kNow{0};
+  for (int i = 0; i < 255; ++i) add("forgotten");
+  EXPECT_FALSE(log_.next(kNow).has_value());
+  for (int i = 0; i < 300; ++i) add("forgotten");
+  const std::optional<Event> line = log_.next(kNow);
+  ASSERT_TRUE(line.has_value());
+  EXPECT_NE(line->text.find("256 rounds of forgotten were started and not finished"), std::string::npos);
+  EXPECT_FALSE(log_.next(kNow).has_value());
 }
 
 TEST(BlockPool, KeepsNoMoreThanWasInUse) {
