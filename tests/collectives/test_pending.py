@@ -8,7 +8,7 @@ from tests.support.cluster import THROUGH_LANES, run
 
 CASES = [
     *("in_one_program", "in_two_programs", "outside_of_jit", "in_a_scan", "several_of_an_op", "in_a_group"),
-    *("on_a_mesh", "is_counted", "is_kept_unused"),
+    *("on_a_mesh", "is_counted", "is_finished_unused", "is_kept_unused"),
 ]
 MISTAKES = {
     "twice": "grads bucket 0: the round has been finished already; each can be finished once",

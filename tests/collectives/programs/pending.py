@@ -137,6 +137,20 @@ def is_kept_unused() -> bool:
     return same(jaxhetero.psum_done(pending(jnp.ones(3000))), jnp.full(3000, 2.0))
 
 
+def is_finished_unused() -> bool:
+    """A program that does not look at a total has finished the round all the same."""
+    pending = jax.jit(lambda x: jaxhetero.psum_start(x, name="not looked at"))(jnp.ones(3000))
+
+    @jax.jit
+    def finish(pending: jaxhetero.Pending, x: jax.Array) -> jax.Array:
+        jaxhetero.psum_done(pending)
+        return x + 1
+
+    before = jaxhetero.metrics().pending_count
+    jax.block_until_ready(finish(pending, jnp.ones(3000)))
+    return jaxhetero.metrics().pending_count == before - 1
+
+
 def error_of(run: Callable[[], Any]) -> str:
     try:
         jax.block_until_ready(run())
@@ -183,7 +197,7 @@ def mistakes() -> dict[str, str]:
 def main() -> None:
     jaxhetero.initialize()
     cases = [in_one_program, in_two_programs, outside_of_jit, in_a_scan, several_of_an_op, in_a_group, on_a_mesh]
-    cases += [is_counted, is_kept_unused]
+    cases += [is_counted, is_finished_unused, is_kept_unused]
     found: dict[str, Any] = {case.__name__: case() for case in cases}
     found["mistakes"] = mistakes()
     try:
