@@ -20,6 +20,9 @@ from jaxhetero.optimizers.at_reducers import ReducersState as ReducersState
 from jaxhetero.optimizers.at_reducers import on_reducers as on_reducers
 from jaxhetero.optimizers.compression import ErrorFeedbackState as ErrorFeedbackState
 from jaxhetero.optimizers.compression import error_feedback as error_feedback
+from jaxhetero.optimizers.exact_mean import ExactMean as ExactMean
+from jaxhetero.optimizers.exact_mean import ExactResult as ExactResult
+from jaxhetero.optimizers.exact_mean import ExactSums as ExactSums
 from jaxhetero.optimizers.layerwise import lamb as lamb
 from jaxhetero.optimizers.layerwise import lars as lars
 from jaxhetero.optimizers.loss_scaling import LossScaleState as LossScaleState
