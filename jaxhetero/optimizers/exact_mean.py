@@ -112,10 +112,11 @@ class ExactMean:
             raise ConfigError(f"ExactMean: microbatches is {self.microbatches}; it must be 1 to 65536")
 
     def init(self, tree: Any) -> ExactSums:
-        """The sums before the first step.
+        """The sums before the first step; with the ``exponents`` of an earlier one, those before the next.
 
         Args:
-          tree: arrays of the shapes and floating dtypes that ``add`` will get, such as the parameters.
+          tree: arrays of the shapes and floating dtypes that ``add`` will get, such as the parameters, or
+            ``jax.ShapeDtypeStruct``.
 
         Raises:
           ConfigError: a leaf is not of a floating dtype, or there is none.

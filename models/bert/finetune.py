@@ -32,7 +32,7 @@ from models.bert.squad import (
 )
 from models.bert.text import Vocabulary
 from models.bert.torch_weights import load_torch_weights
-from models.bert.train import Loss, TrainState, make_staged_step, make_train_step
+from models.bert.train import Loss, TrainState, make_piece, make_staged_step
 from models.common.batches import BatchSplit, Example, ExampleStream, evaluation_batches, read_pieces
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
@@ -41,6 +41,7 @@ from models.common.optimizer import init_state
 from models.common.report import Result, write_whole
 from models.common.schedules import WarmupPoly
 from models.common.stages import split_over_replicas, split_over_workers
+from models.common.steps import data_parallel_step
 from models.common.tensor_file import read_safetensors
 from models.common.training import Scores, Training
 
@@ -216,16 +217,17 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
     graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
     params = jaxhetero.broadcast(params)
     schedule, stages = preset.schedule(step_count), options.run.stages
-    pieces = 1 if stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
     optimizer = make_optimizer(
         preset.optimizer,
         schedule,
-        accumulate_every=pieces,
+        accumulate_every=options.run.accumulated(split),
+        is_reduced=options.run.is_exact,
         weights_from_reducers=options.run.weights_from_reducers,
     )
     predict = make_predict(graphdef)
     loss = make_loss(graphdef)
-    train_step: Any = make_train_step(loss, optimizer, preset.seed)
+    piece = make_piece(loss, preset.seed)
+    train_step: Any = data_parallel_step(piece, optimizer, preset.optimizer, split, options.run)
     if stages > 1:
         train_step = make_staged_step(loss, preset.optimizer, schedule, preset.seed, stages, split)
     return Training(

@@ -34,12 +34,14 @@ def make_optimizer(
     learning_rate: optax.Schedule,
     *,
     accumulate_every: int = 1,
+    is_reduced: bool = False,
     clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
     weights_from_reducers: WeightsDtype | None = None,
 ) -> Optimizer:
     """The whole chain: accumulation, all-reduce, loss scale, update.
 
-    ``clip_instead`` makes what clips gradients that are reduced already, and lie on several workers.
+    ``is_reduced``: gradients are reduced already. ``clip_instead`` makes what clips them where they lie on several
+    workers.
     """
     arguments = (learning_rate, config.b1, config.b2, config.epsilon)
     max_norm = None if clip_instead else config.max_grad_norm
@@ -54,6 +56,6 @@ def make_optimizer(
         inner,
         config,
         accumulate_every=accumulate_every,
-        instead=clip_instead(config.max_grad_norm) if clip_instead else None,
+        instead=clip_instead(config.max_grad_norm) if clip_instead else optax.identity() if is_reduced else None,
         weights_from_reducers=weights_from_reducers,
     )

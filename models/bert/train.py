@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,6 +27,7 @@ from models.common.errors import SettingsError
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
+from models.common.steps import Piece, data_parallel_step
 from models.common.training import Scores, Training
 
 State = nnx.State[Any, Any]
@@ -53,13 +53,16 @@ def train(
     if start_from:
         params = Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params)
     params = jaxhetero.broadcast(params)
-    pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
     optimizer = make_optimizer(
-        preset.optimizer, preset.schedule, accumulate_every=pieces, weights_from_reducers=options.weights_from_reducers
+        preset.optimizer,
+        preset.schedule,
+        accumulate_every=options.accumulated(split),
+        is_reduced=options.is_exact,
+        weights_from_reducers=options.weights_from_reducers,
     )
     count = make_count(graphdef)
     loss = make_loss(graphdef, preset.next_sentence_weight)
-    train_step: Any = make_train_step(loss, optimizer, preset.seed)
+    train_step: Any = data_parallel_step(make_piece(loss, preset.seed), optimizer, preset.optimizer, split, options)
     if options.stages > 1:
         train_step = make_staged_step(loss, preset.optimizer, preset.schedule, preset.seed, options.stages, split)
     return Training(
@@ -106,23 +109,21 @@ def make_loss(graphdef: nnx.GraphDef[PreTrainingModel], next_sentence_weight: fl
     return loss
 
 
-def make_train_step(loss: Loss, optimizer: optax.GradientTransformation, seed: int) -> jax.stages.Wrapped:
-    """The jitted pass over one piece of the global batch. The optimizer all-reduces, so the step has no call for it."""
+def make_piece(loss: Loss, seed: int) -> Piece:
+    """The pass over one piece of the global batch."""
 
-    @partial(jax.jit, donate_argnums=0)
-    def train_step(state: TrainState, *batch_and_piece: Any) -> tuple[TrainState, jax.Array]:
-        *batch, piece = batch_and_piece
-        key = dropout_key(seed, piece)
+    def piece(state: TrainState, *batch_and_number: Any) -> dict[str, Any]:
+        *batch, number = batch_and_number
+        key = dropout_key(seed, number)
 
         def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
             value = loss(params, nnx.Rngs(dropout=key), *batch)
             return scaled(value, state.opt_state), value
 
         grads, value = jax.grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state), value
+        return {"loss": value, "grads": grads}
 
-    return train_step
+    return piece
 
 
 def make_staged_step(

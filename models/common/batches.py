@@ -56,10 +56,27 @@ class BatchSplit:
         )
         return cls(global_batch, micro_batch, rank, worker_count)
 
+    @classmethod
+    def of_pieces(cls, global_batch: int, pieces: int, *, rank: int, worker_count: int) -> BatchSplit:
+        """A split into so many pieces, of which some workers may have one more than others.
+
+        Raises:
+          SettingsError: the pieces are no equal parts, or there are more workers than pieces.
+        """
+        require(
+            global_batch % pieces == 0,
+            f"--microbatches is {pieces}; the {global_batch} examples of a step must be a multiple of that",
+        )
+        require(
+            worker_count <= pieces,
+            f"--microbatches is {pieces}, fewer than the {worker_count} workers, each of which needs one in every step",
+        )
+        return cls(global_batch, global_batch // pieces, rank, worker_count)
+
     @property
     def accumulate_every(self) -> int:
-        """Pieces of one worker in one step."""
-        return self.global_batch // (self.worker_count * self.micro_batch)
+        """Pieces of this worker in one step."""
+        return len(range(self.rank, self.pieces_per_step, self.worker_count))
 
     @property
     def pieces_per_step(self) -> int:
@@ -69,6 +86,22 @@ class BatchSplit:
     def piece(self, step: int, index: int) -> int:
         """The number of this worker's piece ``index`` of a step, counted over the whole run."""
         return step * self.pieces_per_step + index * self.worker_count + self.rank
+
+
+@dataclass(frozen=True)
+class OwnPieces:
+    """The numbers of a worker's pieces from a step on, as a sequence."""
+
+    split: BatchSplit
+    first_step: int
+    step_count: int
+
+    def __len__(self) -> int:
+        return self.step_count * self.split.accumulate_every
+
+    def __getitem__(self, place: Any) -> int:
+        step, index = divmod(int(place), self.split.accumulate_every)
+        return self.split.piece(self.first_step + step, index)
 
 
 @lru_cache(maxsize=2)
@@ -103,9 +136,9 @@ def read_pieces(
     ``positions`` is a sequence. ``load`` makes an example from one of its elements.
     """
     pieces = grain.MapDataset.source(positions).map(load).batch(split.micro_batch, drop_remainder=True)
-    mine = pieces[split.piece(first_step, 0) :: split.worker_count]
+    mine = OwnPieces(split, first_step, max(0, len(pieces) // split.pieces_per_step - first_step))
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=PREFETCHED_PIECES)
-    return iter(mine.to_iter_dataset(options))
+    return iter(grain.MapDataset.source(mine).map(lambda number: pieces[number]).to_iter_dataset(options))
 
 
 def evaluation_batches(

@@ -50,7 +50,8 @@ class RunOptions:
     """Workers that hold the model together, each a part of it: see `jaxhetero.pipeline`. The number of workers must be
     a multiple of it."""
     microbatches: int = 0
-    """With --stages, into how many microbatches a step is divided, in place of what micro_batch says."""
+    """Into how many microbatches a step is divided, in place of what micro_batch says: with --stages on each replica;
+    without, on all workers together, and the weights then have the same bits on any number of workers."""
     optimizer_on: Literal["workers", "reducers"] = "workers"
     """Where the optimizer runs and has its state: see `jaxhetero.optimizers.on_reducers`. A run can be resumed on the
     other."""
@@ -68,8 +69,10 @@ class RunOptions:
         require(self.output is not None or self.resume is None, "--resume needs --output, the folder of checkpoints")
         require(self.keep is None or self.keep >= 1, f"keep is {self.keep}; it must be at least 1")
         require(self.stages >= 1, f"stages is {self.stages}; it must be at least 1")
+        require(self.microbatches >= 0, f"microbatches is {self.microbatches}; it must be at least 1")
         require(
-            self.stages > 1 or not self.microbatches, "--microbatches is for --stages; without it, use --micro-batch"
+            not self.is_exact or self.optimizer_on == "workers",
+            "--microbatches needs --optimizer-on workers, where there are no --stages",
         )
         require(
             self.stages == 1 or self.optimizer_on == "workers",
@@ -83,6 +86,15 @@ class RunOptions:
         for path in (self.output, self.json):
             if path is not None:
                 _require_writable(path.absolute())
+
+    def accumulated(self, split: BatchSplit) -> int:
+        """Of how many pieces the optimizer itself takes the mean. A pipeline and an ``ExactStep`` give it one mean."""
+        return 1 if self.stages > 1 or self.is_exact else split.accumulate_every
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the weights have the same bits on any number of workers: see ``ExactStep``."""
+        return self.stages == 1 and self.microbatches > 0
 
     @property
     def weights_from_reducers(self) -> WeightsDtype | None:

@@ -6,11 +6,12 @@ import math
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -90,13 +91,30 @@ def _over_workers(losses: list[jax.Array], is_asked: jax.Array) -> jax.Array:
     return jaxhetero.pmean(mine)
 
 
+Step: TypeAlias = Callable[[Any, Iterable[tuple[Any, ...]], bool], tuple[Any, jax.Array]]
+"""``(state, pieces, is_asked) -> (state, report)``: one step over this worker's pieces, their batches. ``is_asked``:
+whether this worker was asked to stop. The report is float32[2], the same on all workers: the mean loss, and more than 0
+if a worker was asked."""
+
+
+def step_of_pieces(train_step: Callable[..., tuple[Any, jax.Array]]) -> Step:
+    """A step made of ``(state, *batch) -> (state, loss)`` for each piece."""
+
+    def step(state: Any, pieces: Iterable[tuple[Any, ...]], is_asked: bool) -> tuple[Any, jax.Array]:
+        losses = []
+        for batch in pieces:
+            state, loss = train_step(state, *batch)
+            losses.append(loss)
+        return state, _over_workers(losses, np.float32(is_asked))
+
+    return step
+
+
 @dataclass
 class Loop:
     """Runs steps, and keeps the state and the losses."""
 
-    train_step: Callable[..., tuple[Any, jax.Array]]
-    """``(state, *batch) -> (state, loss)`` for one piece of this worker. ``accumulate_every`` calls make one optimizer
-    step."""
+    train_step: Step
     state: Any
     learning_rate: Callable[[Any], Any]
     interruption: Interruption
@@ -112,7 +130,7 @@ class Loop:
     is_stopped: bool = False
     """A worker was asked to stop. All workers have stopped after the same step."""
 
-    def run(self, batches: Iterator[tuple[Any, ...]], step_count: int, accumulate_every: int) -> None:
+    def run(self, batches: Iterator[tuple[Any, ...]], step_count: int, pieces: int) -> None:
         """Run at most ``step_count`` more steps. Afterwards ``state`` is the state after step ``step``.
 
         Raises:
@@ -121,11 +139,9 @@ class Loop:
         in_flight: deque[jax.Array] = deque()
         with self.meter.measure():
             for _ in range(step_count):
-                local_losses = []
-                for _ in range(accumulate_every):
-                    self.state, loss = self.train_step(self.state, *next(batches))
-                    local_losses.append(loss)
-                in_flight.append(_over_workers(local_losses, np.float32(self.interruption.is_asked)))
+                mine = islice(batches, pieces)
+                self.state, report = self.train_step(self.state, mine, self.interruption.is_asked)
+                in_flight.append(report)
                 if len(in_flight) > STEPS_AHEAD:
                     self._finish(in_flight.popleft())
                 if self.is_stopped:

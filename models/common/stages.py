@@ -33,7 +33,9 @@ class StageOptions(Protocol):
 
 def split_over_replicas(global_batch: int, micro_batch: int, options: StageOptions) -> BatchSplit:
     """How a global batch is split where ``stages`` workers are one replica. With 1, every worker is one."""
-    stages, worker_count = options.stages, jaxhetero.size()
+    stages, rank, worker_count = options.stages, jaxhetero.rank(), jaxhetero.size()
+    if stages == 1 and options.microbatches:
+        return BatchSplit.of_pieces(global_batch, options.microbatches, rank=rank, worker_count=worker_count)
     require(
         worker_count % stages == 0,
         f"--stages is {stages}; the {worker_count} workers of the job must be a multiple of that",
@@ -46,7 +48,7 @@ def split_over_replicas(global_batch: int, micro_batch: int, options: StageOptio
             f"by {replicas} replicas with so many each",
         )
         micro_batch = global_batch // (replicas * options.microbatches)
-    return BatchSplit.make(global_batch, micro_batch, rank=jaxhetero.rank() // stages, worker_count=replicas)
+    return BatchSplit.make(global_batch, micro_batch, rank=rank // stages, worker_count=replicas)
 
 
 def require_plain_gradients(config: GradientConfig, stages: int) -> None:

@@ -17,11 +17,12 @@ import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import CHECKPOINTS, RunOptions
-from models.common.loop import Interruption, Loop, TensorboardLog
+from models.common.loop import Interruption, Loop, Step, TensorboardLog, step_of_pieces
 from models.common.optimizer import share_residuals
 from models.common.progress import TrainProgress
 from models.common.report import Result, parameter_count, save_picture, show_scores
 from models.common.stages import StagedStep, joined
+from models.common.steps import ExactStep
 
 Scores = dict[str, float]
 
@@ -47,7 +48,8 @@ class Training:
     state: Any
     """A tree with the field ``params``; the same on every worker."""
     train_step: Any
-    """Jitted: ``(state, *batch) -> (state, loss)``. Or a ``StagedStep``, which takes all pieces of a step at once."""
+    """Jitted: ``(state, *batch) -> (state, loss)``. Or an ``ExactStep``, or a ``StagedStep``, which takes all pieces of
+    a step at once."""
     batches: Callable[[int], Iterator[tuple[Any, ...]]]
     """From a step to this worker's batches from that step on, to the end of the run or without end."""
     learning_rate: Callable[[Any], Any]
@@ -75,6 +77,8 @@ class Training:
         checkpoints = Checkpoints(options.output / CHECKPOINTS, self.identity, options.keep) if options.output else None
         first_step = 0
         history: dict[str, Any] = {"losses": [], "evaluations": []}
+        if isinstance(self.train_step, ExactStep):
+            self.state = self.train_step.prepare(self.state)
         if checkpoints and (chosen := checkpoints.choose(options.resume)):
             first_step, state, read = checkpoints.restore(chosen, self.pull(self.state))
             self.state = self.push(state)
@@ -156,13 +160,15 @@ class Training:
     def _equal_on_all_workers(self, state: Any) -> Any:
         if isinstance(self.train_step, StagedStep):
             return self.train_step.make_whole(state)
+        if isinstance(self.train_step, ExactStep):
+            return state  # equal already, and a mean of equal numbers may have other bits
         state = self.synchronize(state)
         return state._replace(opt_state=share_residuals(state.opt_state))
 
-    def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Any:
+    def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Step:
         """Compile the train step before the first step, so that all steps can be timed alike."""
         if not first:
-            return self.train_step  # no step is left to run
+            return step_of_pieces(self.train_step)  # no step is left to run
         start = time.monotonic()
         compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, first[0])).compile()
         split = self.split
@@ -173,7 +179,7 @@ class Training:
             f"{split.accumulate_every} x {split.micro_batch} {self.unit} per step, {self.step_count} steps; "
             f"compiled in {time.monotonic() - start:.1f} s"
         )
-        return compiled
+        return compiled if isinstance(compiled, ExactStep) else step_of_pieces(compiled)
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:

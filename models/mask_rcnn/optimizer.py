@@ -80,12 +80,14 @@ def make_optimizer(
     learning_rate: optax.Schedule,
     *,
     accumulate_every: int = 1,
+    is_reduced: bool = False,
     clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
     weights_from_reducers: WeightsDtype | None = None,
 ) -> Optimizer:
     """The whole chain: accumulation, all-reduce, loss scale, clipping, update.
 
-    ``clip_instead`` makes what clips gradients that are reduced already, and lie on several workers.
+    ``is_reduced``: gradients are reduced already. ``clip_instead`` makes what clips them where they lie on several
+    workers.
     """
     max_norm = config.max_grad_norm
     return distributed(
@@ -95,7 +97,7 @@ def make_optimizer(
         ),
         config,
         accumulate_every=accumulate_every,
-        instead=(clip_instead(max_norm) if max_norm else optax.identity()) if clip_instead else None,
+        instead=clip_instead(max_norm) if clip_instead and max_norm else optax.identity() if is_reduced else None,
         weights_from_reducers=weights_from_reducers,
     )
 

@@ -4,7 +4,6 @@ optimizer), and gather what an evaluation finds."""
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from models.common.errors import SettingsError, require
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
+from models.common.steps import Piece, data_parallel_step
 from models.common.tensor_file import read_safetensors
 from models.common.training import Training
 from models.mask_rcnn.batch import Batch, Detections
@@ -65,15 +65,17 @@ def train(
         console.print(str(data), markup=False, highlight=False, soft_wrap=True)
     graphdef, params, frozen = nnx.split(make_model(preset, start_from), nnx.Param, Frozen)  # type: ignore[misc]
     params, frozen = jaxhetero.broadcast((params, frozen))
-    pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
     optimizer = make_optimizer(
         preset.optimizer,
         preset.schedule,
-        accumulate_every=pieces,
+        accumulate_every=options.accumulated(split),
+        is_reduced=options.is_exact,
         weights_from_reducers=options.weights_from_reducers,
     )
+    train_step: Any = data_parallel_step(make_piece(graphdef, preset), optimizer, preset.optimizer, split, options)
+    if options.stages > 1:
+        train_step = make_staged_step(graphdef, frozen, preset, options.stages, split.accumulate_every)
     evaluation = Evaluation(make_detect(graphdef, preset), data, split_over_workers(split))
-    staged = make_staged_step(graphdef, frozen, preset, options.stages, split.accumulate_every)
     return Training(
         title="Mask R-CNN",
         unit="images",
@@ -83,7 +85,7 @@ def train(
         evaluate_every=preset.evaluate_every,
         label=lambda step: f"epoch {step * preset.global_batch // len(data.train_images) + 1}",
         state=TrainState(params, frozen, init_state(optimizer, params)),
-        train_step=staged if options.stages > 1 else make_train_step(graphdef, optimizer, preset),
+        train_step=train_step,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=preset.schedule,
         pull=optimizer.pull,
@@ -109,23 +111,19 @@ def make_model(preset: Preset, start_from: Path | None = None) -> MaskRCNN:
     return model
 
 
-def make_train_step(
-    graphdef: nnx.GraphDef[MaskRCNN], optimizer: optax.GradientTransformation, preset: Preset
-) -> jax.stages.Wrapped:
-    """The jitted pass over one piece of the global batch. The optimizer all-reduces, so the step has no call for it."""
+def make_piece(graphdef: nnx.GraphDef[MaskRCNN], preset: Preset) -> Piece:
+    """The pass over one piece of the global batch."""
 
-    @partial(jax.jit, donate_argnums=0)
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+    def piece(state: TrainState, batch: Batch) -> dict[str, Any]:
         def loss_fn(params: State) -> tuple[jax.Array, jax.Array]:
             model = nnx.merge(graphdef, params, state.frozen, copy=True)
             loss = losses(model, batch, preset.loss, preset.seed).total
             return scaled(loss, state.opt_state), loss
 
         grads, loss = jax.grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), state.frozen, opt_state), loss
+        return {"loss": loss, "grads": grads}
 
-    return train_step
+    return piece
 
 
 def make_staged_step(
@@ -140,7 +138,9 @@ def make_staged_step(
 
     return StagedStep(
         loss,
-        lambda grad_fn: make_optimizer(config, preset.schedule, clip_instead=grad_fn.clip_by_global_norm),
+        lambda grad_fn: make_optimizer(
+            config, preset.schedule, clip_instead=grad_fn.clip_by_global_norm, is_reduced=True
+        ),
         stages,
         microbatches,
     )

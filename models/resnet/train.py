@@ -4,7 +4,6 @@ optimizer), average the batch statistics, and sum the correct predictions of an 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from models.common.command import RunOptions
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
+from models.common.steps import Piece, data_parallel_step
 from models.common.training import Scores, Training
 from models.resnet.data import Data, open_data
 from models.resnet.model import ResNet
@@ -46,12 +46,18 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
     graphdef, params, batch_stats = nnx.split(make_model(preset), nnx.Param, nnx.BatchStat)  # type: ignore[misc]
     params = jaxhetero.broadcast(params)
     schedule = make_schedule(preset)
-    pieces = 1 if options.stages > 1 else split.accumulate_every  # a pipeline takes all of its pieces at once
     optimizer = make_optimizer(
-        preset.optimizer, schedule, accumulate_every=pieces, weights_from_reducers=options.weights_from_reducers
+        preset.optimizer,
+        schedule,
+        accumulate_every=options.accumulated(split),
+        is_reduced=options.is_exact,
+        weights_from_reducers=options.weights_from_reducers,
     )
+    piece = make_piece(graphdef, preset)
+    train_step: Any = data_parallel_step(piece, optimizer, preset.optimizer, split, options, ("batch_stats",))
+    if options.stages > 1:
+        train_step = make_staged_step(graphdef, preset, options.stages, split.accumulate_every)
     count_correct = make_count_correct(graphdef)
-    staged = make_staged_step(graphdef, preset, options.stages, split.accumulate_every)
     return Training(
         title=f"{preset.model.architecture} ResNet",
         unit="images",
@@ -61,7 +67,7 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         evaluate_every=preset.evaluate_every,
         label=lambda step: f"epoch {step // preset.steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, batch_stats, init_state(optimizer, params)),
-        train_step=staged if options.stages > 1 else make_train_step(graphdef, optimizer, preset),
+        train_step=train_step,
         batches=lambda step: data.train_batches(split, step),
         learning_rate=schedule,
         synchronize=synchronize,
@@ -98,23 +104,19 @@ def make_schedule(preset: Preset) -> optax.Schedule:
     )
 
 
-def make_train_step(
-    graphdef: nnx.GraphDef[ResNet], optimizer: optax.GradientTransformation, preset: Preset
-) -> jax.stages.Wrapped:
-    """The jitted pass over one piece of the global batch. The optimizer all-reduces, so the step has no call for it."""
+def make_piece(graphdef: nnx.GraphDef[ResNet], preset: Preset) -> Piece:
+    """The pass over one piece of the global batch."""
 
-    @partial(jax.jit, donate_argnums=0)
-    def train_step(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
+    def piece(state: TrainState, images: jax.Array, labels: jax.Array) -> dict[str, Any]:
         def loss_fn(params: State) -> tuple[jax.Array, tuple[jax.Array, State]]:
             model = nnx.merge(graphdef, params, state.batch_stats, copy=True)
             loss = cross_entropy(model(images), labels, preset.label_smoothing)
             return scaled(loss, state.opt_state), (loss, nnx.state(model, nnx.BatchStat))
 
         grads, (loss, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), batch_stats, opt_state), loss
+        return {"loss": loss, "grads": grads, "batch_stats": batch_stats}
 
-    return train_step
+    return piece
 
 
 def make_staged_step(graphdef: nnx.GraphDef[ResNet], preset: Preset, stages: int, microbatches: int) -> StagedStep:

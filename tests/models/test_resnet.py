@@ -18,6 +18,7 @@ from models.common.batches import BatchSplit
 from models.common.errors import SettingsError
 from models.common.optimizer import init_state, weights_mask
 from models.common.schedules import named_schedule
+from models.common.steps import plain_step
 from models.resnet.arrays import (
     Dataset,
     load_mnist_5k,
@@ -43,8 +44,8 @@ from models.resnet.train import (
     evaluate,
     make_count_correct,
     make_model,
+    make_piece,
     make_schedule,
-    make_train_step,
 )
 
 TINY = PRESETS["mnist"].model
@@ -332,7 +333,7 @@ def test_train_step_learns_a_batch_by_heart(digits: tuple[Dataset, Dataset], hal
     graphdef, params, batch_stats = nnx.split(make_model(preset), nnx.Param, nnx.BatchStat)
     optimizer = make_optimizer(preset.optimizer, make_schedule(preset))
     state = TrainState(params, batch_stats, init_state(optimizer, params))
-    train_step = make_train_step(graphdef, optimizer, preset)
+    train_step = plain_step(make_piece(graphdef, preset), optimizer)
     losses = []
     for _ in range(30):
         state, loss = train_step(state, normalize(train.images[:20]), train.labels[:20])

@@ -77,7 +77,10 @@ def test_a_run_no_longer_than_the_warm_up_warms_up_for_half_of_its_time(argument
         (["--resume", "latest"], "--resume needs --output"),
         (["--micro-batch", "3"], "micro_batch is 3; it must divide the 100 examples of a worker"),
         (["--stages", "2"], "--stages is 2; the 1 workers of the job must be a multiple of that"),
-        (["--microbatches", "2"], "--microbatches is for --stages"),
+        (["--microbatches", "3"], "--microbatches is 3; the 100 examples of a step must be a multiple of that"),
+        (["--microbatches", "-1"], "microbatches is -1; it must be at least 1"),
+        (["--microbatches", "2", "--wire-dtype", "bfloat16"], "--microbatches works with --wire-dtype float32 alone"),
+        (["--microbatches", "2", "--optimizer-on", "reducers"], "--microbatches needs --optimizer-on workers"),
         (["--norm", "group", "--group-count", "5"], "group_count is 5; it must divide the 16 channels"),
         (["--epochs", "1", "--warmup-epochs", "1"], "warmup_epochs is 1.0; it must be at least 0 and below epochs (1)"),
         (["--output", "/proc/run"], "cannot write /proc/run: a file in /proc failed: "),
@@ -140,6 +143,25 @@ def test_two_stages_train_like_one_worker(tmp_path: Path) -> None:
     more = ("--preset", "mnist-smoke", "--epochs", "3", "--resume", "latest", "--global-batch", "100")
     again, _ = trainers.run(tmp_path / "two", "models.resnet", *more)
     assert (again["first_step"], again["step_count"]) == (16, 8)
+
+
+def test_any_number_of_workers_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """With batch normalisation, five microbatches a step, and on three workers no equal shares of them."""
+    arguments = ("--preset", "mnist-smoke", "--epochs", "2", "--microbatches", "5")
+    one, _ = trainers.run(tmp_path / "1", "models.resnet", *arguments)
+    three, output = trainers.run(tmp_path / "3", "models.resnet", *arguments, workers=3, reducers=1)
+    assert "identical on 3 workers" in output
+    assert np.mean(one["losses"][-4:]) < 0.95 * np.mean(one["losses"][:4])
+    # The loss of the first step, in which nothing fits, is an ordinary sum.
+    assert three["losses"] == [pytest.approx(one["losses"][0]), *one["losses"][1:]]
+    same = ("weights_digest", "evaluations")
+    assert [three[name] for name in same] == [one[name] for name in same]
+    shutil.rmtree(tmp_path / "3" / "checkpoints" / str(one["step_count"]))
+    again = ("--resume", "latest")
+    two, _ = trainers.run(tmp_path / "3", "models.resnet", *arguments, *again, workers=2, reducers=1)
+    assert 0 < two["first_step"] < one["step_count"]
+    assert [two[name] for name in same] == [one[name] for name in same]
+    assert two["losses"][1:] == one["losses"][1:]
 
 
 def test_run_on_four_workers_reports_what_the_transport_measured(
