@@ -13,6 +13,9 @@ using std::chrono::milliseconds;
 // When a connection ends, the coordinator mostly knows why: its word is awaited for so long.
 constexpr milliseconds kGrace{1000};
 
+// Of an elastic job.
+Status over() { return {Code::kWorkerLost, "the view is over of which that is"}; }
+
 }  // namespace
 
 Channels::Channels(Config config, std::unique_ptr<TcpContext> context, EventLog& log, Callbacks callbacks)
@@ -38,12 +41,41 @@ Status Channels::bind() {
 void Channels::enter(const View& view) {
   const bool is_first = view_.worker_hosts.empty();
   view_ = view;
-  if (!is_first) return;
+  if (!is_first) return begin_anew();
   const Status status = listener_->start([this](Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
     auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
     lines_[connection.get()].connection = connection;
   });
   if (!status.ok()) callbacks_.on_failure(status);
+}
+
+// In an elastic job, connections and transfers are of one view, as those of reducers are: a rank may be another
+// worker's in the next.
+void Channels::begin_anew() {
+  if (!view_.job.is_elastic()) return;
+  std::vector<uint32_t> ranks;
+  for (const auto& [rank, peer] : peers_) ranks.push_back(rank);
+  for (const uint32_t rank : ranks) let_go(rank, over());
+  for (auto& [connection, line] : lines_) {
+    if (line.early.has_value() && line.early->view == view_.number) let_in(line, line.early->rank);
+  }
+}
+
+// Its transfers fail, and a later one begins anew.
+void Channels::let_go(uint32_t rank, const Status& why) {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end()) return;
+  std::vector<std::shared_ptr<TcpConnection>> connections;
+  std::erase_if(lines_, [&](const auto& entry) {
+    if (entry.second.peer != &found->second) return false;
+    connections.push_back(entry.second.connection);
+    return true;
+  });
+  // First the network lets go of the program's memory, then the program gets it back.
+  for (const auto& connection : connections) connection->close();
+  found->second.sender.give_up(why);
+  found->second.receiver.give_up(why);
+  peers_.erase(found);
 }
 
 Metrics Channels::metrics() const {
@@ -84,6 +116,8 @@ void Channels::start(const std::shared_ptr<Transfer>& transfer) {
   if (view_.worker_hosts.empty()) {
     return transfer->fail({Code::kNotInitialized, "the message was posted before the job has started"});
   }
+  // The tag is the number of the view then.
+  if (view_.job.is_elastic() && transfer->message().tag != view_.number) return transfer->fail(over());
   const uint32_t rank = transfer->message().peer;
   Peer& peer = peer_of(rank);
   if (transfer->direction() == Transfer::Direction::kReceive) {
@@ -100,7 +134,7 @@ Channels::Peer& Channels::peer_of(uint32_t rank) {
   const auto found = peers_.find(rank);
   if (found != peers_.end()) return found->second;
   const std::string name = "rank " + std::to_string(rank) + " (host " + view_.worker_hosts[rank] + ")";
-  return peers_.try_emplace(rank, Peer{name, Sender(config_.own_name, name), Receiver(name)}).first->second;
+  return peers_.try_emplace(rank, Peer{rank, name, Sender(config_.own_name, name), Receiver(name)}).first->second;
 }
 
 void Channels::connect(Peer& peer, uint32_t rank) {
@@ -127,7 +161,11 @@ void Channels::on_written(Connection& connection) {
   if (peer == nullptr || peer->out != &connection) return;
   const Status status = peer->sender.note_written(connection.written_frame_count(), Clock::now());
   if (!status.ok()) return callbacks_.on_failure(status);
-  if (peer->sender.has_more()) context_->loop.post([this, peer] { send_messages(*peer); });
+  if (peer->sender.has_more()) {
+    context_->loop.post([this, peer, line = &connection] {
+      if (lines_.contains(line)) send_messages(*peer);
+    });
+  }
   note_idle();
 }
 
@@ -146,7 +184,7 @@ void Channels::on_open(Connection& connection) {
   if (line.peer == nullptr) return;
   line.peer->is_out_open = true;
   if (config_.shared_memory) line.connection->offer_memory();
-  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{view_.job_id, config_.rank})));
+  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{view_.job_id, config_.rank, view_.number})));
   send_messages(*line.peer);
 }
 
@@ -180,6 +218,7 @@ Status Channels::on_frame(Connection& connection, const FrameHeader& header) {
       note_idle();
       return {};
     default:
+      if (view_.job.is_elastic()) return decode_fault(line.control);
       callbacks_.on_failure(decode_fault(line.control));
       return {};
   }
@@ -197,7 +236,7 @@ Status Channels::take_credit(Line& line, const FrameHeader& header) {
 }
 
 Status Channels::join(Line& line) {
-  const Result<Join> join = decode_join(line.control);
+  Result<Join> join = decode_join(line.control);
   if (!join.ok()) return join.status();
   if (const Status refusal = check_join(join.value()); !refusal.ok()) {
     refusals_.add(log_, Severity::kWarning, "refused " + line.connection->peer() + ": " + refusal.message(),
@@ -207,17 +246,29 @@ Status Channels::join(Line& line) {
     line.connection->close_after_flush();
     return {};
   }
-  line.peer = &peer_of(join.value().rank);
+  if (view_.job.is_elastic() && join->view < view_.number) return over();
+  if (view_.job.is_elastic() && join->view > view_.number) {  // it has heard of the next view earlier
+    line.early = *join;
+    return {};
+  }
+  let_in(line, join->rank);
+  return {};
+}
+
+void Channels::let_in(Line& line, uint32_t rank) {
+  line.early.reset();
+  line.peer = &peer_of(rank);
   line.peer->in = line.connection.get();
   for (OutFrame& credit : line.peer->receiver.credits()) line.connection->send(std::move(credit));
-  return {};
 }
 
 Status Channels::check_join(const Join& join) const {
   const std::string hint = "; is it of this job, and its rank its own?";
   if (join.job_id != view_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
   const auto peer = peers_.find(join.rank);
-  const bool is_taken = peer != peers_.end() && (peer->second.in != nullptr || !peer->second.broken.ok());
+  const bool is_of_next = view_.job.is_elastic() && join.view != view_.number;
+  const bool is_taken =
+      !is_of_next && peer != peers_.end() && (peer->second.in != nullptr || !peer->second.broken.ok());
   if (join.rank >= config_.worker_count || join.rank == config_.rank || is_taken) {
     return {Code::kInvalidArgument,
             "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
@@ -246,6 +297,10 @@ void Channels::on_close(Connection& connection, const Status& why) {
   }
   peer.broken = why;
   peer.broken_at = Clock::now();
+  if (view_.job.is_elastic()) {  // the job goes on without it
+    let_go(peer.rank, {Code::kWorkerLost, peer.name + " was lost: " + why.message()});
+    return note_idle();
+  }
   // Only this worker knows that its peer broke the protocol. Whether it lives, the coordinator finds out.
   if (why.code() != Code::kInternal) {
     callbacks_.on_failure({Code::kWorkerLost, peer.name + " was lost: " + why.message()});
@@ -253,6 +308,7 @@ void Channels::on_close(Connection& connection, const Status& why) {
 }
 
 Status Channels::check(Clock::time_point now) {
+  std::map<uint32_t, Status> stuck;
   for (auto& [rank, peer] : peers_) {
     if (peer.is_idle()) continue;
     if (!peer.broken.ok() && now - peer.broken_at >= kGrace) {
@@ -261,9 +317,13 @@ Status Channels::check(Clock::time_point now) {
     std::optional<std::string> late = peer.receiver.find_late(now, patience_);
     if (!late.has_value()) late = peer.sender.find_late(now, patience_);
     if (late.has_value()) {
-      return {Code::kRoundTimeout, config_.own_name + ": " + *late + "; is it stuck, or does it run another program?"};
+      const Status why(Code::kRoundTimeout,
+                       config_.own_name + ": " + *late + "; is it stuck, or does it run another program?");
+      if (!view_.job.is_elastic()) return why;
+      stuck[rank] = why;
     }
   }
+  for (const auto& [rank, why] : stuck) let_go(rank, why);
   return {};
 }
 

@@ -93,6 +93,7 @@ class Channels final : private ConnectionOwner {
 
  private:
   struct Peer {
+    uint32_t rank = 0;
     std::string name;  // "rank 1 (host b)"
     Sender sender;
     Receiver receiver;
@@ -106,13 +107,17 @@ class Channels final : private ConnectionOwner {
   };
   struct Line {
     std::shared_ptr<TcpConnection> connection;
-    Peer* peer = nullptr;  // none until it has joined
-    Bytes control;         // the payload of the frame that is coming in, if that is not a message
+    Peer* peer = nullptr;            // none until it has joined
+    Bytes control;                   // the payload of the frame that is coming in, if that is not a message
+    std::optional<Join> early = {};  // of an elastic job: it waits until this worker is in its view as well
   };
 
   void take_inbox();
   void start(const std::shared_ptr<Transfer>& transfer);
   Peer& peer_of(uint32_t rank);
+  void begin_anew();
+  void let_in(Line& line, uint32_t rank);
+  void let_go(uint32_t rank, const Status& why);
   void connect(Peer& peer, uint32_t rank);
   void send_messages(Peer& peer);
 
