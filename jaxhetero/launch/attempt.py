@@ -36,6 +36,9 @@ _STRAGGLERS_END_S = 1.0
 _TICK_S = 0.05
 # One that is killed again and again is.
 _MOST_COORDINATORS = 20
+# Before a lost worker of an elastic job is started again: twice as long each time.
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,12 @@ class Attempt:
         log_dir: Path,
         stop_s: float,
         display: Display,
+        most_comebacks: int = 0,
     ) -> None:
-        """``commands`` and ``own_settings`` are by name, "worker 0" or "reducer 1"; all share ``settings``."""
+        """``commands`` and ``own_settings`` are by name, "worker 0" or "reducer 1"; all share ``settings``.
+
+        Lost workers of an elastic job are started again, ``most_comebacks`` times in all.
+        """
         self._commands = commands
         self._settings = settings
         self._own_settings = own_settings
@@ -75,6 +82,9 @@ class Attempt:
         """The fewest workers with which an elastic job goes on."""
         self._processes: list[Process] = []
         self._lost: list[Process] = []
+        self._comebacks_left = most_comebacks
+        self._comebacks: dict[str, float] = {}
+        """Which lost workers start again, and when, by the monotonic clock."""
         self._exit_stack = contextlib.ExitStack()
         self.signals: list[int] = []
         """The signals that the launcher has received, up to the end of the context."""
@@ -99,7 +109,10 @@ class Attempt:
             if self.signals:
                 break
             self._start(name, command)
-        self._run_until(self._is_over)
+        while not self._is_over():
+            self._run_until(lambda: self._is_over() or bool(self._comebacks))
+            if self._comebacks and not self._run_until(self._is_over, min(self._comebacks.values()) - time.monotonic()):
+                self._start_again()
         if self.signals:
             return self._end_after_signal()
         if self._failures():
@@ -115,12 +128,29 @@ class Attempt:
             if process in self._lost or not self._can_be_lost(process):
                 continue
             self._lost.append(process)
-            restarts = process.is_coordinator and not self._workers_ended() and not self.signals
-            self._display.message(
-                f"warning: {process.describe_end()}; {'starting it again' if restarts else what_it_means}"
-            )
-            if restarts:
-                self._start(process.name, self._commands[process.name])
+            goes_on = not self._workers_ended() and not self.signals
+            if process.is_coordinator and goes_on:
+                what_next = "starting it again"
+                self._comebacks[process.name] = time.monotonic()
+            elif process.is_worker and goes_on and self._comebacks_left:
+                self._comebacks_left -= 1
+                pause_s = self._pause_s(process.name)
+                what_next = f"the others go on, and it is started again in {pause_s:g} s"
+                self._comebacks[process.name] = time.monotonic() + pause_s
+            else:
+                what_next = what_it_means
+            self._display.message(f"warning: {process.describe_end()}; {what_next}")
+
+    def _pause_s(self, name: str) -> float:
+        """Twice as long for each time that the worker was lost before."""
+        losses = sum(lost.name == name for lost in self._lost)
+        return min(_FIRST_PAUSE_S * 2.0 ** (losses - 1), _LONGEST_PAUSE_S)
+
+    def _start_again(self) -> None:
+        for name, instant in list(self._comebacks.items()):
+            if instant <= time.monotonic():
+                del self._comebacks[name]
+                self._start(name, self._commands[name])
 
     # Starting
 
@@ -229,15 +259,17 @@ class Attempt:
         """Whether the process is a reducer that was killed, or that was told that the workers go on without it.
 
         A reducer that exits with another error code by itself does end the job. In an elastic job it may also be a
-        worker that has failed, as long as enough are left, or the coordinator, if that was killed.
+        worker that has failed, if it is started again or enough are left, or the coordinator, if that was killed.
         """
-        if process.ended_ns is None:
-            return False
+        if process.ended_ns is None or process in self._lost:
+            return process.ended_ns is not None
         if process.is_worker:
             failed = sum(other.failed() for other in self._processes if other.is_worker)
             left = sum(other.is_worker for other in self._processes) - failed
             is_wrong = process.code in USAGE_CODES  # it would be in all workers
-            return self._least_workers is not None and process.failed() and not is_wrong and left >= self._least_workers
+            if self._least_workers is None or not process.failed() or is_wrong:
+                return False
+            return self._comebacks_left > 0 or left >= self._least_workers
         if process.is_coordinator:
             starts = sum(other.is_coordinator for other in self._processes)
             return process.code > 128 and starts <= _MOST_COORDINATORS

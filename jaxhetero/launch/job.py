@@ -23,6 +23,8 @@ from jaxhetero.launch.terminal import Display, show_count
 from jaxhetero.launch.timeline import JobTimeline
 
 _LOOPBACK = "127.0.0.1"
+# Of lost workers of an elastic job, if nobody says how many.
+_MOST_COMEBACKS = 1000
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Job:
     stop_timeout_ms: int = 10_000
     """How long processes may take to end after a signal to end, before they are killed."""
     max_restarts: int = 0
-    """How often all processes are started anew after a failure that may be temporary."""
+    """How often all processes are started anew after a failure that may be temporary. In an elastic job, also how often
+    lost workers are started again, while the others go on; 0 there: 1000 times."""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -81,6 +84,10 @@ class Job:
             raise ConfigError(f"stop_timeout_ms is {self.stop_timeout_ms}; it must be 0 or more")
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts is {self.max_restarts}; it must be 0 or more")
+
+    def comebacks(self) -> int:
+        """How often lost workers of an elastic job are started again, in one attempt."""
+        return (self.max_restarts or _MOST_COMEBACKS) if self.elastic else 0
 
     def commands(self) -> dict[str, Sequence[str]]:
         """The command of each process, by the name of the process: "worker 0", "reducer 1"."""
@@ -167,7 +174,7 @@ def launch(job: Job) -> int:
             stop_s = job.stop_timeout_ms / 1000
             with (
                 job_file(log_dir, coordinator, str(settings["token"])),
-                Attempt(job.commands(), settings, own, own_log_dir, stop_s, display) as attempt,
+                Attempt(job.commands(), settings, own, own_log_dir, stop_s, display, job.comebacks()) as attempt,
             ):
                 end = attempt.run()
         if not end.failure or not job.max_restarts:
