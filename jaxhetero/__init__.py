@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from jaxhetero import elastic as elastic
     from jaxhetero import optimizers as optimizers
     from jaxhetero import pipeline as pipeline
     from jaxhetero._collectives.api import all_gather as all_gather
@@ -101,7 +102,7 @@ _HOMES = {
     "write_timeline": "_job.counts",
 }
 
-_MODULES = ("optimizers", "pipeline")
+_MODULES = ("elastic", "optimizers", "pipeline")
 
 __all__ = sorted(_HOMES)
 

@@ -100,6 +100,9 @@ class Config:
     lost_after_ms: int = 10_000
     """In an elastic job: how long a process may give no sign of life before it counts as lost. It counts for the
     coordinator alone."""
+    rejoin_timeout_ms: int = 60_000
+    """In an elastic job: how long those that are left wait at their gates for others when fewer than MIN are. It counts
+    for the coordinator alone."""
     shared_memory: bool = True
     """Whether bytes for reducers on this worker's own host, and for workers there over channels, go through shared
     memory, where possible, and not through the loopback network. It takes about a megabyte for each of them."""
@@ -122,8 +125,8 @@ class Config:
         _take_interface(self)
         if self.worker_count < 1:
             raise ConfigError(f"worker_count is {self.worker_count}; it must be at least 1")
-        if not 0 <= self.rank < self.worker_count:
-            raise ConfigError(f"rank {self.rank} is not in 0..{self.worker_count - 1}")
+        if not 0 <= self.rank < self.capacity:
+            raise ConfigError(f"rank {self.rank} is not in 0..{self.capacity - 1}")
         if self.reducer_count < 0:
             raise ConfigError(f"reducer_count is {self.reducer_count}; it must be 0 or more")
         if self.colocated_count == -1:
@@ -155,7 +158,7 @@ class Config:
             raise ConfigError(f"strands is {self.strands}; it must be in 1..{MOST_STRANDS}, or 0")
         if 0 < self.strands < (rails := self.interface.count(",") + 1):
             raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it must be at least {rails}, or 0")
-        for name in ("window_chunks", "restart_count"):
+        for name in ("window_chunks", "restart_count", "rejoin_timeout_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         if self.chunk_bytes and (not 1024 <= self.chunk_bytes <= MOST_CHUNK_BYTES or self.chunk_bytes % 64):
@@ -195,11 +198,14 @@ class CoordinatorConfig:
     start_timeout_ms: int = Config.start_timeout_ms
     timeout_ms: int = Config.timeout_ms
     lost_after_ms: int = Config.lost_after_ms
+    rejoin_timeout_ms: int = Config.rejoin_timeout_ms
 
     def __post_init__(self) -> None:
         _check_types(self)
         _check_meeting(self, "to listen on")
         _check_positive(self, "start_timeout_ms", "timeout_ms", "lost_after_ms")
+        if self.rejoin_timeout_ms < 0:
+            raise ConfigError(f"rejoin_timeout_ms is {self.rejoin_timeout_ms}; it must be 0 or more")
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,20 @@ nb::tuple to_python(const Timeline::Entry& entry) {
                         to_python(record.first_push), to_python(record.first_result), to_python(record.end), parts);
 }
 
+// (status, what, gate, view, ranks, joining)
+using PythonTurn = std::tuple<std::pair<std::string, std::string>, std::string, uint64_t, uint32_t,
+                              std::vector<uint32_t>, std::vector<uint32_t>>;
+
+std::optional<PythonTurn> to_python(Result<std::optional<Gate::Turn>> found) {
+  if (!found.ok()) return PythonTurn{to_python(found.status()), "", 0, 0, {}, {}};
+  if (!found->has_value()) return std::nullopt;
+  Gate::Turn& turn = **found;
+  static constexpr std::array kNames{"pass", "meet", "give", "take", "leave"};
+  return PythonTurn{
+      to_python(Status()),    kNames.at(static_cast<size_t>(turn.what)), turn.gate, turn.view, std::move(turn.ranks),
+      std::move(turn.joining)};
+}
+
 nb::list to_python(const std::vector<ProcessState::LateWorker>& workers) {
   nb::list late;
   for (const auto& worker : workers) late.append(nb::make_tuple(worker.rank, worker.waited_ms));
@@ -411,6 +425,13 @@ void bind_communicator(nb::module_& module) {
       .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
       .def("place", [](const Communicator& self) { return to_python(self.place()); })
       .def("members", &Communicator::members)
+      .def(
+          "wait_at_gate", [](Communicator& self, int64_t ms) { return to_python(self.wait_at_gate(milliseconds(ms))); },
+          "timeout_ms"_a, Unlocked())
+      .def("say_given", &Communicator::say_given, "view"_a)
+      .def("say_met", &Communicator::say_met)
+      .def("say_present", &Communicator::say_present, "view"_a)
+      .def("ask_to_leave", &Communicator::ask_to_leave)
       .def(
           "timeline",
           [](Communicator& self, uint64_t since) {

@@ -105,6 +105,7 @@ def initialize(
     strands: int | None = None,
     elastic: str | None = None,
     lost_after_ms: int | None = None,
+    rejoin_timeout_ms: int | None = None,
     shared_memory: bool | None = None,
     metrics_port: int | None = None,
     timeline_file: str | None = None,
@@ -131,8 +132,8 @@ def initialize(
       checksum, failover, measure_rates, shared_memory: whether frames have checksums, a reducer may be lost, links are
         measured at the start, and processes of one host share memory.
       strands: how many cores each process uses to move and to sum bytes.
-      elastic, lost_after_ms: whether the job goes on without workers that are lost, and after how long a silence, in
-        milliseconds, a process is.
+      elastic, lost_after_ms, rejoin_timeout_ms: whether the job goes on without workers that are lost, after how long
+        a silence a process is, and how long too few wait for more, in milliseconds.
       metrics_port, timeline_file: where others find the counts and the rounds of this worker.
       restart_count: how often the job has been started anew.
       pinned_bytes, cuda_driver: for GPUs.

@@ -123,7 +123,7 @@ def test_a_program_fails() -> None:
 
 
 def test_too_few_are_left() -> None:
-    with elastic_cluster(2, 1) as cluster:
+    with elastic_cluster(2, 1, JAXHETERO_REJOIN_TIMEOUT_MS="500") as cluster:
         start(cluster, 1000)
         kill(cluster, "worker 1", after="step 5")
         assert "the job needs at least 2" in cluster.wait("worker 0").exception_line

@@ -2,6 +2,7 @@
 
     python -m tests.long.chaos --rounds 300 --seed 0
     python -m tests.long.chaos --rounds 300 --server      # with optimizers that the reducers run
+    python -m tests.long.chaos --rounds 300 --elastic     # of workers and the coordinator as well: elastic_chaos.py
 
 The instants, the victims and the jobs' shapes follow from the seed: from 2 to 8 reducers, some jobs with more of them
 inside the workers; one at a time, two at once, or one while the loss of another is being dealt with. As many new ones
@@ -25,6 +26,7 @@ from typing import Any
 
 import tyro
 
+from tests.long.elastic_chaos import run_elastic_jobs
 from tests.support.cluster import Cluster
 
 
@@ -141,14 +143,19 @@ def run_job(
     )
 
 
-def main(rounds: int = 300, seed: int = 0, strikes_per_job: int = 10, server: bool = False) -> None:
+def main(
+    rounds: int = 300, seed: int = 0, strikes_per_job: int = 10, server: bool = False, elastic: bool = False
+) -> None:
     """
     Args:
         rounds: How many reducers to kill, at least.
         seed: Of everything that is random.
         strikes_per_job: How often to kill one or two of them before the job ends and another begins.
         server: Train with optimizers that the reducers run, AdamW and LAMB.
+        elastic: Workers, reducers and the coordinator are killed, and workers come and leave.
     """
+    if elastic:
+        return run_elastic_jobs(rounds, seed, strikes_per_job)
     options: dict[str, Any] = {}
     if server:
         options = {"program": "reducers_training.py", "arguments": ("adamw", "lamb"), "backed_up": True}

@@ -58,7 +58,7 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     return admit(guest, std::move(*registration));
   }
   if (header.type == FrameType::kAsk) return on_ask(guest);
-  if (header.type >= FrameType::kReport) return on_frame_of_elastic(guest, header.type);
+  if (header.type >= FrameType::kReport) return on_frame_of_elastic(guest, header);
   if (!guest.is_registered()) return {Code::kProtocol, "it sent a frame before it registered"};
   guest.heartbeat.heard();
   switch (header.type) {
@@ -109,8 +109,9 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
   }
 }
 
-Status Coordinator::on_frame_of_elastic(Guest&, FrameType type) {
-  return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(type)) + ", and the job is not elastic"};
+Status Coordinator::on_frame_of_elastic(Guest&, const FrameHeader& header) {
+  return {Code::kProtocol,
+          "it sent a frame of type " + std::to_string(int(header.type)) + ", and the job is not elastic"};
 }
 
 void Coordinator::on_fault(const Guest&, const Status& why) { refuse_all(why); }
@@ -120,7 +121,7 @@ Status Coordinator::on_ready(Guest& guest) {
   guest.phase = Guest::Phase::kReady;
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) {
     if (has_released_) return {};  // no rounds will come; the reducer is told when the job ends
-    add_to_view(guest);
+    add_to_view(guest, view_.number + 1);
     change_view(named(guest.registration) + " joined");
     return {};
   }
@@ -156,9 +157,8 @@ void Coordinator::note_settled() {
 
 // In the order of the numbers, so that the same reducers have the same shares whoever came first, and rows of a bucket
 // lie where they belong: see ShardPlan::cut().
-void Coordinator::add_to_view(const Guest& guest) {
+void Coordinator::add_to_view(const Guest& guest, uint32_t since) {
   const Registration& who = guest.registration;
-  const uint32_t since = phase_ == Phase::kReducersToldMembers ? 0 : view_.number + 1;
   view_.reducers.push_back({guest.number(), who.address, who.port, who.host_name, who.rank, who.more_addresses, since});
   std::ranges::sort(view_.reducers, {}, &View::Reducer::number);
 }
@@ -293,6 +293,7 @@ void Coordinator::tell_view() {
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_worker() || !guest.is_member()) continue;
     view_.own_index = static_cast<uint32_t>(guest.registration.rank);
+    view_.is_candidate = false;
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
   view_.is_settled = false;
@@ -419,7 +420,7 @@ void Coordinator::on_close(Connection& connection, const Status& why) {
   guests_.erase(found);
   if (guests_.empty() && on_empty_) return on_empty_();
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed || why.ok() || guest.phase == Guest::Phase::kReleased) return;
-  if (guest.is_visitor) return;
+  if (guest.is_visitor || guest.phase == Guest::Phase::kCandidate) return;
   if (!guest.is_registered()) {
     // A stranger, or a process with the wrong token, whose own message says more than ours can.
     refusals_.add(log_, Severity::kWarning,

@@ -60,7 +60,7 @@ class Coordinator : protected ConnectionOwner {
   Status bind(const std::vector<TcpAddress>& addresses);
   // Accepts connections. Fails the job if anybody is missing after `patience`; later, if a worker does not answer a
   // halt within `timeout`, or a process is silent for most of it. On the loop's thread, like end().
-  Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout);
+  virtual Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout);
   // Rank 0 leaves: says goodbye to everybody who is still connected, and calls `done` when their connections are
   // closed.
   void end(std::function<void()> done);
@@ -76,7 +76,9 @@ class Coordinator : protected ConnectionOwner {
     //             kRegistered, kLeaving, kHalted -> kHalting   change_view()
     //             kHalting    -> kHalted       on_progress()
     //             kHalted     -> kRegistered   on_progress() of the last worker; goodbyes are said anew
-    enum class Phase : uint8_t { kConnected, kRegistered, kReady, kHalting, kHalted, kLeaving, kReleased };
+    // A worker that comes to an elastic job later: kConnected -> kCandidate -> kRegistered, where all meet. The reducer
+    // inside it comes with it: kConnected -> kCandidate -> kReady.
+    enum class Phase : uint8_t { kConnected, kCandidate, kRegistered, kReady, kHalting, kHalted, kLeaving, kReleased };
 
     [[nodiscard]] bool is_registered() const { return phase != Phase::kConnected; }
     [[nodiscard]] bool is_worker() const { return is_registered() && registration.role == Role::kWorker; }
@@ -84,12 +86,13 @@ class Coordinator : protected ConnectionOwner {
     // Of a reducer that has one.
     [[nodiscard]] uint32_t number() const { return static_cast<uint32_t>(registration.number); }
     // Still takes part in the job.
-    [[nodiscard]] bool is_member() const { return is_registered() && phase != Phase::kReleased; }
+    [[nodiscard]] bool is_member() const { return phase > Phase::kCandidate && phase != Phase::kReleased; }
 
     std::shared_ptr<TcpConnection> connection;
     Bytes control;  // payload of the frame that is coming in
     Phase phase = Phase::kConnected;
     bool idle = false;        // the worker has no round running: its answer to kLeaving, which may come in any phase
+    bool is_present = false;  // of a candidate: the worker's program waits at a gate, or the reducer is ready
     bool is_visitor = false;  // the guest has asked how the job is doing
     std::optional<ProcessState> answer;  // the answer to the latest question of the coordinator
     std::optional<Settled> settled;      // the latest kSettled of a reducer
@@ -103,9 +106,9 @@ class Coordinator : protected ConnectionOwner {
   void on_close(Connection& connection, const Status& why) override;
 
   [[nodiscard]] virtual bool takes(const Guest& guest, FrameType type) const;
-  virtual Status on_frame_of_elastic(Guest& guest, FrameType type);
+  virtual Status on_frame_of_elastic(Guest& guest, const FrameHeader& header);
   virtual void on_fault(const Guest& guest, const Status& why);
-  Status on_ready(Guest& guest);
+  virtual Status on_ready(Guest& guest);
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
@@ -128,7 +131,7 @@ class Coordinator : protected ConnectionOwner {
   [[nodiscard]] uint32_t member_count(uint32_t group_size) const {
     return group_size == 0 ? job_.worker_count : group_size;
   }
-  void add_to_view(const Guest& reducer);
+  void add_to_view(const Guest& reducer, uint32_t since);
 
   Status on_ask(Guest& visitor);
   Status on_state(Guest& guest);
@@ -141,6 +144,7 @@ class Coordinator : protected ConnectionOwner {
   void give_number(Registration& reducer) const;
   void refuse(Connection& connection, const Status& why);
   virtual void refuse_all(const Status& why);
+  virtual void consider_start();
   void tell_reducers();
   void tell_workers();
   void report_missing();

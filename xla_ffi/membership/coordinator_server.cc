@@ -19,8 +19,9 @@ Status CoordinatorServer::start() {
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token);
-  coordinator_ = std::make_unique<ElasticCoordinator>(*context_, config_.version, log_, config_.lost_after,
-                                                      [this](const Status& how) { finish(how); });
+  coordinator_ =
+      std::make_unique<ElasticCoordinator>(*context_, config_.version, log_, config_.lost_after, config_.rejoin_timeout,
+                                           [this](const Status& how) { finish(how); });
   if (Status status = coordinator_->bind(*addresses); !status.ok()) return status;
   loop_->post([this] {
     // A process counts as lost after four fifths of this time: see Heartbeat.

@@ -24,7 +24,8 @@ struct CoordinatorServerConfig {
   Bytes token;
   std::string version;
   std::chrono::milliseconds start_timeout{0};
-  std::chrono::milliseconds lost_after{0};  // without a sign of life
+  std::chrono::milliseconds lost_after{0};      // without a sign of life
+  std::chrono::milliseconds rejoin_timeout{0};  // while too few workers are left
 };
 
 // These settings by name: the names are those of jaxhetero.config.CoordinatorConfig.
@@ -34,6 +35,7 @@ void for_each_coordinator_setting(Visit&& visit) {
   visit("token", &CoordinatorServerConfig::token);
   visit("start_timeout_ms", &CoordinatorServerConfig::start_timeout);
   visit("lost_after_ms", &CoordinatorServerConfig::lost_after);
+  visit("rejoin_timeout_ms", &CoordinatorServerConfig::rejoin_timeout);
 }
 
 // The functions may be called from any thread.

@@ -62,21 +62,28 @@ Status Coordinator::admit(Guest& guest, Registration registration) {
   guest.registration = std::move(registration);
   guest.phase = Guest::Phase::kRegistered;
   if (has_visitors_) guest.connection->send(OutFrame::control(FrameType::kAsk, {}));
-  if (phase_ != Phase::kGathering) {  // a reducer that joins later: a new view will have it once it is ready
-    give_number(guest.registration);
-    view_.own_index = guest.number();
+  if (phase_ != Phase::kGathering) {  // it joins later: a new view will have it once it is ready
+    if (guest.registration.rank >= 0) guest.phase = Guest::Phase::kCandidate;
+    if (guest.is_reducer()) give_number(guest.registration);
+    view_.own_index = guest.is_reducer() ? guest.number() : static_cast<uint32_t>(guest.registration.rank);
+    view_.is_candidate = true;
     guest.connection->send(OutFrame::control(FrameType::kView, encode(view_)));
     return {};
   }
-  if (count(Role::kWorker) == workers_at_start(job_) && count(Role::kReducer) == reducers_at_start(job_)) {
-    tell_reducers();
-  }
+  consider_start();
   return {};
 }
 
+void Coordinator::consider_start() {
+  if (count(Role::kWorker) == workers_at_start(job_) && count(Role::kReducer) == reducers_at_start(job_)) {
+    tell_reducers();
+  }
+}
+
 Status Coordinator::check(const Registration& registration) const {
-  const bool may_join_later = job_.failover && !has_released_ && registration.role == Role::kReducer &&
-                              registration.rank < 0 && (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
+  const bool is_dedicated = registration.role == Role::kReducer && registration.rank < 0;
+  const bool may_join_later = job_.failover && !has_released_ && (is_dedicated || job_.is_elastic()) &&
+                              (phase_ == Phase::kStarted || phase_ == Phase::kChanging);
   if (phase_ == Phase::kFailed) return fault_;
   if (phase_ != Phase::kGathering && !may_join_later) {
     return {Code::kInvalidArgument, "this job has started already, with everybody it needs"};
@@ -91,8 +98,9 @@ Status Coordinator::check(const Registration& registration) const {
       return {Code::kVersionMismatch, named(registration) + " was started with settings other than rank 0's: " +
                                           difference(registration.job, job_) + "; give all of them the same"};
     }
-    if (registration.rank < 0 || static_cast<uint32_t>(registration.rank) >= workers_at_start(job_)) {
-      return {Code::kInvalidArgument, named(registration) + " is not one of " + std::to_string(workers_at_start(job_))};
+    const uint32_t worker_count = phase_ == Phase::kGathering ? workers_at_start(job_) : job_.worker_count;
+    if (registration.rank < 0 || static_cast<uint32_t>(registration.rank) >= worker_count) {
+      return {Code::kInvalidArgument, named(registration) + " is not one of " + std::to_string(worker_count)};
     }
   } else if (!colocated && job_.reducer_count == 0) {
     return {Code::kInvalidArgument, "this job was started without dedicated reducers"};
@@ -112,6 +120,8 @@ Status Coordinator::check(const Registration& registration) const {
   }
   for (const auto& [connection, guest] : guests_) {
     if (!guest.is_registered() || guest.registration.role != registration.role || registration.rank < 0) continue;
+    if (guest.phase == Guest::Phase::kReleased) continue;
+    if (may_join_later && guest.is_member()) continue;  // it waits until the rank is free
     if (guest.registration.rank == registration.rank) {
       return {Code::kInvalidArgument, named(registration) + " is taken already, by " + connection->peer() +
                                           "; give every worker a rank of its own"};
@@ -161,13 +171,14 @@ void Coordinator::tell_reducers() {
       view_.worker_endpoints[static_cast<size_t>(worker.rank)] = {worker.address, worker.port};
     } else if (guest.is_reducer()) {
       give_number(guest.registration);
-      add_to_view(guest);
+      add_to_view(guest, 0);
     }
   }
   note_members();
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_reducer()) continue;
     view_.own_index = guest.number();
+    view_.is_candidate = false;
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
   if (view_.reducers.empty()) tell_view();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
 
 #include "xla_ffi/membership/commits.h"
 #include "xla_ffi/membership/names.h"
@@ -15,6 +16,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLastWord{500};  // for it to be sent
 // For how long workers that are done stay in the job: mostly, all are at about the same time.
 constexpr milliseconds kLeaveTogether{1000};
+// Members look for their coordinator ten times a second: see Member.
+constexpr milliseconds kMembersFirst{500};
 
 // A number of a view that is greater than those of all earlier coordinators, as far as clocks and the pace of changes
 // allow: quarters of a second since 2026. It lasts for 34 years.
@@ -25,16 +28,14 @@ uint32_t number_by_clock() {
   return static_cast<uint32_t>(std::chrono::duration_cast<milliseconds>(system_clock::now() - begin).count() / 250);
 }
 
-// Whether the registration is that of this member, and not of another one that had its number before.
-bool is_same(const Registration& registration, const View::Endpoint& endpoint) {
-  return registration.port == endpoint.port;
-}
-
 }  // namespace
 
 ElasticCoordinator::ElasticCoordinator(TcpContext& context, std::string version, EventLog& log, milliseconds lost_after,
-                                       std::function<void(const Status&)> on_end)
-    : Coordinator(context, JobShape(), std::move(version), log), lost_after_(lost_after), on_end_(std::move(on_end)) {
+                                       milliseconds rejoin_timeout, std::function<void(const Status&)> on_end)
+    : Coordinator(context, JobShape(), std::move(version), log),
+      lost_after_(lost_after),
+      rejoin_timeout_(rejoin_timeout),
+      on_end_(std::move(on_end)) {
   view_.number = number_by_clock();
 }
 
@@ -43,6 +44,10 @@ bool ElasticCoordinator::takes(const Guest& guest, FrameType type) const {
     case FrameType::kReturn:
       return !guest.is_registered();
     case FrameType::kReport:
+    case FrameType::kMeet:
+    case FrameType::kMet:
+    case FrameType::kPresent:
+    case FrameType::kLeave:
       return guest.is_worker();
     case FrameType::kAccuse:
       return guest.is_registered();
@@ -55,38 +60,75 @@ bool ElasticCoordinator::takes(const Guest& guest, FrameType type) const {
   }
 }
 
-Status ElasticCoordinator::on_frame_of_elastic(Guest& guest, FrameType type) {
-  if (type == FrameType::kReturn) return on_return(guest);
+Status ElasticCoordinator::on_frame_of_elastic(Guest& guest, const FrameHeader& header) {
+  if (header.type == FrameType::kReturn) return on_return(guest);
   guest.heartbeat.heard();
-  return type == FrameType::kReport ? on_report(guest) : on_accusation(guest);
+  switch (header.type) {
+    case FrameType::kReport:
+      return on_report(guest);
+    case FrameType::kMeet:
+      on_answer(guest, decode_meeting(header));
+      return {};
+    case FrameType::kMet:
+      on_met(guest, decode_meeting(header));
+      return {};
+    case FrameType::kPresent: {
+      const Result<Presence> presence = decode_presence(header);
+      return presence.ok() ? on_presence(guest, presence.value()) : presence.status();
+    }
+    case FrameType::kLeave:
+      on_wish_to_leave(guest);
+      return {};
+    default:
+      return on_accusation(guest);
+  }
 }
 
-// Reducers wait for the first worker, who knows the settings.
+Status ElasticCoordinator::start(milliseconds patience, milliseconds timeout) {
+  context_.loop.after(kMembersFirst, [this] {
+    may_start_ = true;
+    consider_start();
+  });
+  return Coordinator::start(patience, timeout);
+}
+
+// Some come too early: reducers before the first worker, who knows the settings; workers beyond those that the job
+// starts with; and all others while the members of a job come back to a coordinator that was started anew.
 Status ElasticCoordinator::admit(Guest& guest, Registration registration) {
-  if (!returns_.empty()) {
-    refuse(*guest.connection, {Code::kInvalidArgument, "this job has started already, with another coordinator"});
-    return {};
-  }
-  if (job_.is_elastic()) return Coordinator::admit(guest, std::move(registration));
-  if (registration.role == Role::kReducer) {
-    early_.emplace_back(guest.connection.get(), std::move(registration));
-    return {};
-  }
-  if (!registration.job.is_elastic()) {
+  const bool is_worker = registration.role == Role::kWorker;
+  if (is_worker && !registration.job.is_elastic()) {
     refuse(*guest.connection,
            {Code::kInvalidArgument, named(registration) + " has no setting `elastic`, and this coordinator is for "
                                                           "elastic jobs; in others rank 0 listens itself"});
     return {};
   }
+  const bool is_extra =
+      registration.rank >= static_cast<int32_t>((is_worker ? registration.job : job_).first_worker_count);
+  const bool is_unknown = !is_worker && !job_.is_elastic();
+  if (phase_ < Phase::kStarted && (is_extra || is_unknown || !returns_.empty())) {
+    early_.emplace_back(guest.connection.get(), std::move(registration));
+    return {};
+  }
+  if (job_.is_elastic()) return Coordinator::admit(guest, std::move(registration));
   job_ = registration.job;
-  for (auto& [connection, reducer] : std::exchange(early_, {})) {
+  const Status status = Coordinator::admit(guest, std::move(registration));
+  admit_early();
+  return status;
+}
+
+// Those who are still too early wait on.
+void ElasticCoordinator::admit_early() {
+  for (auto& [connection, registration] : std::exchange(early_, {})) {
     const auto found = guests_.find(connection);
     if (found == guests_.end()) continue;
-    if (const Status status = Coordinator::admit(found->second, std::move(reducer)); !status.ok()) {
-      refuse(*connection, status);
-    }
+    const Status status = admit(found->second, std::move(registration));
+    if (!status.ok()) refuse(*connection, status);
   }
-  return Coordinator::admit(guest, std::move(registration));
+}
+
+// Not before the members of an earlier coordinator's job have had the time to come back: others would begin another.
+void ElasticCoordinator::consider_start() {
+  if (may_start_ && phase_ == Phase::kGathering && returns_.empty() && job_.is_elastic()) Coordinator::consider_start();
 }
 
 // --- Changes.
@@ -94,6 +136,7 @@ Status ElasticCoordinator::admit(Guest& guest, Registration registration) {
 // Of a worker that has failed: nobody else has to.
 void ElasticCoordinator::on_fault(const Guest& guest, const Status& why) {
   const Registration process = guest.registration;
+  if (!guest.is_member()) return;
   if (phase_ < Phase::kStarted) return refuse_all(why);
   if (phase_ == Phase::kStarted || phase_ == Phase::kChanging) lose(process, why.message());
 }
@@ -115,13 +158,24 @@ void ElasticCoordinator::lose_worker(uint32_t rank, const std::string& why) {
   let_go_all(
       [rank](const Guest& guest) { return guest.is_member() && guest.registration.rank == static_cast<int32_t>(rank); },
       why);
-  if (view_.members.size() < job_.least_worker_count) {
-    return refuse_all({Code::kWorkerLost, why + "; " + std::to_string(view_.members.size()) +
-                                              " workers are left, and the job needs at least " +
-                                              std::to_string(job_.least_worker_count)});
-  }
   if (view_.reducers.empty()) return refuse_all({Code::kReducerLost, why + "; no reducer is left"});
-  change_view(why);
+  if (view_.members.size() < job_.least_worker_count) {
+    await_more({Code::kWorkerLost, why + "; " + std::to_string(view_.members.size()) +
+                                       " workers are left, and the job needs at least " +
+                                       std::to_string(job_.least_worker_count)});
+  }
+  if (phase_ != Phase::kFailed) change_view(why);
+}
+
+// Too few are left: they wait at their gates for others, for a while.
+void ElasticCoordinator::await_more(const Status& why) {
+  if (view_.members.empty() || rejoin_timeout_.count() == 0) return refuse_all(why);
+  if (std::exchange(view_.is_short, true)) return;
+  log_.add(Severity::kWarning, why.message() + "; waiting " + std::to_string(rejoin_timeout_.count()) + " ms for more");
+  context_.loop.after(rejoin_timeout_, [this, why, number = ++shortage_count_] {
+    const bool is_over = phase_ == Phase::kEnded || phase_ == Phase::kFailed;
+    if (view_.is_short && number == shortage_count_ && !is_over) refuse_all(why);
+  });
 }
 
 // Letting go may change guests_.
@@ -146,6 +200,8 @@ void ElasticCoordinator::lose_silent(const std::vector<Registration>& workers, c
 void ElasticCoordinator::change_view(const std::string& why) {
   reports_.clear();
   accusers_.clear();
+  meeting_.reset();
+  has_met_ = false;
   Coordinator::change_view(why);
 }
 
@@ -161,6 +217,12 @@ Status ElasticCoordinator::on_report(Guest& guest) {
 }
 
 void ElasticCoordinator::decide() {
+  view_.joining.clear();
+  for (const auto& [rank, report] : reports_) {
+    if (!report.has_state) view_.joining.push_back(rank);
+  }
+  std::erase_if(reports_, [](const auto& entry) { return !entry.second.has_state; });
+  if (reports_.empty()) return refuse_all({Code::kWorkerLost, "no worker is left that has the state of the job"});
   Result<std::vector<View::Commit>> commits = decide_commits(reports_);
   if (!commits.ok()) return refuse_all(commits.status());
   view_.commits = std::move(*commits);
@@ -168,8 +230,31 @@ void ElasticCoordinator::decide() {
   for (auto& [connection, guest] : guests_) {
     if (guest.phase == Guest::Phase::kHalted) guest.phase = Guest::Phase::kRegistered;
   }
+  if (std::exchange(has_met_, false)) let_in_and_out();
+  note_members();
+  deal(std::ranges::max(reports_ | std::views::values, {}, &Report::gate).gate);
   tell_view();
   view_.commits.clear();
+  view_.counts.clear();
+  consider_meeting();
+}
+
+// From this gate on, steps are dealt to the members. Earlier ones stay as they were dealt: some have passed those
+// gates.
+void ElasticCoordinator::deal(uint64_t gate) {
+  view_.gate = gate;
+  const uint64_t least = std::ranges::min(reports_ | std::views::values, {}, &Report::gate).gate;
+  std::vector<View::Deal>& deals = view_.deals;
+  std::erase_if(deals, [gate](const View::Deal& deal) { return deal.gate >= gate; });
+  deals.push_back({gate, view_.ranks()});
+  while (deals.size() > 1 && deals[1].gate <= least) deals.erase(deals.begin());
+  if (view_.joining.empty()) return;
+  std::map<uint64_t, View::Count> counts;  // all members have been given the same
+  for (const auto& [rank, report] : reports_) {
+    for (const Report::Op& op : report.ops) counts[op.op] = {op.op, op.given_count, op.group};
+  }
+  for (const View::Commit& commit : view_.commits) counts[commit.op].rounds = commit.round + 1;
+  for (auto& [op, count] : counts) view_.counts.push_back(std::move(count));
 }
 
 void ElasticCoordinator::note_members() {
@@ -182,16 +267,19 @@ void ElasticCoordinator::note_members() {
   }
   std::ranges::sort(members, {}, &View::Member::rank);
   view_.members = std::move(members);
+  if (view_.deals.empty()) view_.deals = {{0, view_.ranks()}};
 }
 
-// To reducers as well, who may have to tell another coordinator.
+// To reducers as well, who may have to tell another coordinator, and to those who wait to be let in.
 void ElasticCoordinator::tell_view() {
   Coordinator::tell_view();
   for (auto& [connection, guest] : guests_) {
-    if (guest.phase != Guest::Phase::kReady) continue;
-    view_.own_index = guest.number();
+    if (guest.phase != Guest::Phase::kReady && guest.phase != Guest::Phase::kCandidate) continue;
+    view_.own_index = guest.is_reducer() ? guest.number() : static_cast<uint32_t>(guest.registration.rank);
+    view_.is_candidate = guest.phase == Guest::Phase::kCandidate;
     connection->send(OutFrame::control(FrameType::kView, encode(view_)));
   }
+  admit_early();
 }
 
 // If nobody gives a sign of life, the fault is here, and the members do well without.
@@ -252,10 +340,16 @@ void ElasticCoordinator::on_goodbye(Guest& guest, const Idle&) {
     });
     return;
   }
+  end_in_order();
+}
+
+void ElasticCoordinator::end_in_order() {
   end([this] {
     if (on_end_) std::exchange(on_end_, nullptr)({});
   });
 }
+
+// --- Leaving in order.
 
 // Others have more to do. They go on without those who are done, however few are left.
 void ElasticCoordinator::release_leavers() {
@@ -266,6 +360,11 @@ void ElasticCoordinator::release_leavers() {
     ranks.insert(guest.registration.rank);
     append_list(names, named(guest.registration));
   }
+  release(ranks);
+  if (!ranks.empty()) change_view(names + " has left");
+}
+
+void ElasticCoordinator::release(const std::set<int32_t>& ranks) {
   const auto goes = [&ranks](int32_t rank) { return ranks.contains(rank); };
   std::vector<View::Reducer> reducers = view_.reducers;
   std::erase_if(reducers, [&](const View::Reducer& reducer) { return goes(reducer.colocated_rank); });
@@ -282,110 +381,6 @@ void ElasticCoordinator::release_leavers() {
     connection->send(OutFrame::control(FrameType::kGoodbye, {}));
     connection->close_after_flush();
   }
-  change_view(names + " has left");
-}
-
-// --- Returning.
-
-Status ElasticCoordinator::on_return(Guest& guest) {
-  Result<Return> back = decode_return(guest.control);
-  if (!back.ok()) return back.status();
-  if (back->registration.version != version_) {
-    refuse(*guest.connection, {Code::kVersionMismatch, named(back->registration) + " runs jaxhetero " +
-                                                           back->registration.version + ", the coordinator runs " +
-                                                           version_ + "; install the same version everywhere"});
-    return {};
-  }
-  guest.registration = back->registration;
-  if (guest.registration.address.empty()) guest.registration.address = guest.connection->peer_host();
-  if (phase_ == Phase::kFailed) {
-    refuse(*guest.connection, fault_);
-    return {};
-  }
-  if (guest.registration.role == Role::kReducer) give_number(guest.registration);
-  if (phase_ != Phase::kGathering) {  // the job has gone on without it
-    let_go(guest, 0, named(guest.registration) + " came back too late");
-    return {};
-  }
-  guest.phase = guest.registration.role == Role::kWorker ? Guest::Phase::kRegistered : Guest::Phase::kReady;
-  view_.number = std::max(view_.number, back->heard_view + 1);
-  if (returns_.empty()) {
-    log_.add(Severity::kInfo, "members of a job come back that has had another coordinator before");
-    context_.loop.after(lost_after_, [this] {
-      if (phase_ == Phase::kGathering) resume();
-    });
-  }
-  returns_[guest.connection.get()] = std::move(*back);
-  const View* const newest = newest_view();
-  if (newest != nullptr && have_all_returned(*newest)) resume();
-  return {};
-}
-
-// That a worker tells; null if none has come back. Reducers do not hear of every view.
-const View* ElasticCoordinator::newest_view() const {
-  const View* newest = nullptr;
-  for (const auto& [connection, back] : returns_) {
-    const bool is_here = guests_.contains(connection);
-    if (!is_here || back.registration.role != Role::kWorker) continue;
-    if (newest == nullptr || back.view.number > newest->number) newest = &back.view;
-  }
-  return newest;
-}
-
-Coordinator::Guest* ElasticCoordinator::returned_worker(const View& view, uint32_t rank) {
-  for (auto& [connection, guest] : guests_) {
-    const bool has_rank = guest.is_worker() && guest.registration.rank == static_cast<int32_t>(rank);
-    if (has_rank && is_same(guest.registration, view.worker_endpoints[rank])) return &guest;
-  }
-  return nullptr;
-}
-
-Coordinator::Guest* ElasticCoordinator::returned_reducer(const View::Reducer& reducer) {
-  for (auto& [connection, guest] : guests_) {
-    const bool has_number = guest.is_reducer() && guest.number() == reducer.number;
-    if (has_number && is_same(guest.registration, {reducer.address, reducer.port})) return &guest;
-  }
-  return nullptr;
-}
-
-bool ElasticCoordinator::have_all_returned(const View& view) {
-  return std::ranges::all_of(view.members,
-                             [&](const View::Member& m) { return returned_worker(view, m.rank) != nullptr; }) &&
-         std::ranges::all_of(view.reducers, [&](const View::Reducer& r) { return returned_reducer(r) != nullptr; });
-}
-
-// The job goes on with those who are here of its newest view. Others, which an earlier view has dropped, hear so.
-void ElasticCoordinator::resume() {
-  const View* const newest = newest_view();
-  if (newest == nullptr) return refuse_all({Code::kWorkerLost, "no worker has come back to the coordinator"});
-  const uint32_t number = view_.number;
-  view_ = *newest;
-  view_.number = number;
-  view_.commits.clear();
-  job_ = view_.job;
-  std::erase_if(view_.members, [&](const View::Member& m) { return returned_worker(view_, m.rank) == nullptr; });
-  std::erase_if(view_.reducers, [&](const View::Reducer& reducer) {
-    const bool is_inside = reducer.colocated_rank >= 0;
-    return returned_reducer(reducer) == nullptr ||
-           (is_inside && !view_.has_member(static_cast<uint32_t>(reducer.colocated_rank)));
-  });
-  const auto is_stale = [this](const Guest& guest) {
-    const auto has_number = [&](const View::Reducer& reducer) { return returned_reducer(reducer) == &guest; };
-    const auto rank = static_cast<uint32_t>(guest.registration.rank);
-    if (guest.is_worker()) return !view_.has_member(rank) || returned_worker(view_, rank) != &guest;
-    return guest.is_registered() && std::ranges::none_of(view_.reducers, has_number);
-  };
-  let_go_all(is_stale, "it had been dropped before the coordinator was started again");
-  returns_.clear();
-  if (view_.members.size() < job_.least_worker_count || view_.reducers.empty()) {
-    return refuse_all(
-        {Code::kWorkerLost, "too few have come back to the coordinator: " + std::to_string(view_.members.size()) +
-                                " workers and " + std::to_string(view_.reducers.size()) + " reducers"});
-  }
-  phase_ = Phase::kStarted;
-  for (auto& [connection, guest] : guests_) guest.heartbeat.heard();
-  Heartbeat::start(context_.loop, timeout_, [this] { return beat(); });
-  change_view("the coordinator was started again");
 }
 
 }  // namespace jaxhetero

@@ -4,7 +4,12 @@
 //
 // Changes. A lost worker makes a new view, as a lost reducer does, and goes together with the reducer inside it. The
 // workers report how far they are with each op (kReport), and the next view says which rounds are complete: see
-// commits.h. The job fails when fewer workers are left than it needs at least.
+// commits.h. Where fewer workers are left than the job needs, they wait at their gates for others, and the job fails if
+// none come.
+//
+// Gates. A worker that comes to a running job, or comes before it has started and is not needed, is a candidate until
+// its program waits at a gate. Then all members meet (kMeet, kMet), and the next view lets candidates in and leavers
+// out. Candidates may have the rank of a member: they wait until it is free. See elastic_gates.cc.
 //
 // Returning. It has nothing on disk. One that is started anew learns from the members how the job is (kReturn). It
 // takes the newest view, waits until every member of it has come or counts as lost, and makes the next one. It cannot
@@ -19,6 +24,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,15 +39,23 @@ class ElasticCoordinator final : public Coordinator {
  public:
   // `on_end` is called once, when all workers have left, or when the job has failed and everybody was told.
   ElasticCoordinator(TcpContext& context, std::string version, EventLog& log, std::chrono::milliseconds lost_after,
-                     std::function<void(const Status&)> on_end);
+                     std::chrono::milliseconds rejoin_timeout, std::function<void(const Status&)> on_end);
+
+  Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout) override;
 
  private:
   [[nodiscard]] bool takes(const Guest& guest, FrameType type) const override;
-  Status on_frame_of_elastic(Guest& guest, FrameType type) override;
+  Status on_frame_of_elastic(Guest& guest, const FrameHeader& header) override;
   void on_fault(const Guest& guest, const Status& why) override;
   void on_goodbye(Guest& guest, const Idle& idle) override;
+  void end_in_order();
   void release_leavers();
+  void release(const std::set<int32_t>& ranks);
+
+  // The start.
   Status admit(Guest& guest, Registration registration) override;
+  void admit_early();
+  void consider_start() override;
 
   // Changes.
   void lose_worker(uint32_t rank, const std::string& why) override;
@@ -57,20 +71,49 @@ class ElasticCoordinator final : public Coordinator {
   void decide();
   Status on_accusation(const Guest& guest);
 
+  // Gates.
+  Status on_ready(Guest& guest) override;
+  Status on_presence(Guest& guest, const Presence& presence);
+  void on_wish_to_leave(const Guest& guest);
+  [[nodiscard]] bool may_come_in(const Guest& guest);
+  [[nodiscard]] Guest* find_inside(uint32_t rank);
+  [[nodiscard]] std::set<uint32_t> ranks_to_leave() const;
+  void consider_meeting();
+  void on_answer(const Guest& guest, const Meeting& answer);
+  void on_met(const Guest& guest, const Meeting& meeting);
+  void let_in_and_out();
+  void await_more(const Status& why);
+  void deal(uint64_t gate);
+  void to_members(const OutFrame& frame);
+
   // Returning.
   Status on_return(Guest& guest);
+  void await_members();
   [[nodiscard]] const View* newest_view() const;
-  [[nodiscard]] Guest* returned_worker(const View& view, uint32_t rank);
-  [[nodiscard]] Guest* returned_reducer(const View::Reducer& reducer);
-  [[nodiscard]] bool have_all_returned(const View& view);
+  [[nodiscard]] bool has_returned(const View& view, Role role, uint32_t number) const;
+  [[nodiscard]] bool have_all_returned(const View& view) const;
   void resume();
 
+  // All members run up to one gate, and end their programs there.
+  struct Gathering {
+    uint64_t number = 0;
+    std::map<uint32_t, uint64_t> gates;  // the next gate of each member, by rank
+    std::set<uint32_t> met;              // the ranks of those that stand there
+  };
+
   const std::chrono::milliseconds lost_after_;
+  const std::chrono::milliseconds rejoin_timeout_;
   std::function<void(const Status&)> on_end_;
-  std::vector<std::pair<Connection*, Registration>> early_;  // of reducers, while the job's settings are not known
-  std::map<uint32_t, Report> reports_;                       // by rank, while the view changes
-  std::map<uint32_t, std::set<uint32_t>> accusers_;          // by rank: those who call it stuck, in this view
-  std::map<Connection*, Return> returns_;                    // while members of an earlier coordinator's job come
+  bool may_start_ = false;                                   // members of an earlier coordinator would have come
+  std::vector<std::pair<Connection*, Registration>> early_;  // whoever is admitted later
+  std::map<uint32_t, Report> reports_;                       // keyed by rank; empty but while the view changes
+  std::map<uint32_t, std::set<uint32_t>> accusers_;          // by rank, those who call it stuck in this view
+  std::optional<Gathering> meeting_;
+  uint64_t meeting_count_ = 0;
+  uint64_t shortage_count_ = 0;            // how often too few were left
+  bool has_met_ = false;                   // the change of view that is under way lets workers in and out
+  std::set<uint32_t> leavers_;             // the ranks of members that want to leave
+  std::map<Connection*, Return> returns_;  // empty but while members of an earlier coordinator's job come back
 };
 
 }  // namespace jaxhetero

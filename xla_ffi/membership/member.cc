@@ -69,6 +69,7 @@ void Member::greet() {
   if (registration.role == Role::kReducer && registration.rank < 0) {
     registration.number = static_cast<int32_t>(view_.own_index);
   }
+  if (view_.is_candidate) return send(OutFrame::control(FrameType::kRegister, encode(registration)));
   send(OutFrame::control(FrameType::kReturn, encode(Return{registration, heard_view_, view_})));
 }
 
@@ -120,6 +121,15 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
     case FrameType::kLeaving:
       if (callbacks_.on_leaving) callbacks_.on_leaving();
       return {};
+    case FrameType::kMeet:
+      if (callbacks_.on_meet) callbacks_.on_meet(decode_meeting(header));
+      return {};
+    case FrameType::kGo: {
+      const Result<Presence> presence = decode_presence(header);
+      if (!presence.ok()) return presence.status();
+      if (callbacks_.on_go) callbacks_.on_go(presence.value());
+      return {};
+    }
     case FrameType::kAsk:
       if (callbacks_.on_ask) callbacks_.on_ask();
       return {};

@@ -39,6 +39,8 @@ class Member final : private ConnectionOwner {
     std::function<void(const Progress&)> on_forget;
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
+    std::function<void(const Meeting&)> on_meet = {};
+    std::function<void(const Presence&)> on_go = {};
     std::function<void()> on_ask = {};  // the coordinator asks how this process is doing: answer with kState, soon
     std::function<void(const Lost&)> on_lost = {};  // the job goes on without this process; the last
     std::function<uint32_t()> heard_view = {};      // the highest number of a view that others have told

@@ -94,6 +94,8 @@ Member::Callbacks ReducerServer::member_callbacks() {
 // --- Strands.
 
 void ReducerServer::start_job(const View& view) {
+  // Another coordinator has to hear, too, that one which waits to be let in is ready.
+  if (!strands_.empty() && view.is_candidate) member_->send(OutFrame::control(FrameType::kReady, {}));
   if (!strands_.empty()) return;
   place_.set({view.job_id, view.own_index});
   while (strands_.size() < view.strand_count) {

@@ -1,6 +1,7 @@
 #include "xla_ffi/wire/elastic_messages.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace jaxhetero {
@@ -18,7 +19,7 @@ template <typename Codec, typename Message>
 void fields(Codec& codec, Message& report)
   requires IsA<Message, Report>
 {
-  codec(report.view);
+  codec(report.view, report.gate, report.has_state);
   codec.list(report.ops, kMaxOps * kMaxStrands);
 }
 
@@ -28,6 +29,27 @@ void fields(Codec& codec, Message& accusation)
 {
   codec(accusation.view, accusation.why);
   codec.list(accusation.ranks, kMaxWorkers);
+}
+
+FrameHeader header_of(const Meeting& meeting) {
+  FrameHeader header;
+  header.op = meeting.number;
+  header.round = meeting.gate;
+  header.last = meeting.is_set;
+  return header;
+}
+
+FrameHeader header_of(const Presence& presence) {
+  FrameHeader header;
+  header.round = presence.view;
+  return header;
+}
+
+Meeting decode_meeting(const FrameHeader& header) { return {header.op, header.round, header.last}; }
+
+Result<Presence> decode_presence(const FrameHeader& header) {
+  if (header.round > std::numeric_limits<uint32_t>::max()) return malformed("presence");
+  return Presence{static_cast<uint32_t>(header.round)};
 }
 
 Bytes encode(const Absent& absent) {

@@ -25,6 +25,8 @@ struct Report {
   };
   uint32_t view = 0;  // the next one
   std::vector<Op> ops;
+  uint64_t gate = 0;  // the next one of the program
+  bool has_state = true;
 };
 
 // kReturn: a member of the job, to a coordinator that has been started anew.
@@ -45,6 +47,25 @@ struct Accusation {
 struct Absent {
   std::vector<uint32_t> ranks;
 };
+
+// Where the members meet, to let others in and out: kMeet and kMet. In the header, as the next one.
+struct Meeting {
+  uint64_t number = 0;
+  uint64_t gate = 0;
+  bool is_set = false;  // all have answered; before, the gate counts only in an answer
+
+  bool operator==(const Meeting&) const = default;
+};
+
+// kPresent and kGo.
+struct Presence {
+  uint32_t view = 0;  // that the receiver of a state has it in; of a candidate the latest that it was told
+};
+
+FrameHeader header_of(const Meeting& meeting);
+FrameHeader header_of(const Presence& presence);
+Meeting decode_meeting(const FrameHeader& header);
+Result<Presence> decode_presence(const FrameHeader& header);
 
 Bytes encode(const Absent& absent);
 Bytes encode(const Report& report);

@@ -64,8 +64,14 @@ enum class FrameType : uint8_t {
   kReturn = 40,  // member -> coordinator, in place of kRegister: Return
   kAccuse = 41,  // worker or reducer -> coordinator: Accusation
   kAbsent = 42,  // reducer -> worker, before a kLate: the ranks that the round waits for
+  // Of gates; see gate.h.
+  kMeet = 43,     // coordinator <-> worker: Meeting; at which gate do you stand, the reply, and at which all meet
+  kMet = 44,      // worker -> coordinator: Meeting; it stands there, and its programs have ended
+  kPresent = 45,  // worker -> coordinator: Presence; it may come in, or it has the state
+  kGo = 46,       // coordinator -> worker: Presence; all have the state, or nobody comes: pass on
+  kLeave = 47,    // worker -> coordinator: it wants to leave at a gate
 };
-inline constexpr FrameType kLastFrameType = FrameType::kAbsent;
+inline constexpr FrameType kLastFrameType = FrameType::kLeave;
 
 // What the fields say in a kIdle, kGoodbye, kSettled or kLate: see header_of() in messages.h.
 struct FrameHeader {

@@ -57,6 +57,22 @@ void fields(Codec& codec, Message& endpoint)
 }
 
 template <typename Codec, typename Message>
+void fields(Codec& codec, Message& deal)
+  requires IsA<Message, View::Deal>
+{
+  codec(deal.gate);
+  codec.list(deal.ranks, kMaxWorkers);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& count)
+  requires IsA<Message, View::Count>
+{
+  codec(count.op, count.rounds);
+  codec.list(count.group, kMaxWorkers);
+}
+
+template <typename Codec, typename Message>
 void fields(Codec& codec, Message& view)
   requires IsA<Message, View>
 {
@@ -69,8 +85,13 @@ void fields(Codec& codec, Message& view)
   codec.list(view.resume, kMaxOps * kMaxStrands);
   codec(view.is_settled);
   if (!view.job.is_elastic()) return;
+  codec(view.is_candidate);
   codec.list(view.members, kMaxWorkers);
   codec.list(view.commits, kMaxOps * kMaxStrands);
+  codec.list(view.joining, kMaxWorkers);
+  codec(view.gate, view.is_short);
+  codec.list(view.counts, kMaxOps * kMaxStrands);
+  codec.list(view.deals, kMaxDeals);
 }
 
 template <typename Codec, typename Message>
@@ -271,7 +292,9 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
                        view->worker_endpoints.size() == job.worker_count && view->strand_count >= 1 &&
                        view->strand_count <= kMaxStrands && view->rail_count >= 1 && view->rail_count <= kMaxRails &&
                        job.chunk_bytes <= kMaxChunkBytes && job.chunk_bytes % 64 == 0;
-  if (!is_sane || !are_ranks(view->ranks())) return malformed("view");
+  const auto has_ranks = [](const View::Deal& deal) { return are_ranks(deal.ranks); };
+  if (!is_sane || !are_ranks(view->ranks()) || !are_ranks(view->joining)) return malformed("view");
+  if (!std::ranges::all_of(view->deals, has_ranks)) return malformed("view");
   return view;
 }
 

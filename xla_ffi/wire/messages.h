@@ -22,6 +22,7 @@
 namespace jaxhetero {
 
 inline constexpr uint32_t kMaxOps = 65536;
+inline constexpr uint32_t kMaxDeals = 4096;
 
 enum class Role : uint8_t { kWorker = 1, kReducer = 2 };
 
@@ -70,6 +71,17 @@ struct View {
     uint64_t round = 0;
     Bytes total;  // of a round that is given at once; else nothing
   };
+  // Of an elastic job: from this gate on, steps are dealt to these ranks.
+  struct Deal {
+    uint64_t gate = 0;
+    std::vector<uint32_t> ranks;
+  };
+  // Of an elastic job: how many rounds of an op there have been.
+  struct Count {
+    uint64_t op = 0;
+    uint64_t rounds = 0;
+    std::vector<uint32_t> group = {};  // the ranks that take part; empty: all
+  };
   // Where a worker takes connections of other workers.
   struct Endpoint {
     std::string address;
@@ -87,8 +99,14 @@ struct View {
   std::vector<Resume> resume;
   bool is_settled = false;  // the reducers that joined before have what they are to keep of optimizers
   // Of an elastic job.
+  bool is_candidate = false;    // the receiver waits to be let in; a member may have its rank meanwhile
   std::vector<Member> members;  // by rank
   std::vector<Commit> commits;
+  std::vector<uint32_t> joining;  // members that get the state from the others now; nobody passes a gate meanwhile
+  uint64_t gate = 0;              // where they join
+  bool is_short = false;          // too few members are left: nobody passes a gate before more have come
+  std::vector<Count> counts;      // for them
+  std::vector<Deal> deals;        // in the order of the gates
 
   // Whether this rank takes part.
   [[nodiscard]] bool has_member(uint32_t rank) const {

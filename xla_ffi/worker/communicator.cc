@@ -164,8 +164,16 @@ Member::Callbacks Communicator::member_callbacks() {
       .on_goodbye =
           [this] {
             coordinator_has_left_ = true;
+            gate_.end({});
             if (phase_ == Phase::kLeaving) end_in_order();
           },
+      .on_meet =
+          [this](const Meeting& meeting) {
+            if (phase_ == Phase::kLeaving) return;  // it passes no gate any more, and has said goodbye, or will
+            const std::optional<Meeting> answer = gate_.meet(meeting);
+            if (answer) member_->send(OutFrame::control(FrameType::kMeet, {}, header_of(*answer)));
+          },
+      .on_go = [this](const Presence& presence) { gate_.go(presence); },
       .on_ask = [this] { answer_state(); },
       .on_lost = [this](const Lost& lost) { note_lost(lost); },
       .on_failure = [this](const Status& why) { fail(why); },
@@ -194,9 +202,14 @@ void Communicator::probe_rates() {
 void Communicator::open_to_program() {
   if (config_.rank == 0 && config_.job.measure_rates) log_.add(Severity::kInfo, planner_.rates_text());
   phase_ = Phase::kRunning;
-  ready_promise_.set_value({});
+  note_ready({});
   on_strands([plans = planner_.plans()](WorkerStrand& strand) { strand.open_to_program(plans); });
   for (RoundRequest& request : std::exchange(early_, {})) start(std::move(request));
+}
+
+// How the start went.
+void Communicator::note_ready(const Status& status) {
+  if (!std::exchange(is_ready_, true)) ready_promise_.set_value(status);
 }
 
 std::string Communicator::own_name() const {
@@ -233,6 +246,16 @@ void Communicator::join(const View& view) {
   if (has_ended()) return;
   if (view.reducers.empty()) return fail({Code::kInvalidArgument, "this job has no reducer"});
   view_ = view;
+  gate_.enter(view);
+  if (view.is_candidate) return await_admission(view);
+  is_candidate_ = false;
+  if (!view.counts.empty() && std::ranges::find(view.joining, config_.rank) != view.joining.end()) {
+    earlier_ = view.counts;
+  }
+  if (gate_.has_state() && std::ranges::find(view.joining, config_.rank) != view.joining.end()) {  // came meanwhile
+    member_->send(OutFrame::control(FrameType::kPresent, {}, header_of(Presence{view.number})));
+  }
+  if (wants_to_leave_) member_->send(OutFrame::control(FrameType::kLeave, {}));
   joined_strand_count_ = 0;
   has_said_goodbye_ = false;
   {
@@ -253,6 +276,46 @@ void Communicator::join(const View& view) {
       strand->join(view, addresses, plans);
     });
   }
+}
+
+// The job has started before. This worker may compile its programs, and is let in where the others meet next.
+void Communicator::await_admission(const View& view) {
+  is_candidate_ = true;
+  place_.set({view.job_id, config_.rank});
+  channels_->enter(view);
+  note_ready({});
+  say_candidacy();
+  if (wants_to_leave_) end_in_order();
+}
+
+void Communicator::say_candidacy() {
+  const std::optional<Presence> candidacy = is_candidate_ ? gate_.candidacy() : std::nullopt;
+  if (candidacy) member_->send(OutFrame::control(FrameType::kPresent, {}, header_of(*candidacy)));
+}
+
+Result<std::optional<Gate::Turn>> Communicator::wait_at_gate(milliseconds patience) {
+  if (gate_.arrive()) loop_->post([this] { say_candidacy(); });
+  return gate_.wait(patience);
+}
+
+void Communicator::say_met() {
+  const std::optional<Meeting> meeting = gate_.meet();
+  if (!meeting) return;
+  loop_->post([this, meeting] { member_->send(OutFrame::control(FrameType::kMet, {}, header_of(*meeting))); });
+}
+
+void Communicator::say_present(uint32_t view) {
+  const std::optional<Presence> presence = gate_.take_state(view);
+  if (!presence) return;
+  loop_->post([this, presence] { member_->send(OutFrame::control(FrameType::kPresent, {}, header_of(*presence))); });
+}
+
+void Communicator::ask_to_leave() {
+  loop_->post([this] {
+    wants_to_leave_ = true;
+    if (is_candidate_) return gate_.end({});
+    member_->send(OutFrame::control(FrameType::kLeave, {}));
+  });
 }
 
 // Where a strand reaches each reducer of the view. The interfaces take turns.
@@ -290,6 +353,7 @@ void Communicator::halt(const Halt& halt) {
   if (!halted_) halted_at_ = EventLoop::Clock::now();
   halted_ = true;
   view_.number = halt.view;
+  gate_.halt();
   if (config_.job.is_elastic()) return report(halt.view);
   // The coordinator learns how many rounds of each op are complete, if none runs.
   loops_.ask<OpCounts>([this](size_t index) { return strands_[index]->halt(); },
@@ -309,8 +373,13 @@ void Communicator::report(uint32_t view) {
     loops_.ask<Ops>([this](size_t index) { return strands_[index]->report(); },
                     [this, view](const std::vector<Ops>& of_strands) {
                       if (has_ended() || view != view_.number) return;
-                      Report report{view, {}};
+                      Report report{view, {}, gate_.next(), gate_.has_state()};
                       for (const Ops& ops : of_strands) report.ops.insert(report.ops.end(), ops.begin(), ops.end());
+                      for (const View::Count& earlier : earlier_) {  // of those that have not been begun here
+                        const auto begun = std::ranges::find(report.ops, earlier.op, &Report::Op::op);
+                        if (begun == report.ops.end())
+                          report.ops.push_back({earlier.op, earlier.rounds, false, false, earlier.group});
+                      }
                       member_->send(OutFrame::control(FrameType::kReport, encode(report)));
                     });
   });
@@ -369,6 +438,11 @@ void Communicator::enqueue(RoundRequest request) {
   if (phase_ == Phase::kLeaving || phase_ == Phase::kLeft) {
     return complete(std::move(request), {Code::kNotInitialized, "a round was started during the shutdown"});
   }
+  if (is_candidate_) {
+    return complete(std::move(request),
+                    {Code::kInvalidArgument, own_name() + " comes to a job that runs already; call "
+                                                          "jaxhetero.elastic.gate() before any collective"});
+  }
   if (phase_ == Phase::kStarting) return early_.push_back(std::move(request));
   start(std::move(request));
 }
@@ -405,6 +479,11 @@ Status Communicator::shutdown(milliseconds patience) {
   if (!thread_.joinable()) return {};
   loop_->post([this, patience] {
     if (has_ended()) return;
+    if (is_candidate_) return end_in_order();
+    if (config_.job.is_elastic() && coordinator_has_left_) {  // it was let go at a gate
+      phase_ = Phase::kLeaving;
+      return end_in_order();
+    }
     if (phase_ == Phase::kStarting) return fail({Code::kNotInitialized, "shut down before the start was complete"});
     phase_ = Phase::kLeaving;
     channels_->close({Code::kNotInitialized, "a message was posted after the shutdown had begun"});
@@ -467,7 +546,8 @@ void Communicator::fail(const Status& cause) {
   const bool lost = cause.code() == Code::kWorkerLost || cause.code() == Code::kReducerLost;
   const bool interrupts = lost && phase_ != Phase::kStarting;
   const Status why(cause.code(), cause.message() + (interrupts ? ledger_.circumstances() : ""));
-  if (phase_ == Phase::kStarting) ready_promise_.set_value(why);
+  note_ready(why);
+  gate_.end(why);
   phase_ = Phase::kFailed;
   inbox_.close(why);
   // A clean local shutdown still looks like a lost worker to our peers, so they are told WorkerLost.

@@ -39,6 +39,7 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/worker/callback_threads.h"
+#include "xla_ffi/worker/gate.h"
 #include "xla_ffi/worker/launch_order.h"
 #include "xla_ffi/worker/pending_rounds.h"
 #include "xla_ffi/worker/planner.h"
@@ -128,6 +129,12 @@ class Communicator {
     const std::lock_guard lock(strands_mutex_);
     return members_;
   }
+  // Of an elastic job: what the program does at a gate, and what it has done there; see Gate. Any thread.
+  Result<std::optional<Gate::Turn>> wait_at_gate(std::chrono::milliseconds patience);
+  void say_met();
+  void say_given(uint32_t view) { gate_.note_given(view); }
+  void say_present(uint32_t view);
+  void ask_to_leave();
   // Which job this is; nothing before the first view. Any thread.
   [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
   [[nodiscard]] uint32_t rank() const { return config_.rank; }
@@ -146,6 +153,7 @@ class Communicator {
   void enrol();
   void probe_rates();
   void open_to_program();
+  void note_ready(const Status& status);
 
   // Strands.
   void on_strands(const std::function<void(WorkerStrand&)>& task);
@@ -155,6 +163,8 @@ class Communicator {
 
   // Views.
   void join(const View& view);
+  void await_admission(const View& view);
+  void say_candidacy();
   void note_joined(uint32_t view);
   void halt(const Halt& halt);
   void report(uint32_t view);
@@ -189,12 +199,14 @@ class Communicator {
   StateModels state_models_;
   Inbox<RoundRequest> inbox_;  // closed once rounds cannot run any more
   std::promise<Status> ready_promise_;
+  bool is_ready_ = false;  // the promise is kept
   const std::shared_future<Status> ready_ = ready_promise_.get_future().share();
   std::unique_ptr<CallbackThreads> callback_threads_ = std::make_unique<CallbackThreads>();
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();  // all counters but the strands' own
   BlockPool block_pool_;
   PendingRounds pending_rounds_{*counters_, log_, *callback_threads_};
   RoundLedger ledger_;
+  Gate gate_{config_.rank};
   std::atomic<bool> awaits_idle_{false};  // whether note_idle() is to be called once no round or transfer is open
 
   LoopGroup loops_;            // the loops of the strands, in their order
@@ -224,6 +236,9 @@ class Communicator {
   bool has_said_goodbye_ = false;    // this worker has said goodbye in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
+  bool is_candidate_ = false;  // has not been let into the job yet, which had started before
+  bool wants_to_leave_ = false;
+  std::vector<View::Count> earlier_;  // rounds of ops before this worker came
 };
 
 }  // namespace jaxhetero

@@ -23,9 +23,11 @@ namespace jaxhetero {
 
 class Op {
  public:
-  // Kept contributions lie in `lent_memory`.
-  explicit Op(const std::shared_ptr<LentMemory>& lent_memory = std::make_shared<LentMemory>())
-      : kept_(std::make_unique<KeptContribution>(lent_memory)),
+  // Kept contributions lie in `lent_memory`. So many rounds were before this worker came.
+  explicit Op(const std::shared_ptr<LentMemory>& lent_memory = std::make_shared<LentMemory>(),
+              uint64_t earlier_count = 0)
+      : started_count_(earlier_count),
+        kept_(std::make_unique<KeptContribution>(lent_memory)),
         narrowed_(std::make_unique<KeptContribution>(lent_memory)) {}
 
   void add(RoundRequest request);

@@ -2,8 +2,14 @@
 
 namespace jaxhetero {
 
+void Schedule::begin_behind(const std::vector<View::Count>& counts) {
+  for (const View::Count& count : counts) earlier_[count.op] = count;
+}
+
 Op& Schedule::add(RoundRequest request) {
-  Op& op = ops_.try_emplace(request.op, lent_memory_).first->second;
+  const auto earlier = earlier_.find(request.op);
+  const uint64_t count = earlier == earlier_.end() ? 0 : earlier->second.rounds;
+  Op& op = ops_.try_emplace(request.op, lent_memory_, count).first->second;
   op.add(std::move(request));
   ++waiting_count_;
   return op;

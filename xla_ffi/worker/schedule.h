@@ -28,6 +28,8 @@ class Schedule {
   // Kept contributions lie in `lent_memory`.
   explicit Schedule(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
 
+  // This worker comes to a job that has run so many rounds of these ops.
+  void begin_behind(const std::vector<View::Count>& counts);
   // Queues the request behind the op's others and returns the op.
   Op& add(RoundRequest request);
 
@@ -66,6 +68,7 @@ class Schedule {
 
   const std::shared_ptr<LentMemory> lent_memory_;
   std::unordered_map<uint64_t, Op> ops_;
+  std::unordered_map<uint64_t, View::Count> earlier_;  // by op: before this worker came
   size_t running_count_ = 0;
   size_t waiting_count_ = 0;
 };

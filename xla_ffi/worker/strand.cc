@@ -39,6 +39,7 @@ void WorkerStrand::start() {
 void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& addresses, const Plans& plans) {
   if (has_ended_) return;
   if (config_.job.is_elastic()) settle(view);
+  if (std::ranges::find(view.joining, config_.rank) != view.joining.end()) schedule_.begin_behind(view.counts);
   view_ = view;
   plans_ = plans;
   for (size_t i = 0; i < view.reducers.size(); ++i) links_.emplace_back(view.reducers[i], addresses[i], config_.job);

@@ -20,8 +20,13 @@ View a_view() {
   view.job.first_worker_count = 3;
   view.worker_hosts.resize(3);
   view.worker_endpoints.resize(3);
+  view.is_candidate = true;
   view.members = {{0, 5}, {2, 7}};
   view.commits = {{1, 2, {}}, {3, 4, bytes_of("total")}};
+  view.joining = {2};
+  view.gate = 6;
+  view.counts = {{1, 3, {}}, {3, 5, {0, 2}}};
+  view.deals = {{0, {0, 1}}, {6, {0, 2}}};
   return view;
 }
 
@@ -48,6 +53,9 @@ TEST(ViewOfAFixedJob, HasNoMembers) {
   const Bytes with = encode(view);
   view.members.clear();
   view.commits.clear();
+  view.joining.clear();
+  view.counts.clear();
+  view.deals.clear();
   EXPECT_EQ(encode(view), with);
   EXPECT_TRUE(decode_view(with)->has_member(1));
 }
@@ -63,6 +71,14 @@ TEST(Report, KeepsEveryField) {
   const Bytes bytes = encode(report);
   EXPECT_EQ(encode(*decode_report(bytes)), bytes);
   EXPECT_EQ(decode_report(encode(Report{9, {{1, 2, true, false, {3, 3}, {}}}})).status().code(), Code::kProtocol);
+}
+
+TEST(Meeting, IsInTheHeader) {
+  EXPECT_EQ(decode_meeting(header_of(Meeting{1, 2, true})), (Meeting{1, 2, true}));
+  EXPECT_EQ(decode_presence(header_of(Presence{3}))->view, 3u);
+  FrameHeader header;
+  header.round = uint64_t{1} << 32;
+  EXPECT_EQ(decode_presence(header).status().code(), Code::kProtocol);
 }
 
 TEST(Return, KeepsEveryField) {

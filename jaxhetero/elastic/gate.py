@@ -1,0 +1,193 @@
+"""The gate between two steps; see ``xla_ffi/worker/gate.h``."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxhetero._job import world
+from jaxhetero.elastic.handover import Handover
+from jaxhetero.errors import ConfigError, JaxheteroError, WorkerLost, from_status
+
+if TYPE_CHECKING:
+    from jaxhetero._native import Communicator
+
+State = TypeVar("State")
+Place = TypeVar("Place")
+
+# How long native code may keep a Ctrl-C waiting.
+_POLL_MS = 100
+_GLANCE_S = 0.002
+# A handover that fails is mostly the first sign of a loss, which the coordinator then tells of.
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Team:
+    """The workers among which a step is divided. All of them agree on it.
+
+    Example:
+      >>> team = jaxhetero.elastic.Team(ranks=(0, 2, 3), rank=2, view=5)
+      >>> team.index, team.size, team.is_first
+      (1, 3, False)
+    """
+
+    ranks: tuple[int, ...]
+    """Of its members, in order."""
+    rank: int
+    """This worker's own."""
+    view: int
+    """The number of the view in which this worker passes the gate."""
+
+    @property
+    def index(self) -> int:
+        """This worker's place in the team, from 0."""
+        return self.ranks.index(self.rank)
+
+    @property
+    def size(self) -> int:
+        """How many members it has."""
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the one that writes checkpoints and reports."""
+        return self.index == 0
+
+
+def gate(state: State, place: Place) -> tuple[State, Place, Team]:
+    """Pass the gate between two steps, where workers come and go. In a job that is not elastic, it lets pass at once.
+
+    Every worker calls it before each step, with the state behind the step before. Mostly it comes back within
+    microseconds. When somebody waits to come in, all workers meet at a gate. A worker that comes gets state and place
+    from the others there; what it gave itself says only of which shapes they are. Those who were there before get back
+    what they gave.
+
+    A worker that comes compiles its programs before its first gate, so that nobody waits for that:
+    ``step = jax.jit(step).lower(state, ...).compile()``. It calls no collective before that gate.
+
+    Args:
+      state: a pytree of arrays and numbers, the same on all workers.
+      place: where in the data the next step is: any object that ``pickle`` knows, the same on all workers.
+
+    Returns:
+      ``state``, ``place``, and the team among which the next step is divided.
+
+    SIGTERM makes a worker leave: at the next gate where all meet, it ends its program with ``SystemExit(0)``, and the
+    others go on. So does ``leave()``.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+      WorkerLost: the job has gone on without this worker, or too few workers are left.
+      MismatchError: state or place of this worker have other shapes than the others'.
+
+    Example:
+      >>> state, place, team = jaxhetero.elastic.gate({"w": jnp.ones(3)}, 0)
+      >>> team.size
+      1
+    """
+    current = world.current()
+    communicator = current._communicator
+    if communicator is None or not current.is_elastic:
+        return state, place, Team(tuple(range(current.size)), current.rank, 0)
+    _leave_on_sigterm()
+    while True:
+        turn = _wait(communicator)
+        if turn is None:
+            continue
+        what, view, ranks, joining = turn
+        if what == "pass":
+            return state, place, Team(tuple(ranks), current.rank, view)
+        if what == "leave":
+            world.shutdown()
+            raise SystemExit(0)
+        if what == "meet":
+            _finish_programs(state)
+            communicator.say_met()
+            continue
+        handover = Handover(communicator, current.rank, view, ranks, joining)
+        with _excuse_losses(communicator, view):
+            if what == "take":
+                state, place = handover.take(state, place)
+                communicator.say_present(view)
+            else:
+                _finish_programs(state)
+                handover.give(state, place)
+        communicator.say_given(view)
+
+
+def leave() -> None:
+    """Make this worker leave the job, at the next gate where all meet. Does not block. See ``gate``.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+      ConfigError: the job is not elastic.
+    """
+    current = world.current()
+    if current._communicator is None or not current.is_elastic:
+        raise ConfigError("leave() is for elastic jobs; give initialize(elastic='MIN:MAX')")
+    current._communicator.ask_to_leave()
+
+
+def skip_unless(condition: Any, new: State, old: State) -> State:
+    """``new`` if ``condition`` holds, else ``old``; inside a compiled program, leaf by leaf.
+
+    With ``who.same`` as the condition, a step in which a worker was lost between two buckets does not count.
+
+    Example:
+      >>> float(jaxhetero.elastic.skip_unless(jnp.bool_(False), jnp.ones(()), jnp.zeros(())))
+      0.0
+    """
+    chosen: State = jax.tree.map(lambda one, other: jnp.where(condition, one, other), new, old)
+    return chosen
+
+
+def _wait(communicator: Communicator) -> tuple[str, int, list[int], list[int]] | None:
+    found = communicator.wait_at_gate(_POLL_MS)
+    if found is None:
+        return None
+    status, what, _, view, ranks, joining = found
+    if status[0] != "ok":
+        raise from_status(*status)
+    return what, view, ranks, joining
+
+
+@contextlib.contextmanager
+def _excuse_losses(communicator: Communicator, view: int) -> Iterator[None]:
+    """Where a handover fails because somebody was lost, the next view begins it anew, or needs none."""
+    try:
+        yield
+    except WorkerLost as loss:
+        end = time.monotonic() + _GRACE_S
+        while (turn := _wait(communicator)) is not None and turn[1] == view and turn[0] != "pass":
+            if time.monotonic() > end:
+                raise loss from None
+            time.sleep(_GLANCE_S)
+
+
+def _finish_programs(state: Any) -> None:
+    """Their rounds are over then. Without another program: a survivor compiles none."""
+    jax.block_until_ready(state)
+    for array in jax.live_arrays():
+        while not array.is_deleted() and not array.is_ready():
+            time.sleep(_GLANCE_S)
+
+
+def _leave_on_sigterm() -> None:
+    """Unless the program has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def ask(*_: object) -> None:
+        with contextlib.suppress(JaxheteroError):
+            leave()
+
+    signal.signal(signal.SIGTERM, ask)

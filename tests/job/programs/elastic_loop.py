@@ -1,0 +1,72 @@
+"""A training loop with gates; prints each step, and at the end what a NumPy replay needs to check it.
+
+The arguments are the number of steps, the pause after each, and how long it takes to hand the state over, both in
+seconds. Each leaf is a collective of its own, so that its participants are known.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.monitoring
+import numpy as np
+
+import jaxhetero
+from tests.support.elastic_oracle import advance, contribution, digest, first_state, weight_of
+
+STEPS, PAUSE_S, HANDOVER_S = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+
+compiled_count = 0
+
+
+class Slow:
+    """A part of the state that takes a while to send."""
+
+    shape, dtype = (), np.dtype(np.int32)
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        print("hands over", flush=True)
+        time.sleep(HANDOVER_S)
+        return np.asarray(self.value, np.int32)
+
+
+def note(event: str, _seconds: float, **_: Any) -> None:
+    global compiled_count
+    compiled_count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@jax.jit
+def reduce(own: dict[str, jax.Array], weight: jax.Array) -> Any:
+    return {name: jaxhetero.pmean(leaf, weight=weight, who=True, name=name) for name, leaf in own.items()}
+
+
+jaxhetero.initialize()
+rank = jaxhetero.rank()
+state, place, slow = first_state(), 0, Slow(rank if "DIFFERS" in os.environ else 0)
+reduce_compiled = reduce.lower(state, np.float32(1)).compile()
+jax.monitoring.register_event_duration_secs_listener(note)
+history: dict[int, dict[str, list[int]]] = {}
+teams: dict[int, list[int]] = {}
+print("compiled", flush=True)
+longest_s = 0.0
+while place < STEPS:
+    began = time.monotonic()
+    (state, slow), place, team = jaxhetero.elastic.gate((state, slow), place)
+    teams[place] = list(team.ranks)
+    own = {name: contribution(rank, place, name, state) for name in state}
+    means = jax.device_get(reduce_compiled(own, np.float32(weight_of(rank, place))))
+    history[place] = {name: np.flatnonzero(who.ranks).tolist() for name, (_, who) in means.items()}
+    state = advance(state, {name: mean for name, (mean, _) in means.items()})
+    print("step", place, "of", list(team.ranks), json.dumps(history[place]), flush=True)
+    place += 1
+    longest_s = max(longest_s, time.monotonic() - began)
+    time.sleep(PAUSE_S)
+end = {"compiled": compiled_count, "size": jaxhetero.size()}
+jaxhetero.shutdown()
+print(json.dumps({"history": history, "teams": teams, "digest": digest(state), "longest_s": longest_s, **end}))
