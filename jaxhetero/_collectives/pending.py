@@ -14,7 +14,7 @@ from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES, make_buckets
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.labels import op_label
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
-from jaxhetero._collectives.pending_primitives import PendingCall
+from jaxhetero._collectives.pending_primitives import PendingSum
 from jaxhetero._collectives.reduce_tree import (
     from_parts,
     make_varying,
@@ -41,7 +41,7 @@ class _Form:
     leaves: _Types
     parts: _Types  # what of each leaf one device sends and gets
     buckets: tuple[tuple[int, ...], ...]
-    calls: tuple[PendingCall, ...]  # one for each bucket
+    calls: tuple[PendingSum, ...]  # one for each bucket
     axis_name: AxisName
     axes: ReducedAxes
     mean: bool
@@ -205,10 +205,10 @@ def _prepare(
     if axes.worker_axis is not None:
         sent = [make_varying(part, axes) for part in sent]
     buckets = tuple(map(tuple, make_buckets(sent, bucket_bytes, wire_dtype))) if axes.spans_workers else ()
-    priorities = _priorities(priority, x, label)
+    priorities = priorities_of(priority, x, label)
     call_bytes = wire_bytes(leaves, wire_dtype) // axes.devices_per_worker
     calls = tuple(
-        PendingCall(
+        PendingSum(
             label=f"{label} bucket {number}",
             worker_count=world.size(),
             axis_name=axes.worker_axis,
@@ -259,7 +259,8 @@ def _check_axes(form: _Form) -> None:
         )
 
 
-def _priorities(priority: Any, x: Any, label: str) -> list[int]:
+def priorities_of(priority: Any, x: Any, label: str) -> list[int]:
+    """That of each leaf of ``x``."""
     try:
         of_leaves = jax.tree.map(lambda number, part: [int(number)] * len(jax.tree.leaves(part)), priority, x)
     except (TypeError, ValueError) as error:

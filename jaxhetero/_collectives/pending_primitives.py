@@ -6,6 +6,7 @@ Both have an effect. JAX must not drop a start that nobody finishes, and must no
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes, attributes_of, next_stream
 from jaxhetero._collectives.rules import as_program
+from jaxhetero._collectives.state_primitive import StateCall, state_attributes
 from jaxhetero._collectives.wire_dtypes import wire_bytes
 from jaxhetero._compat import (
     SideEffect,
@@ -54,30 +56,41 @@ class DoneAttributes:
 
 
 @dataclass(frozen=True)
-class PendingCall:
+class RoundCall(ABC):
     """A bucket whose round outlives its program.
 
     Attributes:
       label: the name of the op in messages and traces.
-      worker_count, axis_name, devices_along, call_bytes, group, wire_dtype: as in ``primitive.all_reduce``.
+      worker_count, axis_name, group, wire_dtype: as in ``primitive.all_reduce``.
       priority: of all rounds that run, workers push those with the lowest first; the same on all workers.
-      bucket: shapes and dtypes of its arrays.
+      bucket: shapes and dtypes of what the round gives.
     """
 
     label: str
     worker_count: int
     axis_name: str | None
-    devices_along: int
-    call_bytes: int
     group: tuple[int, ...]
     wire_dtype: str
     priority: int
     bucket: tuple[tuple[tuple[int, ...], str], ...]
 
-    def start(self, bucket: Sequence[jax.Array]) -> jax.Array:
+    @abstractmethod
+    def attributes(self, ctx: Any, *, by_number_on_host: bool = False) -> CallAttributes:
+        """Those of the start, but for its own."""
+
+    @abstractmethod
+    def check_gpu(self) -> None:
+        """``ConfigError`` if a GPU's lane cannot start the round."""
+
+    @property
+    @abstractmethod
+    def converted(self) -> RoundCall:
+        """The same call, for arrays that XLA converts before it and after it."""
+
+    def start(self, operands: Sequence[jax.Array]) -> jax.Array:
         """Begin the round; its ticket."""
-        with jax.named_scope(f"{self.label}, {wire_bytes(bucket, self.wire_dtype)} bytes"):
-            (ticket,) = _START.bind(*bucket, call=self)
+        with jax.named_scope(f"{self.label}, {wire_bytes(operands, self.wire_dtype)} bytes"):
+            (ticket,) = _START.bind(*operands, call=self)
         started: jax.Array = ticket
         return started
 
@@ -87,47 +100,105 @@ class PendingCall:
             bucket: list[jax.Array] = _DONE.bind(ticket, call=self)
         return bucket
 
+
+@dataclass(frozen=True)
+class PendingSum(RoundCall):
+    """The round of a sum.
+
+    Attributes:
+      devices_along, call_bytes: as in ``primitive.all_reduce``.
+    """
+
+    devices_along: int
+    call_bytes: int
+
+    def attributes(self, ctx: Any, *, by_number_on_host: bool = False) -> CallAttributes:
+        """See the base."""
+        return attributes_of(
+            ctx,
+            label=self.label,
+            kind=Kind.SUM,
+            root=0,
+            worker_count=self.worker_count,
+            axis_name=self.axis_name,
+            devices_along=self.devices_along,
+            in_groups=False,
+            wire_dtype=self.wire_dtype,
+            call_bytes=self.call_bytes,
+            group=self.group,
+            by_number_on_host=by_number_on_host,
+        )
+
+    def check_gpu(self) -> None:
+        """See the base."""
+
     @property
-    def converted(self) -> PendingCall:
-        """The same call, for arrays that XLA converts before it and after it."""
+    def converted(self) -> PendingSum:
+        """See the base."""
         bucket = tuple((shape, self.wire_dtype) for shape, _ in self.bucket)
         return replace(self, wire_dtype="", bucket=bucket)
 
 
-def _start_type(*bucket: Any, call: PendingCall) -> tuple[list[Any], set[SideEffect]]:
+@dataclass(frozen=True)
+class PendingState(RoundCall):
+    """The round of an optimizer on reducers, which gives what ``state`` does, the version included."""
+
+    state: StateCall
+
+    @classmethod
+    def of(cls, state: StateCall, priority: int) -> PendingState:
+        """The call of ``state``, of which a later one takes the results."""
+        if state.is_shared:
+            raise ConfigError(
+                f"{state.label}: each worker has several devices; across_steps around on_reducers is for one device of "
+                "each worker"
+            )
+        return cls(
+            label=state.label,
+            worker_count=state.worker_count,
+            axis_name=state.devices.worker_axis,
+            group=(),
+            wire_dtype=state.wire_dtype,
+            priority=priority,
+            bucket=(*state.results[state.leaf_count if state.kind is Kind.MEASURE else 0 :], ((), "uint32")),
+            state=state,
+        )
+
+    def attributes(self, ctx: Any, *, by_number_on_host: bool = False) -> CallAttributes:
+        """See the base."""
+        return state_attributes(ctx, self.state, by_number_on_host=by_number_on_host)
+
+    def check_gpu(self) -> None:
+        """See the base."""
+        raise ConfigError(f"{self.label}: across_steps around on_reducers is for arrays of the CPU")
+
+    @property
+    def converted(self) -> PendingState:
+        """See the base."""
+        return self
+
+
+def _start_type(*bucket: Any, call: RoundCall) -> tuple[list[Any], set[SideEffect]]:
     return [bucket[0].update(**_TICKET)], {SideEffect(f"psum_start of {call.label}")}
 
 
-def _done_type(ticket: Any, *, call: PendingCall) -> tuple[list[Any], set[SideEffect]]:
+def _done_type(ticket: Any, *, call: RoundCall) -> tuple[list[Any], set[SideEffect]]:
     bucket = [ticket.update(shape=shape, dtype=np.dtype(dtype)) for shape, dtype in call.bucket]
     if call.axis_name is not None and not call.group:
         bucket = [without_varying_axis(aval, call.axis_name) for aval in bucket]
     return bucket, {SideEffect(f"psum_done of {call.label}")}
 
 
-def _start_attributes(ctx: Any, call: PendingCall, *, by_number_on_host: bool = False) -> StartAttributes:
-    attributes = attributes_of(
-        ctx,
-        label=call.label,
-        kind=Kind.SUM,
-        root=0,
-        worker_count=call.worker_count,
-        axis_name=call.axis_name,
-        devices_along=call.devices_along,
-        in_groups=False,
-        wire_dtype=call.wire_dtype,
-        call_bytes=call.call_bytes,
-        group=call.group,
-        by_number_on_host=by_number_on_host,
-    )
+def _start_attributes(ctx: Any, call: RoundCall, *, by_number_on_host: bool = False) -> StartAttributes:
+    attributes = call.attributes(ctx, by_number_on_host=by_number_on_host)
     return StartAttributes(**vars(attributes), priority=np.int64(call.priority))
 
 
-def _start_converted(*bucket: jax.Array, call: PendingCall) -> list[jax.Array]:
+def _start_converted(*bucket: jax.Array, call: RoundCall) -> list[jax.Array]:
     return [call.converted.start([array.astype(call.wire_dtype) for array in bucket])]
 
 
-def _done_converted(ticket: jax.Array, *, call: PendingCall) -> list[jax.Array]:
+def _done_converted(ticket: jax.Array, *, call: RoundCall) -> list[jax.Array]:
     arrays = zip(call.converted.done(ticket), call.bucket, strict=True)
     return [array.astype(dtype) for array, (_, dtype) in arrays]
 
@@ -137,13 +208,16 @@ _lower_start_converted = mlir.lower_fun(_start_converted, multiple_results=True)
 _lower_done_converted = mlir.lower_fun(_done_converted, multiple_results=True)
 
 
-def _lower_start(ctx: Any, *bucket: Any, call: PendingCall) -> Any:
+def _lower_start(ctx: Any, *bucket: Any, call: RoundCall) -> Any:
+    if cuda_stand_in():
+        call.check_gpu()
     if cuda_stand_in() and call.wire_dtype:  # as on a GPU
         return _lower_start_converted(ctx, *bucket, call=call)
     return _lower(ctx, bucket, ffi.START, _start_attributes(ctx, call), _START)
 
 
-def _lower_start_on_stream(ctx: Any, *bucket: Any, call: PendingCall) -> Any:
+def _lower_start_on_stream(ctx: Any, *bucket: Any, call: RoundCall) -> Any:
+    call.check_gpu()
     if call.wire_dtype:
         return _lower_start_converted(ctx, *bucket, call=call)
     attributes = _start_attributes(ctx, call, by_number_on_host=True)
@@ -154,7 +228,7 @@ def _lower_start_on_stream(ctx: Any, *bucket: Any, call: PendingCall) -> Any:
     return [lower_on_gpu_stream(ctx, next_stream(), run, *bucket)]
 
 
-def _lower_done(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+def _lower_done(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
     if (devices := program_device_count(ctx)) > 1:
         raise ConfigError(
             f"{call.label}: this program runs on {devices} devices; use psum_done inside jax.shard_map over the axes "
@@ -165,11 +239,11 @@ def _lower_done(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
     return _lower_done_call(ctx, ticket, call=call)
 
 
-def _lower_done_on_gpu(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+def _lower_done_on_gpu(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
     return (_lower_done_converted if call.wire_dtype else _lower_to_packed)(ctx, ticket, call=call)
 
 
-def _lower_done_call(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+def _lower_done_call(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
     attributes = DoneAttributes(label=call.label, worker_count=np.int64(call.worker_count))
     return _lower(ctx, (ticket,), ffi.DONE, attributes, _DONE)
 
@@ -179,13 +253,13 @@ def _lower_done_call(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
 _packed = Primitive("jaxhetero_packed_done")
 
 
-def _packed_type(ticket: Any, *, call: PendingCall) -> Any:
+def _packed_type(ticket: Any, *, call: RoundCall) -> Any:
     shapes = [shape for shape, _ in call.bucket]
     shape = shapes[0] if len(shapes) == 1 else (1, sum(map(math.prod, shapes)))
     return ticket.update(shape=shape, dtype=np.dtype(call.bucket[0][1]))
 
 
-def _take_apart(ticket: jax.Array, *, call: PendingCall) -> list[jax.Array]:
+def _take_apart(ticket: jax.Array, *, call: RoundCall) -> list[jax.Array]:
     packed = _packed.bind(ticket, call=call)
     if len(call.bucket) == 1:
         return [packed]
@@ -196,7 +270,7 @@ def _take_apart(ticket: jax.Array, *, call: PendingCall) -> list[jax.Array]:
     return results
 
 
-def _lower_packed_on_stream(ctx: Any, ticket: Any, *, call: PendingCall) -> Any:
+def _lower_packed_on_stream(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
     def run(ticket: Any) -> Any:
         return _lower_done_call(ctx, ticket, call=call)[0]
 
@@ -213,13 +287,13 @@ def _lower(ctx: Any, operands: Sequence[Any], target: str, attributes: Any, prim
         return rule(ctx, *operands, **vars(attributes))
 
 
-def _refuse_batch(bucket: Sequence[Any], dims: Sequence[Any], *, call: PendingCall) -> Any:
+def _refuse_batch(bucket: Sequence[Any], dims: Sequence[Any], *, call: RoundCall) -> Any:
     del bucket, dims
     raise ConfigError(f"{call.label}: jax.vmap cannot go through psum_start and psum_done; call them outside of it")
 
 
 def _jvp(primitive: Primitive) -> Any:
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: PendingCall) -> Any:
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: RoundCall) -> Any:
         if any(not isinstance(tangent, ad.Zero) for tangent in tangents):
             raise ConfigError(
                 f"{call.label}: psum_start has no derivative, since its total may come in another program; start what "

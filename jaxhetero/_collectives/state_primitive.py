@@ -174,11 +174,11 @@ def _packed_type(*operands: Any, call: StateCall) -> Any:
 
 
 def _lower_packed(ctx: Any, *operands: Any, call: StateCall) -> Any:
-    return _call(ctx, operands, call, _attributes_of(ctx, call), {})
+    return _call(ctx, operands, call, state_attributes(ctx, call), {})
 
 
 def _lower_packed_on_stream(ctx: Any, *operands: Any, call: StateCall) -> Any:
-    attributes = _attributes_of(ctx, call, by_number_on_host=True)
+    attributes = state_attributes(ctx, call, by_number_on_host=True)
 
     def run(*operands: Any) -> Any:
         return _call(ctx, operands, call, attributes, {})[0]
@@ -187,7 +187,7 @@ def _lower_packed_on_stream(ctx: Any, *operands: Any, call: StateCall) -> Any:
 
 
 def _lower_call(ctx: Any, *operands: Any, call: StateCall) -> Any:
-    return _call(ctx, operands, call, _attributes_of(ctx, call), _aliases(ctx, operands, call))
+    return _call(ctx, operands, call, state_attributes(ctx, call), _aliases(ctx, operands, call))
 
 
 def _call(
@@ -196,7 +196,8 @@ def _call(
     return lower_call(ctx, operands, attributes, _NAMES[call.kind], aliases)
 
 
-def _attributes_of(ctx: Any, call: StateCall, *, by_number_on_host: bool = False) -> CallAttributes:
+def state_attributes(ctx: Any, call: StateCall, *, by_number_on_host: bool = False) -> CallAttributes:
+    """The attributes of a call that is about a state."""
     attributes = attributes_of(
         ctx,
         label=call.label,

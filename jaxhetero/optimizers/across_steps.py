@@ -11,8 +11,9 @@ import optax
 
 from jaxhetero._collectives import api
 from jaxhetero._collectives.mesh_axes import AxisName
-from jaxhetero._collectives.pending import Pending, psum_done, psum_start
+from jaxhetero._collectives.pending import Pending, priorities_of, psum_done, psum_start
 from jaxhetero.errors import ConfigError
+from jaxhetero.optimizers.at_reducers import ReducersOptimizer, StartedUpdate
 
 _LABEL = "across_steps"
 
@@ -34,7 +35,7 @@ class AcrossStepsState(NamedTuple):
 
     params: Any
     opt_state: optax.OptState
-    pending: Pending | None = None
+    pending: Pending | StartedUpdate | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +54,8 @@ class AcrossSteps:
     """
 
     tx: optax.GradientTransformation
-    axis_name: AxisName
-    options: dict[str, Any]
+    priority: Any
+    options: dict[str, Any]  # of psum_start
 
     def init(self, params: Any, opt_state: optax.OptState | None = None) -> AcrossStepsState:
         """The state before a first step, which a jitted step is compiled for apart from the one for all others.
@@ -78,8 +79,13 @@ class AcrossSteps:
         """
         if state.pending is None:
             return state.params, state
-        grads = psum_done(state.pending)
-        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
+        if isinstance(state.pending, Pending):
+            grads = psum_done(state.pending)
+            updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
+        elif isinstance(self.tx, ReducersOptimizer):
+            updates, opt_state = self.tx._home.finish(state.pending, state.opt_state, state.params)
+        else:
+            raise ConfigError(f"{_LABEL}: the state is one of an optimizer on reducers, and this one is none")
         # Behind a barrier, XLA compiles the update, and what uses a weight, as it does where these are two programs: to
         # the same bits. One for each leaf: behind a common one, all would wait for the last gradient.
         params = jax.tree.map(jax.lax.optimization_barrier, optax.apply_updates(state.params, updates))
@@ -96,7 +102,11 @@ class AcrossSteps:
         """
         if state.pending is not None:
             raise ConfigError(f"{_LABEL}: send() takes the state that weights() gave in this step")
-        return state._replace(pending=psum_start(grads, self.axis_name, name=_LABEL, **self._options(grads)))
+        priority = self._priority(grads)
+        if isinstance(self.tx, ReducersOptimizer):
+            of_leaves = priorities_of(priority, grads, _LABEL)
+            return state._replace(pending=self.tx._home.start(grads, state.opt_state, of_leaves))
+        return state._replace(pending=psum_start(grads, name=_LABEL, priority=priority, **self.options))
 
     def settle(self, state: AcrossStepsState) -> tuple[Any, optax.OptState]:
         """The weights and the optimizer's state after the last step: before an evaluation, a checkpoint, the end.
@@ -109,12 +119,12 @@ class AcrossSteps:
         params, state = jax.jit(self.weights)(state)
         return params, state.opt_state
 
-    def _options(self, params: Any) -> dict[str, Any]:
+    def _priority(self, params: Any) -> Any:
         """By default, the first leaf is needed first, and after what waits for its result at once."""
-        if self.options["priority"] is not None:
-            return self.options
+        if self.priority is not None:
+            return self.priority
         numbers = itertools.count(1)
-        return {**self.options, "priority": jax.tree.map(lambda _: next(numbers), params)}
+        return jax.tree.map(lambda _: next(numbers), params)
 
 
 def across_steps(
@@ -132,7 +142,8 @@ def across_steps(
     the update has moved, from the end of a step to the beginning of the next one.
 
     Args:
-      tx: an optimizer of optax, which gets gradients that are reduced already.
+      tx: an optimizer of optax, which gets gradients that are reduced already; or what ``on_reducers`` gives, which
+        reduces itself, and to which the next four are given.
       axis_name, wire_dtype, bucket_bytes: as in ``jaxhetero.psum``.
       mean: ``False`` gives the sum instead of the mean.
       priority: a pytree of ints like the weights; those with the lowest number travel first. Default: the order of the
@@ -159,5 +170,9 @@ def across_steps(
       >>> print(params)
       [0.8 0.8]
     """
-    options = {"mean": mean, "priority": priority, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes}
-    return AcrossSteps(tx, axis_name, options)
+    options = {"axis_name": axis_name, "mean": mean, "wire_dtype": wire_dtype, "bucket_bytes": bucket_bytes}
+    defaults = {"axis_name": None, "mean": True, "wire_dtype": None, "bucket_bytes": api.DEFAULT_BUCKET_BYTES}
+    if isinstance(tx, ReducersOptimizer) and options != defaults:
+        given = ", ".join(name for name, value in options.items() if value != defaults[name])
+        raise ConfigError(f"{_LABEL}: give {given} to on_reducers, which reduces here")
+    return AcrossSteps(tx, priority, options)

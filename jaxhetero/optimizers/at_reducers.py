@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from jaxhetero._collectives import api
 from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, axis_names, classify
+from jaxhetero._collectives.pending_primitives import PendingState
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.together import together
@@ -84,6 +85,20 @@ class ReducersState(NamedTuple):
     own: optax.OptState
     model: Model
     weights: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StartedUpdate:
+    """An update on its way.
+
+    Attributes:
+      arrays: the tickets of its rounds; in a world of one worker the gradients.
+      calls: what takes them, one for each bucket.
+    """
+
+    arrays: tuple[jax.Array, ...]
+    calls: tuple[PendingState, ...] = field(metadata={"static": True})
 
 
 class ReducersOptimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]  # optax has no types
@@ -330,15 +345,38 @@ class _Home:
         if world.current().is_alone:
             return self._update_alone(jax.tree.map(devices.sum, gradients), state, params)
         plan = self._plan_of(state.model)
-        leaves, structure = jax.tree.flatten(gradients)
-        step = _Step(self, plan, devices, leaves, state)
+        step = _Step(self, plan, devices, jax.tree.leaves(gradients), state)
+        return self._finish(step, plan, state, params)
+
+    def _finish(self, step: _Step, plan: _Plan, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
         weights, versions, totals = step.run()
         own = plan.update.advance(
             jax.tree.leaves(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32)
         )
-        updates = _replacing(jax.tree.unflatten(structure, weights), params)
+        updates = _replacing(jax.tree.unflatten(state.model.structure, weights), params)
         kept = jax.tree.unflatten(jax.tree.structure(state.own), own)
         return updates, ReducersState(tuple(versions), kept, state.model)
+
+    def start(self, gradients: Any, state: ReducersState, priorities: Sequence[int]) -> StartedUpdate:
+        """Begin an update, which ``finish`` ends in this program or in a later one. A priority for each gradient."""
+        self._check(state, gradients, "gradients")
+        refuse_invariant(gradients, self.axis_name, self.label, mean=None)
+        leaves = jax.tree.leaves(gradients)
+        if world.current().is_alone:
+            return StartedUpdate(tuple(map(jnp.asarray, leaves)), ())
+        plan = self._plan_of(state.model)
+        step = _Step(self, plan, self._devices(self.axis_name), leaves, state)
+        return StartedUpdate(*step.start(priorities))
+
+    def finish(self, started: StartedUpdate, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+        """As ``update``, with the state that ``start`` was given."""
+        if world.current().is_alone:
+            gradients = jax.tree.unflatten(state.model.structure, started.arrays)
+            return self._update_alone(gradients, state, params)
+        plan = self._plan_of(state.model)
+        results = [call.done(ticket) for call, ticket in zip(started.calls, started.arrays, strict=True)]
+        step = _Step(self, plan, self._devices(self.axis_name), jax.tree.leaves(params), state, results)
+        return self._finish(step, plan, state, params)
 
     def _update_alone(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
         gradients = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradients)
@@ -481,8 +519,16 @@ class _Step:
     """A step: the stages of all buckets. A bucket waits for the totals that it needs, and for nothing else."""
 
     def __init__(
-        self, home: _Home, plan: _Plan, devices: WorkerDevices, leaves: Sequence[Any], state: ReducersState
+        self,
+        home: _Home,
+        plan: _Plan,
+        devices: WorkerDevices,
+        leaves: Sequence[Any],
+        state: ReducersState,
+        started: Sequence[list[Any]] = (),
     ) -> None:
+        """``started``: of each bucket, what its first stage has given, if that is over. Then leaves are not read."""
+        self._started = started
         self._home, self._plan, self._devices = home, plan, devices
         self._leaves, self._versions = [jnp.asarray(leaf) for leaf in leaves], list(state.versions)
         for bucket in plan.buckets:
@@ -494,6 +540,20 @@ class _Step:
         self._totals: dict[int, Any] = {}
         self._measured: list[list[Any]] = [[] for _ in plan.buckets]
         self._call_bytes = wire_bytes(self._leaves, home.wire_dtype)
+
+    def start(self, priorities: Sequence[int]) -> tuple[tuple[jax.Array, ...], tuple[PendingState, ...]]:
+        """Begin the first stage of each bucket; their tickets, and the calls that take them."""
+        tickets, calls = [], []
+        for index, bucket in enumerate(self._plan.buckets):
+            if any(source.origin != Origin.WORKERS for source in bucket.stages[0].sent):
+                raise ConfigError(
+                    f"{self._home.label}: bucket {index} has weights whose update waits for sums over others and has "
+                    "none of its own, so there is nothing to start in a step and finish in the next one"
+                )
+            call = PendingState.of(self._call(index, 0), min(priorities[leaf] for leaf in bucket.leaves))
+            tickets.append(call.start(self._operands(index, 0)))
+            calls.append(call)
+        return tuple(tickets), tuple(calls)
 
     def run(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The weights, the versions of the buckets, and the totals that workers need."""
@@ -514,12 +574,23 @@ class _Step:
     def _run_stage(self, bucket: int, stage: int) -> list[Any]:
         """Puts new weights, or what has their memory until then, in the place of gradients. Returns totals, if any."""
         known = self._plan.buckets[bucket]
-        leaves = [self._leaves[leaf] for leaf in known.leaves]
-        call = self._home.call(self._plan, bucket, stage, leaves, self._devices, self._call_bytes)
-        *results, self._versions[bucket] = call(*leaves, *self._sent(bucket, stage), self._versions[bucket])
+        if stage == 0 and self._started:
+            passed = [self._leaves[leaf] for leaf in known.leaves] if len(known.stages) > 1 else []
+            results = [*passed, *self._started[bucket]]
+        else:
+            results = self._call(bucket, stage)(*self._operands(bucket, stage))
+        *results, self._versions[bucket] = results
         for leaf, result in zip(known.leaves, results, strict=False):
             self._leaves[leaf] = result
-        return results[len(leaves) :]
+        return results[len(known.leaves) :]
+
+    def _call(self, bucket: int, stage: int) -> StateCall:
+        leaves = [self._leaves[leaf] for leaf in self._plan.buckets[bucket].leaves]
+        return self._home.call(self._plan, bucket, stage, leaves, self._devices, self._call_bytes)
+
+    def _operands(self, bucket: int, stage: int) -> list[Any]:
+        leaves = [self._leaves[leaf] for leaf in self._plan.buckets[bucket].leaves]
+        return [*leaves, *self._sent(bucket, stage), self._versions[bucket]]
 
     def _sent(self, bucket: int, stage: int) -> list[Any]:
         """The totals of the bucket itself as they came: what is computed from them waits for more than them."""

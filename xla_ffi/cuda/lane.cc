@@ -455,7 +455,7 @@ void CudaLane::take_pending_round(const FlightPtr& flight) {
   Ticket ticket;
   std::memcpy(&ticket, flight->aside_memory.get(), sizeof ticket);
   const auto taken = [flight, inbox = inbox_](const Status& status, const PendingTotal& total) {
-    flight->inputs = std::const_pointer_cast<std::byte>(total.memory);
+    flight->inputs = total.memory;
     inbox->add({flight, std::nullopt, status});
   };
   const Status status = communicator_->pending_rounds().take(ticket, flight->results.bytes(), taken);

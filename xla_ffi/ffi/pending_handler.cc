@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -11,8 +13,10 @@
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/ffi/state_call.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
+#include "xla_ffi/wire/codec.h"
 #include "xla_ffi/worker/communicator.h"
 #include "xla_ffi/worker/pending_rounds.h"
 #include "xla_ffi/worker/round.h"
@@ -50,6 +54,12 @@ Leaves leaves_of(const ffi::RemainingRets& results) {
   return leaves;
 }
 
+Result<Leaves> ticket_of(const CallSite& site, const ffi::RemainingRets& rets) {
+  Leaves ticket = leaves_of(rets);
+  if (ticket.bytes() != sizeof(Ticket)) return Status(Code::kInternal, site.label + ": no room for a ticket");
+  return ticket;
+}
+
 // From the program's operands to the contribution, which may have 16 bits in place of float32.
 void contribute(const Leaves& operands, std::byte* to, std::optional<DType> narrows_to) {
   std::vector<iovec> pieces;
@@ -80,26 +90,73 @@ void give(const PendingTotal& total, const Leaves& results) {
   }
 }
 
+// A round with a contribution in memory of ours, and a total there.
 struct Start {
   RoundRequest request;
-  std::byte* contribution;  // the memory of its inputs
-  Ticket ticket;
+  std::optional<DType> narrows_to;  // the 16-bit floats that the contribution has in place of float32
+  PendingTotal total;
+  size_t output_bytes = 0;                                  // of the total: what is received into it
+  std::function<Status(std::span<std::byte> rest)> finish;  // what is written behind it, after the round
+  Leaves ticket;                                            // the program's
 };
 
-// The round, with memory of ours for its contribution and its total.
-Start make_start(RoundRequest request, std::optional<DType> narrow, Communicator& communicator) {
-  const size_t bytes = narrow.has_value() ? request.inputs.bytes() / 2 : request.inputs.bytes();
-  const std::shared_ptr<std::byte> contribution = communicator.block_pool().allocate(bytes);
-  const std::shared_ptr<std::byte> total = communicator.block_pool().allocate(bytes);
-  const Ticket ticket = communicator.pending_rounds().add(request.description, {total, bytes, narrow});
-  request.spec.dtype = narrow.value_or(request.spec.dtype);
+Result<Start> make_sum(HostStartSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
+                       const ffi::RemainingRets& rets, Communicator& communicator) {
+  Result<StartCall> call = read_start(site, run, device, args, rets);
+  if (!call.ok()) return call.status();
+  RoundRequest& request = call->request;
+  if (site.wire_dtype.has_value() && request.spec.dtype != DType::kF32) {
+    return Status(Code::kInternal, site.label + ": another dtype on the wire is for float32");
+  }
+  const size_t bytes = request.inputs.bytes() / (site.wire_dtype.has_value() ? 2 : 1);
+  request.spec.dtype = site.wire_dtype.value_or(request.spec.dtype);
+  const PendingTotal total{communicator.block_pool().allocate(bytes), bytes, site.wire_dtype};
+  return Start{std::move(request), site.wire_dtype, total, bytes, nullptr, call->ticket};
+}
+
+Bytes bytes_of(const Leaves& leaves) {
+  Bytes bytes(leaves.bytes());
+  copy(leaves, 0, one_leaf(bytes.data(), bytes.size()), 0, bytes.size());
+  return bytes;
+}
+
+Result<Start> make_state(HostStartSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
+                         const ffi::RemainingRets& rets, Communicator& communicator) {
+  Result<StateStart> start = make_state_start(site, run, device, args, communicator.state_models());
+  if (!start.ok()) return start.status();
+  Result<Leaves> ticket = ticket_of(site, rets);
+  if (!ticket.ok()) return ticket.status();
+  RoundRequest& request = start->call.request;
+  request.priority = site.priority;
+  start->call.begin(bytes_of(start->call.step_operands), request);
+  const bool narrows = std::exchange(request.narrows, false);
+  const size_t bytes = start->output_bytes + start->step_result_bytes;
+  const PendingTotal total{communicator.block_pool().allocate(bytes), bytes, std::nullopt};
+  return Start{std::move(request),
+               narrows ? site.wire_dtype : std::nullopt,
+               total,
+               start->output_bytes,
+               std::move(start->call.finish),
+               *ticket};
+}
+
+// The contribution: the program's operands are still to be copied there.
+std::shared_ptr<std::byte> prepare(Start& start, Communicator& communicator) {
+  RoundRequest& request = start.request;
+  const size_t bytes = request.inputs.bytes() / (start.narrows_to.has_value() ? 2 : 1);
+  std::shared_ptr<std::byte> contribution = communicator.block_pool().allocate(bytes);
+  const Ticket ticket = communicator.pending_rounds().add(request.description, start.total);
+  copy(one_leaf(ticket), 0, start.ticket, 0, sizeof(Ticket));
   request.inputs = one_leaf(contribution.get(), bytes);
   request.inputs_owner = contribution;
-  request.outputs = one_leaf(total.get(), bytes);
-  request.done = [total, ticket, &pending = communicator.pending_rounds()](const Status& status) {
-    pending.end(ticket, status);
+  const std::span total(start.total.memory.get(), start.total.bytes);
+  request.outputs = start.output_bytes > 0 ? one_leaf(total.data(), start.output_bytes) : Leaves();
+  request.done = [memory = start.total.memory, rest = total.subspan(start.output_bytes),
+                  finish = std::move(start.finish), ticket,
+                  &pending = communicator.pending_rounds()](const Status& status) {
+    pending.end(ticket, status.ok() && finish != nullptr ? finish(rest) : status);
   };
-  return {std::move(request), contribution.get(), ticket};
+  return contribution;
 }
 
 ffi::Future start_on_host(HostStartSite* site, ffi::RunId run, int32_t device, ffi::Dictionary, ffi::RemainingArgs args,
@@ -107,21 +164,18 @@ ffi::Future start_on_host(HostStartSite* site, ffi::RunId run, int32_t device, f
   Result<std::shared_ptr<Communicator>> communicator = communicator_for(*site);
   if (!communicator.ok()) return failed(communicator.status());
   if (const Status failure = (*communicator)->failure(); !failure.ok()) return failed(failure);
-  Result<StartCall> call = read_start(*site, run.run_id, device, args, rets);
-  if (!call.ok()) return failed(call.status());
-  const Leaves operands = call->request.inputs;
-  if (site->wire_dtype.has_value() && call->request.spec.dtype != DType::kF32) {
-    return failed({Code::kInternal, site->label + ": another dtype on the wire is for float32"});
-  }
-  Start start = make_start(std::move(call->request), site->wire_dtype, **communicator);
-  copy(one_leaf(start.ticket), 0, call->ticket, 0, sizeof(Ticket));
+  const auto make = uses_state(site->kind) ? make_state : make_sum;
+  Result<Start> start = make(*site, run.run_id, device, args, rets, **communicator);
+  if (!start.ok()) return failed(start.status());
+  const Leaves operands = start->request.inputs;
+  std::byte* const contribution = prepare(*start, **communicator).get();
   ffi::Promise promise;
   ffi::Future future(promise);
   // Not here: meanwhile XLA's thread computes.
   (*communicator)
-      ->call_back([promise = std::move(promise), operands, narrow = site->wire_dtype, to = start.contribution,
-                   request = std::move(start.request), communicator = *communicator]() mutable {
-        contribute(operands, to, narrow);
+      ->call_back([promise = std::move(promise), operands, narrows_to = start->narrows_to, contribution,
+                   request = std::move(start->request), communicator = *communicator]() mutable {
+        contribute(operands, contribution, narrows_to);
         communicator->start_round(std::move(request));
         promise.SetAvailable();
       });
@@ -167,9 +221,9 @@ Result<StartCall> read_start(StartSite& site, int64_t run, int32_t device, const
   Result<RoundRequest> request = make_request(site, run, device, args);
   if (!request.ok()) return request.status();
   request->priority = site.priority;
-  const Leaves ticket = leaves_of(rets);
-  if (ticket.bytes() != sizeof(Ticket)) return Status(Code::kInternal, site.label + ": no room for a ticket");
-  return StartCall{std::move(*request), ticket};
+  Result<Leaves> ticket = ticket_of(site, rets);
+  if (!ticket.ok()) return ticket.status();
+  return StartCall{std::move(*request), *std::move(ticket)};
 }
 
 Result<DoneCall> read_done(const CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {

@@ -87,7 +87,8 @@ class BufferReader {
   BufferReader(const CallSite& site, StateCall& call) : site_(site), call_(call), spec_(call.request.spec) {}
 
   Status read(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
-    if (const Status status = collect(args, rets); !status.ok()) return status;
+    if (const Status status = collect(args); !status.ok()) return status;
+    if (const Status status = collect(rets); !status.ok()) return status;
     switch (site_.kind) {
       case Kind::kStore:
         return read_store();
@@ -100,23 +101,47 @@ class BufferReader {
     }
   }
 
+  // Those of a start, whose results are none of XLA's.
+  Status read_start(const ffi::RemainingArgs& args, StateStart& start) {
+    if (site_.kind != Kind::kMeasure && site_.kind != Kind::kUpdate) return unlike("nothing to start");
+    if (const Status status = collect(args); !status.ok()) return status;
+    const Result<UpdateDescription> decoded = decode_update(*site_.update);
+    if (!decoded.ok()) return decoded.status();
+    const UpdateDescription& update = decoded.value();
+    if (const Status status = read_gradients(update.leaves.size()); !status.ok()) return status;
+    if (const Status status = set_size(count_of(update), update.leaves.size()); !status.ok()) return status;
+    start.step_result_bytes = sizeof(uint32_t);
+    if (site_.kind == Kind::kMeasure) {
+      totals_ = std::make_shared<Totals>(update);
+      start.step_result_bytes += update.total_count * sizeof(float);
+    } else {
+      spec_.state.weights = update.weights == OutputType::kBF16 ? DType::kBF16 : DType::kF32;
+      start.output_bytes = spec_.total_count * item_bytes(spec_.state.weights);
+    }
+    return {};
+  }
+
   // Of a measure; else null.
   [[nodiscard]] const std::shared_ptr<Totals>& totals() const { return totals_; }
 
  private:
-  Status collect(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
+  Status collect(const ffi::RemainingArgs& args) {
     for (size_t i = 0; i < args.size(); ++i) {
       const auto operand = args.get<ffi::AnyBuffer>(i);
       if (!operand.has_value()) return unlike("something else than buffers");
       operands_.push_back(*operand);
     }
+    const bool has_version = !operands_.empty() && has_words(operands_.back());
+    return has_version ? Status() : unlike("no version");
+  }
+
+  Status collect(const ffi::RemainingRets& rets) {
     for (size_t i = 0; i < rets.size(); ++i) {
       auto result = rets.get<ffi::AnyBuffer>(i);
       if (!result.has_value()) return unlike("something else than buffers");
       results_.push_back(**result);
     }
-    const bool has_version = !operands_.empty() && !results_.empty() && has_words(operands_.back()) &&
-                             (is_packed() || has_words(results_.back(), 1));
+    const bool has_version = !results_.empty() && (is_packed() || has_words(results_.back(), 1));
     return has_version ? Status() : unlike("no version");
   }
 
@@ -281,12 +306,8 @@ Status finish_step(uint32_t version, Totals* totals, std::span<std::byte> to) {
   return {};
 }
 
-}  // namespace
-
-Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
-                                  const ffi::RemainingRets& rets, StateModels& models) {
-  StateCall call;
-  RoundRequest& request = call.request;
+// What is not of its buffers.
+void describe(CallSite& site, int64_t run, int32_t device, RoundRequest& request) {
   request.op = site.op;
   request.sequence = site.sequence;
   request.device = device;
@@ -296,15 +317,17 @@ Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, c
   spec.root = site.root;
   spec.call_bytes = site.call_bytes;
   spec.state = site.state;
-  BufferReader reader(site, call);
-  if (const Status status = reader.read(args, rets); !status.ok()) return status;
+}
+
+// Once its buffers have been read.
+void complete(CallSite& site, const std::shared_ptr<Totals>& totals, StateModels& models, StateCall& call) {
+  const OpSpec& spec = call.request.spec;
   std::call_once(site.described, [&] {
     site.description = site.label + " (" + std::to_string(spec.total_count) + " weights in " +
                        std::to_string(spec.leaf_count) + " leaves)";
   });
-  request.description = site.description;
+  call.request.description = site.description;
 
-  const std::shared_ptr<Totals> totals = reader.totals();
   const auto step = std::make_shared<StepRequest>();
   step->update = site.update;
   if (totals != nullptr) step->totals = [totals](const StepTotals& part) { totals->add(part); };
@@ -316,7 +339,28 @@ Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, c
   call.finish = [step, totals, updates = site.kind == Kind::kUpdate](std::span<std::byte> to) {
     return finish_step(static_cast<uint32_t>(step->inputs.version + (updates ? 1 : 0)), totals.get(), to);
   };
+}
+
+}  // namespace
+
+Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
+                                  const ffi::RemainingRets& rets, StateModels& models) {
+  StateCall call;
+  describe(site, run, device, call.request);
+  BufferReader reader(site, call);
+  if (const Status status = reader.read(args, rets); !status.ok()) return status;
+  complete(site, reader.totals(), models, call);
   return call;
+}
+
+Result<StateStart> make_state_start(CallSite& site, int64_t run, int32_t device, const ffi::RemainingArgs& args,
+                                    StateModels& models) {
+  StateStart start;
+  describe(site, run, device, start.call.request);
+  BufferReader reader(site, start.call);
+  if (const Status status = reader.read_start(args, start); !status.ok()) return status;
+  complete(site, reader.totals(), models, start.call);
+  return start;
 }
 
 }  // namespace jaxhetero

@@ -38,4 +38,16 @@ struct StateCall {
 Result<StateCall> make_state_call(CallSite& site, int64_t run, int32_t device, const xla::ffi::RemainingArgs& args,
                                   const xla::ffi::RemainingRets& rets, StateModels& models);
 
+// A measure or an update whose results are taken by another call. They lie side by side in memory of ours: the weights,
+// if it is an update, and behind them what comes of the step, as in a packed call.
+struct StateStart {
+  StateCall call;  // without outputs and results
+  size_t output_bytes = 0;
+  size_t step_result_bytes = 0;
+};
+
+// The operands are those of make_state_call().
+Result<StateStart> make_state_start(CallSite& site, int64_t run, int32_t device, const xla::ffi::RemainingArgs& args,
+                                    StateModels& models);
+
 }  // namespace jaxhetero

@@ -32,7 +32,7 @@ static_assert(sizeof(Ticket) == 4 * sizeof(uint32_t));
 
 // The memory that a total is received into.
 struct PendingTotal {
-  std::shared_ptr<const std::byte> memory;
+  std::shared_ptr<std::byte> memory;
   size_t bytes = 0;
   std::optional<DType> narrow;  // the 16-bit floats that it has in place of float32
 

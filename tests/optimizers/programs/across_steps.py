@@ -1,7 +1,8 @@
 """A training whose gradients are reduced across steps; prints digests beside those of the ordinary step.
 
-Arguments: the optimizer, the dtype on the wire or "-", and perhaps a file: after step 20, with rounds on their way,
-rank 0 says so and waits until the file is there, and so does rank 1 before it starts the same rounds.
+Arguments: the optimizer, perhaps with " on reducers" behind it; the dtype on the wire or "-"; and perhaps a file: after
+step 20, with rounds on their way, rank 0 says so and waits until the file is there, and so does rank 1 before it starts
+the same rounds.
 """
 
 import hashlib
@@ -56,11 +57,18 @@ def digest(tree: Any) -> str:
     return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))).hexdigest()
 
 
+def on_reducers(tx: optax.GradientTransformation, wire_dtype: Any) -> optimizers.ReducersOptimizer:
+    return optimizers.on_reducers(tx, wire_dtype=wire_dtype, bucket_bytes=BUCKET_BYTES)
+
+
 def ordinary(tx: optax.GradientTransformation, wire_dtype: Any) -> tuple[Any, list[float]]:
+    reduces = isinstance(tx, optimizers.ReducersOptimizer)
+
     @jax.jit
     def train_step(params: Params, opt_state: Any, inputs: jax.Array, targets: jax.Array) -> Any:
         loss, grads = jax.value_and_grad(loss_fn)(params, inputs, targets)
-        grads = jaxhetero.pmean(grads, wire_dtype=wire_dtype, bucket_bytes=BUCKET_BYTES)
+        if not reduces:
+            grads = jaxhetero.pmean(grads, wire_dtype=wire_dtype, bucket_bytes=BUCKET_BYTES)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
@@ -70,12 +78,19 @@ def ordinary(tx: optax.GradientTransformation, wire_dtype: Any) -> tuple[Any, li
     for step in range(STEPS):
         params, opt_state, loss = train_step(params, opt_state, *batch(step))
         losses.append(float(loss))
-    return (params, opt_state), losses
+    return (tx.pull(opt_state) if reduces else (params, opt_state)), losses
 
 
 def across(tx: optax.GradientTransformation, wire_dtype: Any, pause: Path | None) -> tuple[Any, list[float]]:
     """Half-way it starts again from a checkpoint. No step waits for the one before."""
-    optimizer = optimizers.across_steps(tx, wire_dtype=wire_dtype, bucket_bytes=BUCKET_BYTES)
+    reduces = isinstance(tx, optimizers.ReducersOptimizer)
+    options = {} if reduces else {"wire_dtype": wire_dtype, "bucket_bytes": BUCKET_BYTES}
+    optimizer = optimizers.across_steps(tx, **options)
+
+    def settle(state: Any) -> tuple[Any, Any]:
+        """The weights, and the state of the optimizer as optax has it."""
+        params, opt_state = optimizer.settle(state)
+        return tx.pull(opt_state) if reduces else (params, opt_state)
 
     def train_step(state: Any, inputs: jax.Array, targets: jax.Array) -> Any:
         params, state = optimizer.weights(state)
@@ -97,10 +112,11 @@ def across(tx: optax.GradientTransformation, wire_dtype: Any, pause: Path | None
                 losses.append(loss)
                 continue
         if step == RESTART:
-            state = optimizer.init(*restored(optimizer.settle(state)))
+            params, opt_state = restored(settle(state))
+            state = optimizer.init(params, tx.push(params, opt_state) if reduces else opt_state)
         state, loss = run(state, *batch(step))
         losses.append(loss)
-    return optimizer.settle(state), [float(loss) for loss in losses]
+    return settle(state), [float(loss) for loss in losses]
 
 
 def restored(tree: Any) -> Any:
@@ -114,10 +130,12 @@ def restored(tree: Any) -> Any:
 
 def main() -> None:
     jaxhetero.initialize()
-    tx = OPTIMIZERS[sys.argv[1]]
+    name, at_reducers = sys.argv[1].removesuffix(" on reducers"), sys.argv[1].endswith(" on reducers")
     wire_dtype = None if sys.argv[2] == "-" else sys.argv[2]
+    tx = on_reducers(OPTIMIZERS[name], wire_dtype) if at_reducers else OPTIMIZERS[name]
     trained, losses = across(tx, wire_dtype, Path(sys.argv[3]) if len(sys.argv) > 3 else None)
-    expected, expected_losses = ordinary(tx, wire_dtype)
+    ordinary_tx = on_reducers(OPTIMIZERS[name], wire_dtype) if at_reducers else tx
+    expected, expected_losses = ordinary(ordinary_tx, wire_dtype)
     views = jaxhetero.metrics().view_count
     jaxhetero.shutdown()
     different = [step for step in range(STEPS) if losses[step] != expected_losses[step]]
