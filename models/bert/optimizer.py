@@ -37,6 +37,7 @@ def make_optimizer(
     is_reduced: bool = False,
     clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
     weights_from_reducers: WeightsDtype | None = None,
+    is_across_steps: bool = False,
 ) -> Optimizer:
     """The whole chain: accumulation, all-reduce, loss scale, update.
 
@@ -58,4 +59,5 @@ def make_optimizer(
         accumulate_every=accumulate_every,
         instead=clip_instead(config.max_grad_norm) if clip_instead else optax.identity() if is_reduced else None,
         weights_from_reducers=weights_from_reducers,
+        is_across_steps=is_across_steps,
     )

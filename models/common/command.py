@@ -57,6 +57,9 @@ class RunOptions:
     other."""
     weights_dtype: WeightsDtype = "float32"
     """With --optimizer-on reducers, the dtype of the weights that workers get. Checkpoints have float32."""
+    across_steps: bool = False
+    """Let the all-reduce run under the next forward pass as well: see `jaxhetero.optimizers.across_steps`. The curve is
+    the same, and so are checkpoints."""
     dry_run: bool = False
     """Print the sizes of the run and the best possible all-reduce time, and stop."""
     network_gbps: float = 10.0
@@ -81,6 +84,10 @@ class RunOptions:
         require(
             self.weights_dtype == "float32" or self.optimizer_on == "reducers",
             f"--weights-dtype {self.weights_dtype} needs --optimizer-on reducers, which keep the weights in float32",
+        )
+        require(
+            self.stages == 1 or not self.across_steps,
+            "--stages does not go with --across-steps: a pipeline reduces gradients while it runs",
         )
         require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
         for path in (self.output, self.json):

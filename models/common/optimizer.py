@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,18 @@ import optax
 import jaxhetero
 from jaxhetero.optimizers import (
     AccumulationState,
+    AcrossSteps,
+    AcrossStepsState,
     ErrorFeedbackState,
     ReducersOptimizer,
     accumulate_gradients,
+    across_steps,
     dynamic_loss_scale,
     error_feedback,
     on_reducers,
     static_loss_scale,
 )
+from models.common.errors import require
 
 LossScaling = Literal["none", "static", "dynamic"]
 WeightsDtype = Literal["float32", "bfloat16"]
@@ -57,10 +61,15 @@ class GradientConfig:
 
 
 class Optimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]  # optax has no types
-    """What ``distributed`` gives: an optimizer that can say and take what a checkpoint has, wherever its state is."""
+    """What ``distributed`` gives: an optimizer that can say and take what a checkpoint has, wherever its state is.
+
+    A train step calls ``weights`` first and ``step`` last. What these and the other methods call ``state`` is a
+    NamedTuple with the fields ``params`` and ``opt_state``.
+    """
 
     _reducers: ReducersOptimizer | None = None
     _weights_dtype: WeightsDtype = "float32"
+    _across: AcrossSteps | None = None
 
     @cached_property
     def _pull(self) -> jax.stages.Wrapped:
@@ -68,10 +77,38 @@ class Optimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]  #
         assert self._reducers is not None
         return jax.jit(self._reducers.pull)
 
+    def weights(self, state: Any) -> Any:
+        """The state with the weights of this step."""
+        if self._across is None:
+            return state
+        params, flight = self._across.weights(_across_state(state))
+        return _with_flight(state, params, flight)
+
+    def step(self, state: Any, grads: Any) -> Any:
+        """The state behind a step with these gradients of this worker; with rounds on their way across steps."""
+        if self._across is None:
+            updates, opt_state = self.update(grads, state.opt_state, state.params)
+            return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+        return _with_flight(state, state.params, self._across.send(_across_state(state), grads))
+
+    def begin(self, state: Any) -> Any:
+        """The state to run steps with, from one without rounds on their way."""
+        if self._across is None:
+            return state
+        flight = AcrossStepsState(state.params, _last_part(state.opt_state))
+        return _with_flight(state, state.params, flight)
+
+    def settle(self, state: Any) -> Any:
+        """The opposite of ``begin``. Call it on every worker."""
+        if self._across is None:
+            return state
+        params, kept = self._across.settle(_across_state(state))
+        return state._replace(params=params, opt_state=_with_last_part(state.opt_state, kept))
+
     def pull(self, state: Any) -> Any:
         """The state of a training with the optimizer on workers: the weights in float32, and optax's state.
 
-        ``state`` has the fields ``params`` and ``opt_state``. Call it on every worker.
+        Call it on every worker.
         """
         if self._reducers is None:
             return state
@@ -98,6 +135,22 @@ def _with_last_part(opt_state: Any, part: Any) -> Any:
     return (*opt_state[:-1], part)
 
 
+class _Flight(NamedTuple):
+    """The last part of the state of an optimizer across steps."""
+
+    opt_state: optax.OptState
+    pending: Any
+
+
+def _across_state(state: Any) -> AcrossStepsState:
+    return AcrossStepsState(state.params, *_last_part(state.opt_state))
+
+
+def _with_flight(state: Any, params: Any, of: AcrossStepsState) -> Any:
+    part = _Flight(of.opt_state, of.pending)
+    return state._replace(params=params, opt_state=_with_last_part(state.opt_state, part))
+
+
 def distributed(
     optimizer: optax.GradientTransformation,
     config: GradientConfig,
@@ -105,17 +158,26 @@ def distributed(
     accumulate_every: int = 1,
     instead: optax.GradientTransformation | None = None,
     weights_from_reducers: WeightsDtype | None = None,
+    is_across_steps: bool = False,
 ) -> Optimizer:
     """Put the mean over the workers' gradients in front of ``optimizer``; every worker then computes the same update.
 
     ``instead`` takes the place of the mean, where gradients are reduced already. With ``weights_from_reducers``, the
     reducers take the mean and run the optimizer, and send weights of this dtype. ``config`` adds a loss scale inside,
-    and ``accumulate_every`` gradient accumulation outside.
+    and ``accumulate_every`` gradient accumulation outside. ``is_across_steps`` moves the update to the next step.
     """
+    if is_across_steps:
+        require(
+            accumulate_every == 1,
+            f"--across-steps starts the all-reduce once a step, and each worker has {accumulate_every} pieces of it: "
+            "give a larger --micro-batch",
+        )
+        require(not config.error_feedback, "--error-feedback does not go with --across-steps")
     if config.loss_scaling == "static":
         optimizer = static_loss_scale(optimizer, config.loss_scale)
     elif config.loss_scaling == "dynamic":
         optimizer = dynamic_loss_scale(optimizer, config.loss_scale)
+    inner = optimizer
     wire_dtype = None if config.wire_dtype == "float32" else config.wire_dtype
     reduction, reducers = instead or jaxhetero.all_reduce_gradients(wire_dtype=wire_dtype), None
     if weights_from_reducers:
@@ -130,6 +192,8 @@ def distributed(
     if accumulate_every > 1:
         optimizer = accumulate_gradients(optimizer, accumulate_every)
     result = Optimizer(optimizer.init, optimizer.update)
+    if is_across_steps:
+        result._across = across_steps(reducers) if reducers else across_steps(inner, wire_dtype=wire_dtype)
     result._reducers, result._weights_dtype = reducers, weights_from_reducers or "float32"
     return result
 

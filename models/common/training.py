@@ -65,6 +65,10 @@ class Training:
     """From the state to that of a checkpoint, which has what reducers keep."""
     push: Callable[[Any], Any] = lambda state: state
     """The opposite."""
+    begin: Callable[[Any], Any] = lambda state: state
+    """From the state to that which steps are given. It may have another structure behind the first step."""
+    settle: Callable[[Any], Any] = lambda state: state
+    """The opposite."""
     draw: Callable[[], NDArray[np.uint8]] | None = None
     """Draws what the last evaluation found: uint8 ``[height, width, 3]``. It is called on rank 0, and goes to
     TensorBoard and into PICTURE in the output folder."""
@@ -137,7 +141,9 @@ class Training:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
+            loop.state = self.begin(loop.state)
             loop.run(batches, end - loop.step, pieces)
+            loop.state = self.settle(loop.state)
             loop.state = self._equal_on_all_workers(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
@@ -170,7 +176,7 @@ class Training:
         if not first:
             return step_of_pieces(self.train_step)  # no step is left to run
         start = time.monotonic()
-        compiled = self.train_step.lower(self.state, *jax.tree.map(_abstract, first[0])).compile()
+        compiled = self._compile_for(self.begin(self.state), *jax.tree.map(_abstract, first[0]))
         split = self.split
         if isinstance(compiled, StagedStep):
             progress.print(compiled.report)
@@ -180,6 +186,16 @@ class Training:
             f"compiled in {time.monotonic() - start:.1f} s"
         )
         return compiled if isinstance(compiled, ExactStep) else step_of_pieces(compiled)
+
+    def _compile_for(self, state: Any, *batch: Any) -> Any:
+        compiled = self.train_step.lower(state, *batch).compile()
+        if isinstance(compiled, StagedStep):
+            return compiled
+        later, _ = jax.eval_shape(self.train_step, state, *batch)
+        by_structure: dict[Any, Any] = {jax.tree.structure(state): compiled}
+        if jax.tree.structure(later) not in by_structure:
+            by_structure[jax.tree.structure(later)] = self.train_step.lower(later, *batch).compile()
+        return lambda state, *batch: by_structure[jax.tree.structure(state)](state, *batch)
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:

@@ -83,6 +83,7 @@ def make_optimizer(
     is_reduced: bool = False,
     clip_instead: Callable[[float], optax.GradientTransformation] | None = None,
     weights_from_reducers: WeightsDtype | None = None,
+    is_across_steps: bool = False,
 ) -> Optimizer:
     """The whole chain: accumulation, all-reduce, loss scale, clipping, update.
 
@@ -99,6 +100,7 @@ def make_optimizer(
         accumulate_every=accumulate_every,
         instead=clip_instead(max_norm) if clip_instead and max_norm else optax.identity() if is_reduced else None,
         weights_from_reducers=weights_from_reducers,
+        is_across_steps=is_across_steps,
     )
 
 

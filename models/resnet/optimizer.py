@@ -72,6 +72,7 @@ def make_optimizer(
     accumulate_every: int = 1,
     is_reduced: bool = False,
     weights_from_reducers: WeightsDtype | None = None,
+    is_across_steps: bool = False,
 ) -> Optimizer:
     """The whole chain: accumulation, all-reduce unless that is done already, loss scale, update."""
     if config.algorithm == "lars":
@@ -94,4 +95,5 @@ def make_optimizer(
         accumulate_every=accumulate_every,
         instead=optax.identity() if is_reduced else None,
         weights_from_reducers=weights_from_reducers,
+        is_across_steps=is_across_steps,
     )
