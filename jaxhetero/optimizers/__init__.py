@@ -25,6 +25,9 @@ from jaxhetero.optimizers.exact_mean import ExactResult as ExactResult
 from jaxhetero.optimizers.exact_mean import ExactSums as ExactSums
 from jaxhetero.optimizers.layerwise import lamb as lamb
 from jaxhetero.optimizers.layerwise import lars as lars
+from jaxhetero.optimizers.local_steps import LocalSteps as LocalSteps
+from jaxhetero.optimizers.local_steps import LocalStepsState as LocalStepsState
+from jaxhetero.optimizers.local_steps import local_steps as local_steps
 from jaxhetero.optimizers.loss_scaling import LossScaleState as LossScaleState
 from jaxhetero.optimizers.loss_scaling import dynamic_loss_scale as dynamic_loss_scale
 from jaxhetero.optimizers.loss_scaling import scale_loss as scale_loss

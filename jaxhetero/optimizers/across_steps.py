@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +52,26 @@ class AcrossSteps:
       >>> params, opt_state = optimizer.settle(state)
       >>> print(params)
       [0.5 0. ]
+
+      With an optimizer on reducers:
+
+      >>> optimizer = jaxhetero.optimizers.on_reducers(optax.sgd(0.5, momentum=0.9))
+      >>> training = jaxhetero.optimizers.across_steps(optimizer)
+      >>> state = training.send(training.init(jnp.ones(2)), jnp.array([1.0, 2.0]))
+      >>> params, reducers_state = training.settle(state)
+      >>> weights, opt_state = optimizer.pull(reducers_state)
+      >>> print(params, opt_state[0].trace)
+      [0.5 0. ] [1. 2.]
     """
 
     tx: optax.GradientTransformation
     priority: Any
     options: dict[str, Any]  # of psum_start
+    label: str = _LABEL
+
+    def named(self, label: str) -> AcrossSteps:
+        """The same, with another name in messages and traces: of several in one job, each needs its own."""
+        return replace(self, label=label)
 
     def init(self, params: Any, opt_state: optax.OptState | None = None) -> AcrossStepsState:
         """The state before a first step, which a jitted step is compiled for apart from the one for all others.
@@ -85,7 +101,7 @@ class AcrossSteps:
         elif isinstance(self.tx, ReducersOptimizer):
             updates, opt_state = self.tx._home.finish(state.pending, state.opt_state, state.params)
         else:
-            raise ConfigError(f"{_LABEL}: the state is one of an optimizer on reducers, and this one is none")
+            raise ConfigError(f"{self.label}: the state is one of an optimizer on reducers, and this one is none")
         # Behind a barrier, XLA compiles the update, and what uses a weight, as it does where these are two programs: to
         # the same bits. One for each leaf: behind a common one, all would wait for the last gradient.
         params = jax.tree.map(jax.lax.optimization_barrier, optax.apply_updates(state.params, updates))
@@ -101,12 +117,12 @@ class AcrossSteps:
         Does not block. Errors are those of ``jaxhetero.psum_start``.
         """
         if state.pending is not None:
-            raise ConfigError(f"{_LABEL}: send() takes the state that weights() gave in this step")
+            raise ConfigError(f"{self.label}: send() takes the state that weights() gave in this step")
         priority = self._priority(grads)
         if isinstance(self.tx, ReducersOptimizer):
-            of_leaves = priorities_of(priority, grads, _LABEL)
+            of_leaves = priorities_of(priority, grads, self.label)
             return state._replace(pending=self.tx._home.start(grads, state.opt_state, of_leaves))
-        return state._replace(pending=psum_start(grads, name=_LABEL, priority=priority, **self.options))
+        return state._replace(pending=psum_start(grads, name=self.label, priority=priority, **self.options))
 
     def settle(self, state: AcrossStepsState) -> tuple[Any, optax.OptState]:
         """The weights and the optimizer's state after the last step: before an evaluation, a checkpoint, the end.
@@ -115,9 +131,13 @@ class AcrossSteps:
 
         Does not block. Errors are those of ``weights``.
         """
-        # Compiled, as in a step: operation by operation, sums and products would be rounded otherwise.
-        params, state = jax.jit(self.weights)(state)
+        params, state = self._settled(state)
         return params, state.opt_state
+
+    @cached_property
+    def _settled(self) -> jax.stages.Wrapped:
+        # Compiled, as in a step: operation by operation, sums and products would be rounded otherwise.
+        return jax.jit(self.weights)
 
     def _priority(self, params: Any) -> Any:
         """By default, the first leaf is needed first, and after what waits for its result at once."""
