@@ -223,6 +223,7 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
         accumulate_every=options.run.accumulated(split),
         is_reduced=options.run.is_exact,
         weights_from_reducers=options.run.weights_from_reducers,
+        is_across_steps=options.run.across_steps,
     )
     predict = make_predict(graphdef)
     loss = make_loss(graphdef)
@@ -244,6 +245,8 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
         learning_rate=schedule,
         pull=optimizer.pull,
         push=optimizer.push,
+        begin=optimizer.begin,
+        settle=optimizer.settle,
         evaluate=lambda state: evaluate(
             predict, state.params, questions.dev, split_over_workers(split), preset, options.run
         ),

@@ -59,6 +59,7 @@ def train(
         accumulate_every=options.accumulated(split),
         is_reduced=options.is_exact,
         weights_from_reducers=options.weights_from_reducers,
+        is_across_steps=options.across_steps,
     )
     count = make_count(graphdef)
     loss = make_loss(graphdef, preset.next_sentence_weight)
@@ -79,6 +80,8 @@ def train(
         learning_rate=preset.schedule,
         pull=optimizer.pull,
         push=optimizer.push,
+        begin=optimizer.begin,
+        settle=optimizer.settle,
         evaluate=lambda state: evaluate(count, state.params, data, split_over_workers(split)),
         identity=identity,
         advice="lower the learning rate (--peak) or give more --warmup-steps",

@@ -86,8 +86,8 @@ class RunOptions:
             f"--weights-dtype {self.weights_dtype} needs --optimizer-on reducers, which keep the weights in float32",
         )
         require(
-            self.stages == 1 or not self.across_steps,
-            "--stages does not go with --across-steps: a pipeline reduces gradients while it runs",
+            not self.across_steps or (self.stages == 1 and not self.microbatches),
+            "--across-steps does not go with --stages and --microbatches, which reduce gradients while the step runs",
         )
         require(self.network_gbps > 0, f"network_gbps is {self.network_gbps}; it must be positive")
         for path in (self.output, self.json):

@@ -16,22 +16,22 @@ import jaxhetero
 from jaxhetero.optimizers import ExactMean, ExactSums
 from models.common.batches import BatchSplit
 from models.common.errors import require
-from models.common.optimizer import GradientConfig
+from models.common.optimizer import GradientConfig, Optimizer
 
 Piece: TypeAlias = Callable[..., dict[str, Any]]
 """``(state, *batch) -> values``: the forward and backward pass over one piece of a global batch. ``values`` has "loss",
 float32[]; "grads"; and what becomes of other fields of the state, such as statistics."""
 
 
-def plain_step(piece: Piece, optimizer: optax.GradientTransformation) -> jax.stages.Wrapped:
+def plain_step(piece: Piece, optimizer: Optimizer) -> jax.stages.Wrapped:
     """The jitted step of one piece. The optimizer all-reduces, so the step has no call for it."""
 
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: Any, *batch: Any) -> tuple[Any, jax.Array]:
+        state = optimizer.weights(state)
         values = piece(state, *batch)
         loss, grads = values.pop("loss"), values.pop("grads")
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state, **values), loss
+        return optimizer.step(state._replace(**values), grads), loss
 
     return train_step
 
@@ -45,7 +45,7 @@ class StepOptions(Protocol):
 
 def data_parallel_step(
     piece: Piece,
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer,
     config: GradientConfig,
     split: BatchSplit,
     options: StepOptions,

@@ -71,6 +71,7 @@ def train(
         accumulate_every=options.accumulated(split),
         is_reduced=options.is_exact,
         weights_from_reducers=options.weights_from_reducers,
+        is_across_steps=options.across_steps,
     )
     train_step: Any = data_parallel_step(make_piece(graphdef, preset), optimizer, preset.optimizer, split, options)
     if options.stages > 1:
@@ -90,6 +91,8 @@ def train(
         learning_rate=preset.schedule,
         pull=optimizer.pull,
         push=optimizer.push,
+        begin=optimizer.begin,
+        settle=optimizer.settle,
         evaluate=evaluation,
         draw=lambda: draw_findings(data.held_out.images[:DRAWN_COUNT], data.held_out, evaluation.findings),
         identity={"trainer": "mask_rcnn", "model": dataclasses.asdict(preset.model)},

@@ -52,6 +52,7 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         accumulate_every=options.accumulated(split),
         is_reduced=options.is_exact,
         weights_from_reducers=options.weights_from_reducers,
+        is_across_steps=options.across_steps,
     )
     piece = make_piece(graphdef, preset)
     train_step: Any = data_parallel_step(piece, optimizer, preset.optimizer, split, options, ("batch_stats",))
@@ -73,6 +74,8 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         synchronize=synchronize,
         pull=optimizer.pull,
         push=optimizer.push,
+        begin=optimizer.begin,
+        settle=optimizer.settle,
         evaluate=lambda state: evaluate(count_correct, state, data, split_over_workers(split)),
         identity={"trainer": "resnet", "model": dataclasses.asdict(preset.model)},
         advice="lower base_learning_rate or raise warmup_epochs",

@@ -80,8 +80,9 @@ def test_a_run_goes_on_with_the_other_kind_of_step(losses: dict[str, Any], name:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--stages does not go with --across-steps"):
-        RunOptions(across_steps=True, stages=2)
+    for options in ({"stages": 2}, {"microbatches": 4}):
+        with pytest.raises(SettingsError, match="--across-steps does not go with --stages and --microbatches"):
+            RunOptions(across_steps=True, **options)
     config = models.resnet.presets.PRESETS["mnist-smoke"].optimizer
     with pytest.raises(SettingsError, match="each worker has 4 pieces of it: give a larger --micro-batch"):
         models.resnet.optimizer.make_optimizer(config, lambda step: 0.1, accumulate_every=4, is_across_steps=True)
