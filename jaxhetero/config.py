@@ -21,6 +21,7 @@ MOST_CHUNK_BYTES = 1 << 24
 _TYPES: dict[str, Any] = {"int": Integral, "bool": bool, "str": str}
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _MOST_WORKERS = 4096
+_COMPRESS = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ class Config:
     rejoin_timeout_ms: int = 60_000
     """In an elastic job: how long those that are left wait at their gates for others when fewer than MIN are. It counts
     for the coordinator alone."""
+    compress: str = "auto"
+    """Whether this worker sends float32 and bfloat16 to reducers on other hosts in a shorter code, and gets the totals
+    so; their bits stay the same. ``"auto"``: where the network, as measured at the start, is slower than the code.
+    Or ``"always"``, or ``"never"``."""
     shared_memory: bool = True
     """Whether bytes for reducers on this worker's own host, and for workers there over channels, go through shared
     memory, where possible, and not through the loopback network. It takes about a megabyte for each of them."""
@@ -158,6 +163,8 @@ class Config:
             raise ConfigError(f"strands is {self.strands}; it must be in 1..{MOST_STRANDS}, or 0")
         if 0 < self.strands < (rails := self.interface.count(",") + 1):
             raise ConfigError(f"strands is {self.strands}; with {rails} interfaces it must be at least {rails}, or 0")
+        if self.compress not in _COMPRESS:
+            raise ConfigError(f"compress is {self.compress!r}; it must be one of {', '.join(_COMPRESS)}")
         for name in ("window_chunks", "restart_count", "rejoin_timeout_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")

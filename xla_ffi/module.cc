@@ -94,6 +94,10 @@ class Settings {
     into = nb::cast<T>(values_[name]);
   }
   void take(const char* name, milliseconds& into) const { into = milliseconds(nb::cast<int64_t>(values_[name])); }
+  void take(const char* name, Compress& into) const {
+    const auto text = nb::cast<std::string>(values_[name]);
+    into = text == "always" ? Compress::kAlways : text == "never" ? Compress::kNever : Compress::kWhereFaster;
+  }
   void take(const char* name, Bytes& into) const {
     const auto text = nb::cast<std::string>(values_[name]);
     const auto bytes = std::as_bytes(std::span(text));

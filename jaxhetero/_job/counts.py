@@ -59,6 +59,8 @@ class Metrics:
     """Connections to reducers, and for channels, on this host that moved to shared memory."""
     lent_bytes: int = 0
     """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
+    saved_bytes: int = 0
+    """Bytes that this worker did not send because chunks went in a shorter code; see ``Config.compress``."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""

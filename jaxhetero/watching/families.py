@@ -26,6 +26,7 @@ _COUNTERS: list[tuple[str, str, Sequence[str], _Count]] = [
     ("received_bytes", "Bytes received, headers and handshakes included.", _BOTH, _of("received_bytes")),
     ("channel_sent_bytes", "Part of sent_bytes: for channels to workers.", ("worker",), _of("channel_sent_bytes")),
     ("channel_received_bytes", "Part of received_bytes, likewise.", ("worker",), _of("channel_received_bytes")),
+    ("saved_bytes", "Bytes not sent because chunks went in a shorter code.", _BOTH, _of("saved_bytes")),
     ("bucket_bytes", "Sizes of the buckets of all completed rounds.", ("worker",), _of("bucket_bytes")),
     ("rounds", "Completed rounds.", _BOTH, _of("round_count")),
     ("busy_seconds", "Time with at least one round in flight.", ("worker",), _of("busy_us", 1e-6)),

@@ -16,6 +16,7 @@ struct CountersOf {
   Number channel_sent_bytes{0};       // part of sent_bytes: for channels to other workers (worker)
   Number channel_received_bytes{0};   // part of received_bytes, likewise
   Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads in place
+  Number saved_bytes{0};              // by which chunks that were sent are shorter for their code
   Number shared_connection_count{0};  // connections that moved to shared memory
   Number refused_count{0};            // peers that connected and did not prove that they know the job token
   Number bad_frame_count{0};          // connections that ended because the peer broke the protocol
@@ -43,6 +44,7 @@ void for_each_counter(Visit&& visit) {
   visit("channel_sent_bytes", &Counters::channel_sent_bytes, &Metrics::channel_sent_bytes);
   visit("channel_received_bytes", &Counters::channel_received_bytes, &Metrics::channel_received_bytes);
   visit("lent_bytes", &Counters::lent_bytes, &Metrics::lent_bytes);
+  visit("saved_bytes", &Counters::saved_bytes, &Metrics::saved_bytes);
   visit("shared_connection_count", &Counters::shared_connection_count, &Metrics::shared_connection_count);
   visit("refused_count", &Counters::refused_count, &Metrics::refused_count);
   visit("bad_frame_count", &Counters::bad_frame_count, &Metrics::bad_frame_count);

@@ -571,6 +571,8 @@ bool decode(Vectors vectors, DType dtype, std::span<const std::byte> coded, std:
 
 bool has_code(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
 
+bool has_fast_code() { return best_vectors() != internal::Vectors::kPlain; }
+
 size_t most_coded_bytes(DType dtype, size_t plain_bytes) {
   // Blocks that are coded came before: the code was shorter than the values up to there.
   return plain_bytes + (dtype == DType::kF32 ? most_block_bytes<uint32_t>(kBlock) : most_block_bytes<uint16_t>(kBlock));
@@ -581,7 +583,7 @@ size_t encode(DType dtype, std::span<const std::byte> values, std::span<std::byt
 }
 
 bool decode(DType dtype, std::span<const std::byte> coded, std::span<std::byte> values) {
-  return internal::decode(best_vectors(), dtype, coded, values);
+  return has_code(dtype) && internal::decode(best_vectors(), dtype, coded, values);
 }
 
 }  // namespace jaxhetero

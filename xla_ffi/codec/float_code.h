@@ -27,6 +27,9 @@ namespace jaxhetero {
 // Whether there is a code for this type: float32 and bfloat16.
 bool has_code(DType dtype);
 
+// Whether this processor has vectors for it: else it is slower than most networks.
+bool has_fast_code();
+
 // The memory that encode() needs for values of so many bytes, which is more than the code takes.
 size_t most_coded_bytes(DType dtype, size_t plain_bytes);
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "xla_ffi/codec/float_code.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
@@ -249,16 +250,17 @@ Result<std::span<std::byte>> ReducerStateMachine::start_push(uint32_t rank, cons
   if (!started.ok()) return started.status();
   if (header.payload_bytes == 0) return std::span<std::byte>{};
   Piece& piece = **started;
-  piece.memory = pool_->take(header.payload_bytes);
+  std::shared_ptr<std::byte>& memory = header.is_coded ? piece.coded : piece.memory;
+  memory = pool_->take(header.payload_bytes);
   piece.data = piece.memory;
-  return std::span(piece.memory.get(), header.payload_bytes);
+  return std::span(memory.get(), header.payload_bytes);
 }
 
 Result<bool> ReducerStateMachine::take_lent(uint32_t rank, const FrameHeader& header,
                                             std::shared_ptr<const std::byte> payload, int64_t now_ms,
                                             std::vector<Outgoing>& outgoing) {
   const auto found = ops_.find(header.op);
-  if (found == ops_.end() || passes_on(found->second.spec.kind)) return false;
+  if (found == ops_.end() || passes_on(found->second.spec.kind) || header.is_coded) return false;
   Result<Piece*> piece = start_piece(rank, header, now_ms, outgoing);
   if (!piece.ok()) return piece.status();
   (*piece)->data = std::move(payload);
@@ -293,7 +295,9 @@ Result<ReducerStateMachine::Piece*> ReducerStateMachine::start_piece(uint32_t ra
 
   const uint32_t place = op.spec.place_of(rank);
   op.pushed[place] = {op.pushed[place].chunk_count + 1, header.offset + header.count, header.last};
-  return &chunk.value()->pieces[place];
+  Piece& piece = chunk.value()->pieces[place];
+  piece.is_coded = header.is_coded;
+  return &piece;
 }
 
 // Ok if the chunk lies in its bucket and has the payload that the worker contributes.
@@ -303,7 +307,7 @@ Status ReducerStateMachine::check_chunk(const OpState& op, uint32_t rank, const 
     return {Code::kProtocol, worker_name(rank) + " pushed a chunk that lies outside of " + op_name(header.op, op)};
   }
   const Range part = stake_of(spec, worker_count(), rank).pushed({header.offset, header.count});
-  if (header.payload_bytes != bytes_of(spec, part)) {
+  if (!may_carry(header, bytes_of(spec, part))) {
     return {Code::kProtocol, worker_name(rank) + " pushed " + std::to_string(header.payload_bytes) + " bytes for " +
                                  std::to_string(header.count) + " elements of " + op_name(header.op, op)};
   }
@@ -366,6 +370,7 @@ Status ReducerStateMachine::finish_push(uint32_t rank, const FrameHeader& header
   const uint32_t place = op.spec.place_of(rank);
   const uint64_t position = op.pushed[place].chunk_count - 1 - op.completed_chunk_count;
   Chunk& chunk = op.open[position];
+  if (Status status = decode_piece(op, rank, header, chunk.pieces[place]); !status.ok()) return status;
   chunk.pieces[place].arrived = true;
   // Every worker pushes the chunks of a shard in order, so the first chunk is always the first to be complete.
   if (++chunk.arrived_count == chunk.pieces.size()) {
@@ -373,6 +378,17 @@ Status ReducerStateMachine::finish_push(uint32_t rank, const FrameHeader& header
     op.progress_ms = now_ms;
   }
   return {};
+}
+
+Status ReducerStateMachine::decode_piece(const OpState& op, uint32_t rank, const FrameHeader& header, Piece& piece) {
+  const std::shared_ptr<std::byte> coded = std::move(piece.coded);
+  if (coded == nullptr) return {};
+  const Range part = stake_of(op.spec, worker_count(), rank).pushed({header.offset, header.count});
+  const size_t bytes = bytes_of(op.spec, part);
+  piece.memory = pool_->take(bytes);
+  piece.data = piece.memory;
+  if (decode(op.spec.dtype, {coded.get(), header.payload_bytes}, {piece.memory.get(), bytes})) return {};
+  return {Code::kProtocol, worker_name(rank) + " pushed a chunk of " + op_name(header.op, op) + " in a malformed code"};
 }
 
 void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vector<Outgoing>& outgoing) {
@@ -394,7 +410,7 @@ void ReducerStateMachine::complete_front(uint64_t op_id, OpState& op, std::vecto
   }
 }
 
-// Each worker's part of the result of a chunk.
+// Each worker's part of the result of a chunk: coded for those that have pushed it so, once for all that get the same.
 void ReducerStateMachine::send_answers(uint64_t op_id, const OpState& op, const Chunk& chunk,
                                        const std::shared_ptr<std::byte>& total, std::vector<Outgoing>& outgoing) const {
   const size_t item = op.spec.result_item_bytes();
@@ -405,13 +421,38 @@ void ReducerStateMachine::send_answers(uint64_t op_id, const OpState& op, const 
   header.op = op_id;
   header.round = op.round;
   header.offset = chunk.offset;
+  std::optional<Range> coded_part;
+  Outgoing code;
   for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
     const uint32_t rank = op.spec.rank_at(place);
     const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
     const std::byte* const from = total == nullptr ? nullptr : total.get() + (part.offset - chunk.offset) * item;
     header.payload_bytes = static_cast<uint32_t>(part.count * item);
-    outgoing.push_back({rank, header, total, {from, header.payload_bytes}});
+    Outgoing answer{rank, header, total, {from, header.payload_bytes}};
+    if (chunk.pieces[place].is_coded) {
+      if (part != coded_part) code = coded(answer, op.spec.result_dtype());
+      coded_part = part;
+      answer = code;
+      answer.rank = rank;
+    }
+    outgoing.push_back(std::move(answer));
   }
+}
+
+// The frame with the code of its elements; as it is, where that is not shorter.
+Outgoing ReducerStateMachine::coded(const Outgoing& plain, DType dtype) const {
+  if (!has_code(dtype)) return plain;
+  const std::shared_ptr<std::byte> memory = pool_->take(most_coded_bytes(dtype, plain.payload.size()));
+  const std::span<std::byte> out(memory.get(), most_coded_bytes(dtype, plain.payload.size()));
+  const size_t bytes = encode(dtype, plain.payload, out);
+  if (bytes == 0) return plain;
+  Outgoing frame = plain;
+  frame.header.is_coded = true;
+  frame.header.payload_bytes = static_cast<uint32_t>(bytes);
+  frame.owner = memory;
+  frame.payload = out.first(bytes);
+  frame.saved_bytes = plain.payload.size() - bytes;
+  return frame;
 }
 
 // --- Ops that use a state.

@@ -42,6 +42,7 @@ struct Outgoing {
   std::shared_ptr<const void> owner;
   std::span<const std::byte> payload;
   bool is_for_partner = false;
+  size_t saved_bytes = 0;  // by which the payload is shorter than its elements
 };
 
 // By rank, how long rounds have waited for it, in milliseconds: as a process names its late workers.
@@ -85,7 +86,8 @@ class ReducerStateMachine {
   void note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing);
 
   // Both in one, for a payload that the worker lends until the total is sent to it. False, with nothing done, where
-  // that is too short and the payload has to be copied: the total of a broadcast or a gather is a worker's own piece.
+  // that is too short and the payload has to be copied: the total of a broadcast or a gather is a worker's own piece. Nor
+  // where it is coded.
   Result<bool> take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
                          int64_t now_ms, std::vector<Outgoing>& outgoing);
 
@@ -117,9 +119,11 @@ class ReducerStateMachine {
  private:
   class Pool;
   struct Piece {
+    std::shared_ptr<std::byte> coded;       // the payload as it comes, where it is coded
     std::shared_ptr<std::byte> memory;      // null where the payload is lent or the rank contributes none
-    std::shared_ptr<const std::byte> data;  // the payload, in `memory` or lent
+    std::shared_ptr<const std::byte> data;  // the elements, in `memory` or lent
     bool arrived = false;
+    bool is_coded = false;  // the rank pushed it so, and may be answered so
   };
   struct Chunk {
     uint64_t offset = 0;
@@ -197,6 +201,7 @@ class ReducerStateMachine {
   Status narrow(OpSpec& spec) const;
   static uint64_t change_spec(OpState& op, const OpSpec& spec);
   Result<Piece*> start_piece(uint32_t rank, const FrameHeader& header, int64_t now_ms, std::vector<Outgoing>& outgoing);
+  Status decode_piece(const OpState& op, uint32_t rank, const FrameHeader& header, Piece& piece);
   [[nodiscard]] Status check_chunk(const OpState& op, uint32_t rank, const FrameHeader& header) const;
   void start_round(OpState& op, uint32_t rank, const FrameHeader& header, int64_t now_ms);
   Result<Chunk*> next_chunk(OpState& op, uint32_t rank, const FrameHeader& header, std::vector<Outgoing>& outgoing);
@@ -213,6 +218,7 @@ class ReducerStateMachine {
   void send_totals(uint64_t op_id, const OpState& op, std::vector<Outgoing>& outgoing) const;
   void send_answers(uint64_t op_id, const OpState& op, const Chunk& chunk, const std::shared_ptr<std::byte>& total,
                     std::vector<Outgoing>& outgoing) const;
+  [[nodiscard]] Outgoing coded(const Outgoing& plain, DType dtype) const;
   std::shared_ptr<std::byte> reduce(const OpSpec& spec, const Chunk& chunk);
   std::shared_ptr<std::byte> reduce_widened(const OpSpec& spec, const Chunk& chunk);
   std::shared_ptr<std::byte> join(const OpSpec& spec, const Chunk& chunk);

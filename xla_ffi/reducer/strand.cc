@@ -319,6 +319,7 @@ void ReducerStrand::deliver() {
     if (frame.header.type != FrameType::kResult) {
       peers_[connection].control_bytes += static_cast<int64_t>(kHeaderBytes + frame.payload.size());
     }
+    context_->counters->saved_bytes += frame.saved_bytes;
     connection->send(OutFrame::of(frame.header, frame.payload, std::move(frame.owner)));
   }
   outgoing_.clear();

@@ -44,6 +44,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void send(OutFrame frame) override;
   // Whether a peer on this host reads in place what lies in our lent memory.
   [[nodiscard]] bool lends() const { return shared_.lends(); }
+  // Whether frames go through memory that a peer on this host shares.
+  [[nodiscard]] bool shares_memory() const { return shared_.sends(); }
   [[nodiscard]] uint64_t queued_frame_count() const override { return queued_frame_count_; }
   [[nodiscard]] uint64_t written_frame_count() const override { return written_frame_count_; }
   void close() override;

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 16;
+inline constexpr uint16_t kProtocolVersion = 17;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -89,6 +89,9 @@ struct FrameHeader {
   uint32_t checksum = 0;
   bool is_lent = false;  // the payload does not follow: the receiver reads it in the sender's memory
   uint32_t place = 0;    // the place of a lent payload: see lent_memory.h
+  // Of kPush and kResult: the payload is the code of the elements (codec/float_code.h), which is shorter. A worker that
+  // pushes a code, or no elements in this way, may be answered one.
+  bool is_coded = false;
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
@@ -96,6 +99,11 @@ EncodedHeader encode(const FrameHeader& header);
 
 // Whether frames of this type carry data of the program. Only these can be lent.
 bool carries_data(FrameType type);
+
+// Whether the payload can be that of a chunk whose elements have so many bytes.
+inline bool may_carry(const FrameHeader& header, size_t bytes) {
+  return header.is_coded && bytes > 0 ? header.payload_bytes < bytes : header.payload_bytes == bytes;
+}
 
 // Checks types, flags and lengths: all that can be checked without knowing the op.
 Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes);

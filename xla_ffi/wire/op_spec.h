@@ -77,10 +77,9 @@ struct OpSpec {
   }
   // By which a bucket is cut into parts and shards: all ops of a state are cut alike.
   [[nodiscard]] size_t cut_item_bytes() const { return state.number != 0 ? sizeof(float) : item_bytes(dtype); }
+  [[nodiscard]] DType result_dtype() const { return kind == Kind::kUpdate ? state.weights : dtype; }
   // Of an element of the result.
-  [[nodiscard]] size_t result_item_bytes() const {
-    return kind == Kind::kUpdate ? item_bytes(state.weights) : item_bytes(dtype);
-  }
+  [[nodiscard]] size_t result_item_bytes() const { return item_bytes(result_dtype()); }
 
   // The members of the group, by their places in it, in a job of so many workers.
   [[nodiscard]] uint32_t member_count(uint32_t worker_count) const {

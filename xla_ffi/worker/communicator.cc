@@ -65,7 +65,8 @@ Status Communicator::add_strand() {
   if (Status status = loops_.add(); !status.ok()) return status;
   const size_t index = loops_.size() - 1;
   WorkerStrand::Config config{config_.rank,          own_name(),      config_.job,
-                              config_.start_timeout, config_.timeout, config_.shared_memory};
+                              config_.start_timeout, config_.timeout, config_.shared_memory,
+                              config_.compress};
   std::unique_ptr<TcpContext> context = make_context(loops_.at(index), index);
   auto strand = std::make_unique<WorkerStrand>(std::move(config), std::move(context), log_, ledger_,
                                                strand_callbacks(/*is_first=*/index == 0));

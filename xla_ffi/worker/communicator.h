@@ -63,8 +63,9 @@ struct CommunicatorConfig {
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds timeout{0};  // the longest time that a round may go without progress
   bool shared_memory = true;             // reducers on this host, and workers that have channels, share memory
-  uint32_t most_strands = 1;             // the strands that this process can run, where the job does not say how many
-  std::vector<Cores> memory_nodes;       // the cores of each that this process may use
+  Compress compress = Compress::kWhereFaster;
+  uint32_t most_strands = 1;        // the strands that this process can run, where the job does not say how many
+  std::vector<Cores> memory_nodes;  // the cores of each that this process may use
 };
 
 // These settings by name, beside those of `job`: the names are those of jaxhetero.config.Config.
@@ -78,6 +79,7 @@ void for_each_worker_setting(Visit&& visit) {
   visit("start_timeout_ms", &CommunicatorConfig::start_timeout);
   visit("timeout_ms", &CommunicatorConfig::timeout);
   visit("shared_memory", &CommunicatorConfig::shared_memory);
+  visit("compress", &CommunicatorConfig::compress);
   visit("most_strands", &CommunicatorConfig::most_strands);
   visit("memory_nodes", &CommunicatorConfig::memory_nodes);
 }

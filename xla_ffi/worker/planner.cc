@@ -3,11 +3,17 @@
 #include <algorithm>
 #include <chrono>
 
+#include "xla_ffi/codec/float_code.h"
+
 namespace jaxhetero {
 namespace {
 
 // 10 Gbit/s: what one strand carries each way on a slow core; on a fast one it is a little more than half.
 constexpr uint64_t kStrandBytesPerS = 1'250'000'000;
+
+// 2.5 Gbit/s: the rate of a strand's connections up to which codes pay. A code and its decoding take about as long as
+// three copies, which a strand has to spare there. Measured; see notebook/wire.md.
+constexpr uint64_t kMostCodedBytesPerS = 312'500'000;
 
 StatePlan::Member member_of(const View::Reducer& reducer) {
   return {reducer.number, reducer.since, reducer.address, reducer.port};
@@ -89,6 +95,10 @@ uint32_t Planner::strands_for_rates() const {
   const uint64_t wanted = (probe_->bytes_per_s() + kStrandBytesPerS - 1) / kStrandBytesPerS;
   const uint64_t even = (wanted + rail_count_ - 1) / rail_count_ * rail_count_;
   return static_cast<uint32_t>(std::clamp<uint64_t>(even, 1, most_strands_));
+}
+
+bool Planner::is_slower_than_codes() const {
+  return has_fast_code() && window_bytes_ > 0 && probe_->bytes_per_s() / strand_count_ <= kMostCodedBytesPerS;
 }
 
 // The strands of a rail share what it carries. Where their number is no multiple of the rails', some rails have one

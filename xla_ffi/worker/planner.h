@@ -39,6 +39,7 @@ struct Plans {
   std::vector<Reducer> reducers;
   std::shared_ptr<const StatePlan> states;  // the plan of ops that use a state
   ShardPlan::Pace pace;
+  bool is_slower_than_codes = false;  // the network, as measured, is slower than a strand codes and decodes
 
   [[nodiscard]] std::shared_ptr<const ShardPlan> plan_of(const RoundRequest& request) const {
     if (request.plan && is_undisturbed) return request.plan;
@@ -61,7 +62,7 @@ class Planner {
   void enter(const View& view);
   // Of the view, and of what has been measured so far.
   [[nodiscard]] Plans plans() const {
-    return {even_plan_, plan_, !probe_ || is_undisturbed(), rated_, state_plan_, pace_};
+    return {even_plan_, plan_, !probe_ || is_undisturbed(), rated_, state_plan_, pace_, is_slower_than_codes()};
   }
   // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
   [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
@@ -83,6 +84,7 @@ class Planner {
   void take_rates();
   void make_plans();
   [[nodiscard]] StatePlan make_state_plan() const;
+  [[nodiscard]] bool is_slower_than_codes() const;
   [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] std::vector<uint32_t> strand_shares() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;

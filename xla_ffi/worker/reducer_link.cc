@@ -9,6 +9,7 @@ ReducerLink::ReducerLink(const View::Reducer& reducer, const TcpAddress& address
       rule_(job) {}
 
 void ReducerLink::connect(TcpContext& context, ConnectionOwner& owner, std::chrono::milliseconds patience) {
+  counters_ = context.counters;
   connection_ = TcpConnection::connect(context, address_, owner, patience);
 }
 
@@ -34,8 +35,29 @@ ChunkSender::Sent ReducerLink::send_chunk(const Round& round, const FrameHeader&
   const ByteRange part = round.pushed({header.offset, header.count});
   const bool lends = connection_->lends();
   round.keep(part, lends);
-  connection_->send(OutFrame::gather(header, round.wire_inputs(lends), part.offset));
+  const Leaves& inputs = round.wire_inputs(lends);
+  const bool is_coded = codes_ && !connection_->shares_memory() && !round.request.is_internal;
+  connection_->send(is_coded ? coded(round, header, inputs, part.offset)
+                             : OutFrame::gather(header, inputs, part.offset));
   return {connection_->queued_frame_count(), EventLoop::Clock::now()};
+}
+
+// As it is, where the code is not shorter. Without elements, it asks for an answer that is coded.
+OutFrame ReducerLink::coded(const Round& round, FrameHeader header, const Leaves& inputs, size_t offset) {
+  const size_t bytes = header.payload_bytes;
+  header.is_coded = bytes == 0;
+  std::optional<ChunkCoder::Code> code = coder_.encode(round.request.spec.dtype, inputs, offset, bytes);
+  if (!code.has_value()) return OutFrame::gather(header, inputs, offset);
+  counters_->saved_bytes += bytes - code->bytes.size();
+  header.is_coded = true;
+  return OutFrame::of(header, code->bytes, std::move(code->owner));
+}
+
+Status ReducerLink::decode_result(const Round& round, const FrameHeader& header) {
+  std::vector<iovec> pieces;
+  round.place(round.answered({header.offset, header.count}), pieces);
+  if (coder_.decode(round.request.spec.result_dtype(), control_, pieces)) return {};
+  return {Code::kProtocol, "it sent a total in a malformed code"};
 }
 
 Status ReducerLink::check_result(const Round& round, const Segment& segment, const FrameHeader& header) const {
@@ -45,7 +67,7 @@ Status ReducerLink::check_result(const Round& round, const Segment& segment, con
       !segment.in_flight.empty() && segment.in_flight.front().frame <= connection_->written_frame_count();
   if (pushed && header.offset == chunk.offset && header.count == chunk.count &&
       header.last == (segment.next_result + chunk.count == segment.end()) &&
-      header.payload_bytes == round.answered(chunk).bytes) {
+      may_carry(header, round.answered(chunk).bytes)) {
     return {};
   }
   return {Code::kProtocol, "it sent a result out of order"};

@@ -20,6 +20,7 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/op_spec.h"
+#include "xla_ffi/worker/chunk_coder.h"
 #include "xla_ffi/worker/push_rule.h"
 #include "xla_ffi/worker/round.h"
 
@@ -45,6 +46,10 @@ class ReducerLink final : private ChunkSender {
                      EventLoop::Clock::time_point now) {
     rule_.finish_result(round, segment, header, now, *this);
   }
+  // Chunks of the program's rounds that leave this host are coded from now on, or are not.
+  void set_coding(bool codes) { codes_ = codes; }
+  // Fills the chunk's place in the round with the elements of the code that control() has.
+  Status decode_result(const Round& round, const FrameHeader& header);
   // Ok if the header is that of the segment's next total.
   [[nodiscard]] Status check_result(const Round& round, const Segment& segment, const FrameHeader& header) const;
   // Memory for the payload of a frame that goes to no bucket; control() returns it. The next call overwrites it.
@@ -59,6 +64,7 @@ class ReducerLink final : private ChunkSender {
 
  private:
   Sent send_chunk(const Round& round, const FrameHeader& header) override;
+  [[nodiscard]] OutFrame coded(const Round& round, FrameHeader header, const Leaves& inputs, size_t offset);
 
   const uint32_t number_;
   const std::string name_;
@@ -66,6 +72,9 @@ class ReducerLink final : private ChunkSender {
   std::shared_ptr<TcpConnection> connection_;
   bool is_open_ = false;
   PushRule rule_;
+  bool codes_ = false;
+  ChunkCoder coder_;
+  std::shared_ptr<Counters> counters_;
   Bytes control_;
 };
 

@@ -44,6 +44,7 @@ void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& address
   plans_ = plans;
   for (size_t i = 0; i < view.reducers.size(); ++i) links_.emplace_back(view.reducers[i], addresses[i], config_.job);
   const milliseconds patience = view.number == 0 ? config_.start_timeout : config_.timeout;
+  set_coding();
   for (ReducerLink& link : links_) link.connect(*context_, *this, patience);
 }
 
@@ -127,6 +128,13 @@ ProcessState WorkerStrand::state() const {
 void WorkerStrand::open_to_program(const Plans& plans) {
   is_open_to_program_ = true;
   plans_ = plans;
+  set_coding();
+}
+
+void WorkerStrand::set_coding() {
+  const bool codes = config_.compress == Compress::kAlways ||
+                     (config_.compress == Compress::kWhereFaster && plans_.is_slower_than_codes);
+  for (ReducerLink& link : links_) link.set_coding(codes);
 }
 
 void WorkerStrand::use_states() {
@@ -292,8 +300,7 @@ Status WorkerStrand::on_frame(Connection& connection, const FrameHeader& header)
   const uint32_t reducer = reducer_of(connection);
   switch (header.type) {
     case FrameType::kResult:
-      finish_result(header, reducer);
-      return {};
+      return finish_result(header, reducer);
     case FrameType::kSafe:
       return take_safe(header, reducer);
     case FrameType::kAbsent:
@@ -328,7 +335,8 @@ Status WorkerStrand::place_result(const FrameHeader& header, uint32_t reducer, s
   if (!std::exchange(round.is_answered, true) && config_.job.failover && !round.is_replay) {
     op.keep_running_round();
   }
-  if (round.is_replay || round.request.outputs.bytes() == 0) {  // the result is here already, or nobody wants it
+  // The result is here already, or nobody wants it, or it is to be decoded.
+  if (round.is_replay || round.request.outputs.bytes() == 0 || header.is_coded) {
     into = links_[reducer].take_control(header.payload_bytes);
   } else {
     round.place(round.answered({header.offset, header.count}), into);
@@ -336,10 +344,13 @@ Status WorkerStrand::place_result(const FrameHeader& header, uint32_t reducer, s
   return {};
 }
 
-void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
+Status WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
   Op& op = *schedule_.find(header.op);
   Round& round = *op.running();
   Segment& segment = *segment_of(header, reducer).value();
+  if (header.is_coded && header.payload_bytes > 0 && !round.is_replay && round.request.outputs.bytes() > 0) {
+    if (Status status = links_[reducer].decode_result(round, header); !status.ok()) return status;
+  }
   const ByteRange part = round.settle({header.offset, header.count}, pieces_);
   round.request.sliced.report(part.offset, part.bytes);
   round.times.progress_at = EventLoop::Clock::now();
@@ -349,9 +360,10 @@ void WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) {
   if (round.note_slowest(earlier_part)) {
     for (ReducerLink& link : links_) link.push_chunks();
   }
-  if (!segment.done) return;
+  if (!segment.done) return {};
   segment.done_at = round.times.progress_at;
   if (--round.open_segment_count == 0) end_totals(op);
+  return {};
 }
 
 Status WorkerStrand::take_totals(const FrameHeader& header, const Bytes& payload) {

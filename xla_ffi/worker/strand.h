@@ -23,6 +23,7 @@
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/worker/chunk_coder.h"
 #include "xla_ffi/worker/held_rounds.h"
 #include "xla_ffi/worker/op.h"
 #include "xla_ffi/worker/planner.h"
@@ -48,6 +49,7 @@ class WorkerStrand final : private ConnectionOwner {
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
     bool shared_memory = true;
+    Compress compress = Compress::kWhereFaster;
   };
   // Called on the strand's thread.
   struct Callbacks {
@@ -120,6 +122,7 @@ class WorkerStrand final : private ConnectionOwner {
   void run_state(Op& op, Round& round);
   void describe_op(Op& op, uint32_t reducer, const Range& share = {});
   void send_plan();
+  void set_coding();
   [[nodiscard]] uint32_t place_of(uint32_t reducer) const;
   void send_step(const Round& round, uint32_t reducer);
   void feed_starved();
@@ -136,7 +139,7 @@ class WorkerStrand final : private ConnectionOwner {
   [[nodiscard]] uint32_t reducer_of(const Connection& connection) const;
   Result<Segment*> segment_of(const FrameHeader& header, uint32_t reducer);
   Status place_result(const FrameHeader& header, uint32_t reducer, std::vector<iovec>& into);
-  void finish_result(const FrameHeader& header, uint32_t reducer);
+  Status finish_result(const FrameHeader& header, uint32_t reducer);
   Status take_totals(const FrameHeader& header, const Bytes& payload);
   Status note_absent(const FrameHeader& header, const Bytes& ranks);
   Status note_late(const FrameHeader& header, const Bytes& late_workers);
