@@ -75,6 +75,9 @@ class Options:
     """The dtype of the payload. Every element is a whole number, so the sum is exact."""
     wire_dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     """The dtype that jaxhetero sends in place of --dtype. The sum is exact in this dtype too."""
+    values: Path | None = None
+    """A folder of gradients, 0.npy for rank 0 and so on, of --dtype, to contribute over and over in place of whole
+    numbers. jaxhetero:compress=always sends them in shorter codes; without that setting it sends no codes."""
     concurrent: int = 1
     """Also measure each size cut into this many all-reduces of one program."""
     in_place: bool = False
@@ -102,6 +105,8 @@ class Options:
         check_folders(self.json, self.plot)
         if self.collective != "psum" and (self.in_place or self.wire_dtype):
             raise BenchError(f"--collective {self.collective} goes with neither --in-place nor --wire-dtype")
+        if self.values and (self.in_place or self.wire_dtype or self.collective != "psum" or self.dtype == "int32"):
+            raise BenchError("--values goes with a psum of floats alone, and with neither --in-place nor --wire-dtype")
         if self.in_place:
             self._check_in_place()
 
@@ -130,7 +135,7 @@ class Options:
             raise BenchError(f"size {text} is no whole number of {self.dtype}, which has {item_bytes} bytes")
         payload = Payload(size_bytes, size_bytes // item_bytes, self.dtype, in_place=self.in_place)
         if self.collective == "psum":
-            return payload
+            return replace(payload, values=str(self.values.absolute()) if self.values else None)
         if payload.count % (self.workers * self.concurrent):
             raise BenchError(f"size {text} cannot be cut into rows of {self.dtype}, one for each worker")
         return replace(payload, collective=self.collective, row_count=self.workers)

@@ -8,6 +8,8 @@ the wire.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,6 +39,25 @@ def expected_sum(
     total = _base(count, exact_dtype or dtype, worker_count, seed) * np.uint32(worker_count) + np.uint32(ranks)
     sums: np.ndarray = total.astype(_dtype(dtype)) * _dtype(dtype).type(float(worker_count) ** (sum_count - 1))
     return sums
+
+
+def read_contribution(folder: str, count: int, dtype: str, rank: int) -> np.ndarray:
+    """The worker's own values, from ``folder/RANK.npy``, over and over."""
+    file = Path(folder) / f"{rank}.npy"
+    values = np.load(file)
+    if values.dtype.itemsize != itemsize(dtype) or values.size == 0:
+        raise BenchError(f"{file} has {values.size} elements of {values.dtype}; it must have some of {dtype}")
+    read: np.ndarray = np.resize(values.ravel(), count).view(_dtype(dtype))
+    return read
+
+
+def sum_of_files(folder: str, count: int, dtype: str, worker_count: int) -> np.ndarray:
+    """As reducers sum: in the order of the ranks, in float32, rounded once."""
+    total = np.zeros(count, np.float32)
+    for rank in range(worker_count):
+        mine = read_contribution(folder, count, dtype, rank).astype(np.float32)
+        total = mine if rank == 0 else total + mine
+    return total.astype(_dtype(dtype))
 
 
 def own_row(array: np.ndarray, rank: int, worker_count: int) -> np.ndarray:

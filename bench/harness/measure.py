@@ -31,6 +31,9 @@ class Payload:
     row_count: int = 1
     """Of an all_gather's results, and a psum_scatter's operands; 1 for psum."""
 
+    values: str | None = None
+    """The folder with the workers' own values; None: whole numbers."""
+
     @property
     def held_bytes(self) -> int:
         """The memory of operand and result together."""
@@ -93,6 +96,7 @@ def _take_turn(team: Team, lab: Lab, sample: Sample, number: int, warmup: int, b
         bucket_count=payload.bucket_count,
         in_place=payload.in_place,
         collective=payload.collective,
+        values=payload.values,
         warmup=warmup,
     )
     team.forget_peaks()

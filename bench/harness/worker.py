@@ -44,6 +44,7 @@ class Worker:
         self._sum_count = 0
         self._bucket_count = 1
         self._shape: dict[str, Any] = {}
+        self._values: str | None = None
         self._emulation: Emulation | None = None
         self._stages: StagedEmulation | None = None
         self._optimizer_steps: list[OptimizerStep] = []
@@ -72,6 +73,7 @@ class Worker:
         bucket_count: int,
         in_place: bool,
         collective: str,
+        values: str | None,
         warmup: int,
     ) -> dict[str, Any]:
         """Make this worker's contribution, compile, and run the collective ``warmup`` times."""
@@ -80,11 +82,16 @@ class Worker:
         self._shape = {"count": count, "dtype": dtype, "worker_count": engine.worker_count, "seed": seed}
         self._shape["exact_dtype"] = exact_dtype
         self._bucket_count = bucket_count
-        parts = self._cut(pattern.contribution(rank=engine.rank, **self._shape))
+        self._values = values
+        if values is None:
+            whole = pattern.contribution(rank=engine.rank, **self._shape)
+        else:
+            whole = pattern.read_contribution(values, count, dtype, engine.rank)
+        parts = self._cut(whole)
         if collective == "all_gather":
             parts = self._own_rows(parts)
         self._given = jax.block_until_ready([engine.put(part) for part in parts])
-        del parts
+        del parts, whole
         # Otherwise memory that the pattern took would count as the engine's.
         ctypes.CDLL(None).malloc_trim(0)
         for _ in range(warmup):
@@ -106,6 +113,9 @@ class Worker:
     def _expected(self) -> np.ndarray:
         if self._collective == "all_gather":
             return pattern.expected_gather(**self._shape, bucket_count=self._bucket_count)
+        if self._values is not None:
+            shape = {name: self._shape[name] for name in ("count", "dtype", "worker_count")}
+            return pattern.sum_of_files(self._values, **shape)
         total = pattern.expected_sum(**self._shape, sum_count=self._sum_count if self._in_place else 1)
         return total if self._collective == "psum" else np.concatenate(self._own_rows(self._cut(total)))
 
