@@ -58,6 +58,21 @@ inline testing::AssertionResult failed_with(const Status& status, Code code, con
   return testing::AssertionSuccess();
 }
 
+// Whether workers code what they push, in every test that does not say. Then floats are such that have shorter codes.
+inline bool usually_codes() { return std::getenv("JAXHETERO_TEST_COMPRESS") != nullptr; }
+
+// Random bits, as floats of this type whose exponents are close together and whose lower bits are zero, like gradients.
+inline void make_like_gradients(DType dtype, Bytes& bytes) {
+  const size_t item = item_bytes(dtype);
+  if (dtype != DType::kF32 && dtype != DType::kBF16) return;
+  for (size_t i = 0; i + item <= bytes.size(); i += item) {
+    std::byte* const upper = bytes.data() + i + item - 2;
+    upper[0] &= std::byte{0x7f};
+    upper[1] = (upper[1] & std::byte{0x80}) | std::byte{0x3a};
+    if (dtype == DType::kF32) bytes[i] = bytes[i + 1] = std::byte{0};
+  }
+}
+
 // --- Rounds.
 
 // What all workers, or those of a group, reduce or broadcast in one round.
@@ -69,8 +84,9 @@ struct TestRound {
   uint32_t root = 0;
   uint32_t seed = 0;
   uint64_t call_bytes = 0;
-  bool in_place = false;             // the results take the operands' memory, as XLA may have it
-  bool converts = false;             // the program has float32, and `dtype` is that of the wire
+  bool in_place = false;  // the results take the operands' memory, as XLA may have it
+  bool converts = false;  // the program has float32, and `dtype` is that of the wire
+  bool like_gradients = usually_codes();
   uint32_t rows = 1;                 // of a scatter or a gather: the number of workers that take part
   std::vector<uint32_t> group = {};  // as in OpSpec
 
@@ -99,6 +115,7 @@ struct TestRound {
       const uint64_t value = random();
       std::memcpy(bytes.data() + i, &value, std::min<size_t>(8, bytes.size() - i));
     }
+    if (like_gradients) make_like_gradients(program_dtype(), bytes);
     return bytes;
   }
   [[nodiscard]] Bytes wire_input(uint32_t rank) const {
@@ -231,6 +248,7 @@ struct Shape {
   bool failover = false;
   bool measure_rates = false;
   bool shared_memory = false;
+  Compress compress = usually_codes() ? Compress::kAlways : Compress::kNever;
   uint32_t strands = 0;  // of every process; 0: usual_strands()
   uint32_t least = 0;    // the fewest workers of an elastic job; 0: it is not elastic
   milliseconds lost_after = kPatience;
@@ -259,6 +277,7 @@ class Job {
     }
     config.most_strands = strands_;
     config.shared_memory = shape_.shared_memory;
+    config.compress = shape_.compress;
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
     config.host_name = "host-" + std::to_string(rank);

@@ -43,6 +43,7 @@ def run_job(lab: Lab, reducers: list[str], **settings: str) -> None:
         "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{lab['w0'].free_port()}",
         "JAXHETERO_TOKEN": secrets.token_hex(16),
         "JAXHETERO_START_TIMEOUT_MS": "60000",
+        "JAXHETERO_COMPRESS": "never",  # every byte counts
         **settings,
     }
     jobs = [(name, ["-m", "jaxhetero", "reducer"], {}) for name in reducers]

@@ -15,6 +15,7 @@
 
 #include "tests/cc/one_reducer.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/codec/float_code.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/op_spec.h"
@@ -72,6 +73,72 @@ TEST_F(ReducerTest, SumsWhatIsLentWhereItIs) {
       EXPECT_EQ(contributions[rank].use_count(), 1);
     }
   }
+}
+
+// The same bits whoever codes; and whoever does is answered a code, of the total in memory of its own.
+TEST(CodedChunks, AreSummedAndAnswered) {
+  constexpr uint32_t kItems = 1000;
+  const auto bytes_of = [](const Values& values) { return std::as_bytes(std::span(values)); };
+  std::vector<Values> by_rank(3, Values(kItems));
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    for (uint32_t i = 0; i < kItems; ++i) by_rank[rank][i] = 1.0f + static_cast<float>(i * 7 % 13 + rank) / 16;
+  }
+  const Values total = total_of(by_rank);
+  for (uint32_t coders = 0; coders < 8; ++coders) {  // a bit for each rank
+    ReducerStateMachine reducer({{"a", "b", "c"}, {3, 1, 0, kItems * sizeof(float), 2}});
+    std::vector<Outgoing> sent;
+    FrameHeader header;
+    header.type = FrameType::kPush;
+    header.op = kOp;
+    header.last = true;
+    header.count = kItems;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(reducer.describe_op(rank, header, {f32_sum(kItems), "op"}, sent).ok());
+      std::span<const std::byte> payload = bytes_of(by_rank[rank]);
+      std::vector<std::byte> code(most_coded_bytes(DType::kF32, payload.size()));
+      header.is_coded = (coders >> rank & 1) != 0;
+      if (header.is_coded) payload = std::span(code).first(encode(DType::kF32, payload, code));
+      ASSERT_FALSE(payload.empty());
+      header.payload_bytes = static_cast<uint32_t>(payload.size());
+      Result<std::span<std::byte>> memory = reducer.start_push(rank, header, 0, sent);
+      ASSERT_TRUE(memory.ok()) << memory.status().message();
+      ASSERT_EQ(memory->size(), payload.size());
+      std::ranges::copy(payload, memory->begin());
+      ASSERT_TRUE(reducer.finish_push(rank, header, 0, sent).ok());
+    }
+    ASSERT_EQ(sent.size(), 3u);
+    for (const Outgoing& frame : sent) {
+      EXPECT_EQ(frame.header.is_coded, (coders >> frame.rank & 1) != 0);
+      EXPECT_EQ(frame.header.payload_bytes, frame.payload.size());
+      EXPECT_EQ(frame.payload.size() + frame.saved_bytes, kItems * sizeof(float));
+      Values got(kItems);
+      const auto out = std::as_writable_bytes(std::span(got));
+      if (frame.header.is_coded) {
+        ASSERT_TRUE(decode(DType::kF32, frame.payload, out));
+      } else {
+        std::ranges::copy(frame.payload, out.begin());
+      }
+      EXPECT_EQ(got, total) << "coders " << coders;
+    }
+  }
+}
+
+TEST_F(ReducerTest, RefusesChunksInAMalformedCode) {
+  const OpSpec spec = f32_sum(kItemsPerChunk);
+  describe(spec);
+  FrameHeader header = push_header(0, spec, 0);
+  header.is_coded = true;
+  const Status longer = push(0, header, std::as_bytes(std::span(values_of(0, kItemsPerChunk))));
+  EXPECT_EQ(longer.code(), Code::kProtocol) << "a code is shorter than the elements";
+  header.payload_bytes = 5;
+  const std::vector<std::byte> waste(5, std::byte{0xff});
+  const Status malformed = push(0, header, waste);
+  EXPECT_EQ(malformed.code(), Code::kProtocol);
+  EXPECT_NE(malformed.message().find("rank 0"), std::string::npos) << malformed.message();
+  const OpSpec integers{Kind::kSum, DType::kI32, 0, 1, kItemsPerChunk, 99};
+  describe(integers, 8);
+  header.op = 8;
+  EXPECT_EQ(push(0, header, waste).code(), Code::kProtocol) << "integers have no code";
 }
 
 // The root's round is over before the others have got what is then not the root's to change.

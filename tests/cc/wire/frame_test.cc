@@ -196,7 +196,9 @@ TEST_P(BadFrameTest, ClosesThisConnectionOnly) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BadFrameTest,
-                         testing::Values(BadFrame{"magic", [](Bytes& b) { b[0] = std::byte{0}; }},
+                         testing::Values(BadFrame{"a_code_of_no_chunk", [](Bytes& b) { b[3] |= std::byte{8}; }},
+                                         BadFrame{"unknown_flag", [](Bytes& b) { b[3] |= std::byte{16}; }},
+                                         BadFrame{"magic", [](Bytes& b) { b[0] = std::byte{0}; }},
                                          BadFrame{"type", [](Bytes& b) { b[2] = std::byte{99}; }},
                                          BadFrame{"four_gigabytes",
                                                   [](Bytes& b) { std::fill_n(b.begin() + 4, 4, std::byte{0xff}); }},

@@ -218,7 +218,7 @@ TEST(Loopback, ReducesAloneBesideADedicatedReducer) {
 
 // The point of two hops: a worker sends its bytes once and receives them once, whatever the number of workers.
 TEST(Loopback, MovesEveryByteOnceEachWay) {
-  Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536});
+  Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536, .compress = Compress::kNever});
   ASSERT_NO_FATAL_FAILURE(job.start());
   const TestRound round{.leaf_counts = {1 << 20}};
   job.expect_works(round);
@@ -240,11 +240,48 @@ TEST(Loopback, MovesEveryByteOnceEachWay) {
   job.expect_shutdown();
 }
 
+// Floats in shorter codes: fewer bytes each way, and the same bits. What has no shorter code goes as it is.
+TEST(Loopback, MovesCodesOfFloats) {
+  const std::vector<TestRound> rounds = {
+      {.op = 1, .leaf_counts = {1 << 18}, .like_gradients = true},
+      {.op = 2, .leaf_counts = {1 << 17, 0, 3, 1 << 17}, .in_place = true, .like_gradients = true},
+      {.op = 3, .dtype = DType::kBF16, .leaf_counts = {1 << 18}, .like_gradients = true},
+      {.op = 4, .dtype = DType::kBF16, .leaf_counts = {5, 1 << 18}, .converts = true, .like_gradients = true},
+      {.op = 5, .kind = Kind::kBroadcast, .leaf_counts = {1 << 18}, .root = 1, .like_gradients = true},
+      {.op = 6, .kind = Kind::kMax, .leaf_counts = {1 << 18}, .like_gradients = true},
+      {.op = 7, .kind = Kind::kScatter, .leaf_counts = {1 << 16}, .like_gradients = true, .rows = 3},
+      {.op = 8, .kind = Kind::kGather, .leaf_counts = {1 << 16, 9}, .like_gradients = true, .rows = 3},
+  };
+  for (const bool failover : {false, true}) {
+    Job job({.workers = 3, .reducers = 2, .chunk_bytes = 16384, .failover = failover, .compress = Compress::kAlways});
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    for (const TestRound& round : rounds) {
+      const Metrics before = job.workers[1]->metrics();
+      ASSERT_NO_FATAL_FAILURE(job.expect_works(round));
+      const Metrics after = job.workers[1]->metrics();
+      const uint64_t sent = after.sent_bytes - before.sent_bytes;
+      const uint64_t pushed =
+          round.kind == Kind::kGather ? round.bytes() / 3 : round.bytes() / (round.converts ? 2 : 1);
+      EXPECT_LT(sent, pushed * 8 / 10) << "op " << round.op;
+      EXPECT_NEAR(static_cast<double>(sent + after.saved_bytes - before.saved_bytes), static_cast<double>(pushed),
+                  0.02 * static_cast<double>(pushed))
+          << "op " << round.op;
+    }
+    for (const auto& reducer : job.reducers) EXPECT_GT(reducer->metrics().saved_bytes, 1'000'000u);
+    const uint64_t saved = job.workers[0]->metrics().saved_bytes;
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI32}) {
+      job.expect_works({.op = 10 + uint64_t(dtype), .dtype = dtype, .leaf_counts = {100'000}, .like_gradients = false});
+    }
+    EXPECT_EQ(job.workers[0]->metrics().saved_bytes, saved) << "random bits have no shorter code";
+    job.expect_shutdown();
+  }
+}
+
 // A worker sends or receives its own row alone, and of a gather not even its own row comes back to it.
 TEST(Loopback, MovesRowsOnce) {
   constexpr uint32_t kWorkers = 4;
   for (const Kind kind : {Kind::kScatter, Kind::kGather}) {
-    Job job({.workers = kWorkers, .reducers = kWorkers, .chunk_bytes = 65536});
+    Job job({.workers = kWorkers, .reducers = kWorkers, .chunk_bytes = 65536, .compress = Compress::kNever});
     ASSERT_NO_FATAL_FAILURE(job.start());
     const TestRound round{.kind = kind, .leaf_counts = {1 << 18}, .rows = kWorkers};
     job.expect_works(round);
