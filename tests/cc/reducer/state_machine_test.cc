@@ -128,7 +128,8 @@ TEST_F(ReducerTest, RefusesChunksInAMalformedCode) {
   describe(spec);
   FrameHeader header = push_header(0, spec, 0);
   header.is_coded = true;
-  const Status longer = push(0, header, std::as_bytes(std::span(values_of(0, kItemsPerChunk))));
+  const Values values = values_of(0, kItemsPerChunk);
+  const Status longer = push(0, header, std::as_bytes(std::span(values)));
   EXPECT_EQ(longer.code(), Code::kProtocol) << "a code is shorter than the elements";
   header.payload_bytes = 5;
   const std::vector<std::byte> waste(5, std::byte{0xff});

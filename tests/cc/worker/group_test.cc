@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // A worker of the group sends its bytes once and receives them once; another one has no part in it.
 TEST(Groups, MoveEveryByteOnceEachWay) {
-  Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536});
+  Job job({.workers = 4, .reducers = 2, .chunk_bytes = 65536, .compress = Compress::kNever});
   ASSERT_NO_FATAL_FAILURE(job.start());
   const TestRound round{.leaf_counts = {1 << 20}, .group = {1, 2}};
   job.expect_works(round);
