@@ -206,6 +206,8 @@ class CoordinatorConfig:
     timeout_ms: int = Config.timeout_ms
     lost_after_ms: int = Config.lost_after_ms
     rejoin_timeout_ms: int = Config.rejoin_timeout_ms
+    history_file: str = ""
+    """Lines of JSON are appended to it: who takes part in which rounds. A replay of the program needs them."""
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -18,6 +18,12 @@ from jaxhetero.launch.coordinator import run_coordinator
 @click.option(
     "--lost-after-ms", type=MILLISECONDS, help="How long a process may give no sign of life before it counts as lost."
 )
+@click.option("--rejoin-timeout-ms", type=MILLISECONDS, help="How long too few workers wait at their gates for others.")
+@click.option(
+    "--history-file",
+    type=click.Path(dir_okay=False),
+    help="Append to it, in JSON, who takes part in which rounds.",
+)
 @click.option("--log-level", type=LOG_LEVEL, default="info", show_default=True)
 def coordinator_command(token_file: Path | None, log_level: str, **options: str | int | None) -> int:
     """Run the coordinator of an elastic job until every worker has left.

@@ -302,8 +302,8 @@ class Job {
   // Of an elastic job.
   CoordinatorServer& start_coordinator() {
     coordinator.reset();
-    coordinator = std::make_unique<CoordinatorServer>(
-        CoordinatorServerConfig{address_.text(), bytes_of("secret"), "1.0", shape_.start_timeout, shape_.lost_after});
+    coordinator = std::make_unique<CoordinatorServer>(CoordinatorServerConfig{
+        address_.text(), bytes_of("secret"), "1.0", shape_.start_timeout, shape_.lost_after, milliseconds(0), ""});
     const Status status = coordinator->start();
     EXPECT_TRUE(status.ok()) << status.message();
     return *coordinator;

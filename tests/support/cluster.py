@@ -114,9 +114,9 @@ class Cluster:
             process.wait()
         self._directory.cleanup()
 
-    def start_coordinator(self, name: str = "coordinator", **settings: str) -> None:
+    def start_coordinator(self, name: str = "coordinator", *options: str, **settings: str) -> None:
         """That of an elastic job."""
-        self._start(name, ["-m", "jaxhetero", "coordinator"], settings)
+        self._start(name, ["-m", "jaxhetero", "coordinator", *options], settings)
 
     def start_reducers(self, count: int | None = None, **settings: str) -> None:
         for _ in range(self.reducers if count is None else count):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -47,6 +48,18 @@ def replay(history: Sequence[dict[str, list[int]]]) -> State:
             means[name] = total * (np.float32(1) / weights)
         state = advance(state, means)
     return state
+
+
+def history_of(lines: Iterable[str], steps: int) -> list[dict[str, list[int]]]:
+    """What ``replay`` takes, from what the coordinator has written. Each leaf has a round in each step."""
+    views = [json.loads(line) for line in lines]
+    history: list[dict[str, list[int]]] = [{} for _ in range(steps)]
+    for view in views:  # a later one says it for all rounds that were not complete when it began
+        complete = {op["op"].split()[0]: op["complete"] for op in view["rounds"]}
+        for name in LEAVES:
+            for step in range(complete.get(name, 0), steps):
+                history[step][name] = view["members"]
+    return history
 
 
 def digest(state: State) -> str:

@@ -22,6 +22,7 @@ Status CoordinatorServer::start() {
   coordinator_ =
       std::make_unique<ElasticCoordinator>(*context_, config_.version, log_, config_.lost_after, config_.rejoin_timeout,
                                            [this](const Status& how) { finish(how); });
+  if (Status status = coordinator_->write_history(config_.history_file); !status.ok()) return status;
   if (Status status = coordinator_->bind(*addresses); !status.ok()) return status;
   loop_->post([this] {
     // A process counts as lost after four fifths of this time: see Heartbeat.

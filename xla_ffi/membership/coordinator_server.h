@@ -26,6 +26,7 @@ struct CoordinatorServerConfig {
   std::chrono::milliseconds start_timeout{0};
   std::chrono::milliseconds lost_after{0};      // without a sign of life
   std::chrono::milliseconds rejoin_timeout{0};  // while too few workers are left
+  std::string history_file;                     // see History; may be empty
 };
 
 // These settings by name: the names are those of jaxhetero.config.CoordinatorConfig.
@@ -36,6 +37,7 @@ void for_each_coordinator_setting(Visit&& visit) {
   visit("start_timeout_ms", &CoordinatorServerConfig::start_timeout);
   visit("lost_after_ms", &CoordinatorServerConfig::lost_after);
   visit("rejoin_timeout_ms", &CoordinatorServerConfig::rejoin_timeout);
+  visit("history_file", &CoordinatorServerConfig::history_file);
 }
 
 // The functions may be called from any thread.

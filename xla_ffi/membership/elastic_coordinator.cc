@@ -232,6 +232,7 @@ void ElasticCoordinator::decide() {
   }
   if (std::exchange(has_met_, false)) let_in_and_out();
   note_members();
+  note_complete();
   deal(std::ranges::max(reports_ | std::views::values, {}, &Report::gate).gate);
   tell_view();
   view_.commits.clear();
@@ -249,12 +250,19 @@ void ElasticCoordinator::deal(uint64_t gate) {
   deals.push_back({gate, view_.ranks()});
   while (deals.size() > 1 && deals[1].gate <= least) deals.erase(deals.begin());
   if (view_.joining.empty()) return;
-  std::map<uint64_t, View::Count> counts;  // all members have been given the same
+  for (const auto& [number, op] : complete_) view_.counts.push_back({number, op.given_count, op.group});
+}
+
+// All members will have been given the same.
+void ElasticCoordinator::note_complete() {
   for (const auto& [rank, report] : reports_) {
-    for (const Report::Op& op : report.ops) counts[op.op] = {op.op, op.given_count, op.group};
+    for (const Report::Op& op : report.ops) {
+      Report::Op& known = complete_[op.op];
+      const std::string name = op.name.empty() ? known.name : op.name;
+      known = {op.op, op.given_count, false, false, op.group, {}, name};
+    }
   }
-  for (const View::Commit& commit : view_.commits) counts[commit.op].rounds = commit.round + 1;
-  for (auto& [op, count] : counts) view_.counts.push_back(std::move(count));
+  for (const View::Commit& commit : view_.commits) complete_[commit.op].given_count = commit.round + 1;
 }
 
 void ElasticCoordinator::note_members() {
@@ -272,6 +280,8 @@ void ElasticCoordinator::note_members() {
 
 // To reducers as well, who may have to tell another coordinator, and to those who wait to be let in.
 void ElasticCoordinator::tell_view() {
+  note_members();
+  history_.note(view_, complete_);
   Coordinator::tell_view();
   for (auto& [connection, guest] : guests_) {
     if (guest.phase != Guest::Phase::kReady && guest.phase != Guest::Phase::kCandidate) continue;

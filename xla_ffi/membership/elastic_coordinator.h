@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "xla_ffi/membership/coordinator.h"
+#include "xla_ffi/membership/history.h"
 #include "xla_ffi/wire/elastic_messages.h"
 
 namespace jaxhetero {
@@ -41,6 +42,8 @@ class ElasticCoordinator final : public Coordinator {
   ElasticCoordinator(TcpContext& context, std::string version, EventLog& log, std::chrono::milliseconds lost_after,
                      std::chrono::milliseconds rejoin_timeout, std::function<void(const Status&)> on_end);
 
+  // Before start(), if the job's history is to be written.
+  Status write_history(const std::string& file) { return history_.open(file); }
   Status start(std::chrono::milliseconds patience, std::chrono::milliseconds timeout) override;
 
  private:
@@ -84,6 +87,7 @@ class ElasticCoordinator final : public Coordinator {
   void let_in_and_out();
   void await_more(const Status& why);
   void deal(uint64_t gate);
+  void note_complete();
   void to_members(const OutFrame& frame);
 
   // Returning.
@@ -107,7 +111,9 @@ class ElasticCoordinator final : public Coordinator {
   bool may_start_ = false;                                   // members of an earlier coordinator would have come
   std::vector<std::pair<Connection*, Registration>> early_;  // whoever is admitted later
   std::map<uint32_t, Report> reports_;                       // keyed by rank; empty but while the view changes
-  std::map<uint32_t, std::set<uint32_t>> accusers_;          // by rank, those who call it stuck in this view
+  std::map<uint64_t, Report::Op> complete_;                  // by op, how many rounds were when the view changed last
+  History history_;
+  std::map<uint32_t, std::set<uint32_t>> accusers_;  // by rank, those who call it stuck in this view
   std::optional<Gathering> meeting_;
   uint64_t meeting_count_ = 0;
   uint64_t shortage_count_ = 0;            // how often too few were left

@@ -13,6 +13,7 @@ void fields(Codec& codec, Message& op)
   codec(op.op, op.given_count, op.holds, op.is_small);
   codec.list(op.group, kMaxWorkers);
   codec.list(op.total, kMostTotalBytes);
+  codec(op.name);
 }
 
 template <typename Codec, typename Message>

@@ -22,6 +22,7 @@ struct Report {
     bool is_small = false;             // the latest round was given at once
     std::vector<uint32_t> group = {};  // the ranks that take part; empty: all
     Bytes total = {};                  // of the latest round, if it was given at once
+    std::string name = {};             // for people
   };
   uint32_t view = 0;  // the next one
   std::vector<Op> ops;

@@ -52,6 +52,7 @@ std::vector<Report::Op> HeldRounds::report() const {
     const bool holds = running != nullptr && running->is_held && ledger_.is_held(*running->request.whole);
     Report::Op& report = ops.emplace_back(Report::Op{op_id, op.given_count(), holds});
     report.group = op.group();
+    report.name = op.name();
     const auto total = totals_.find(op_id);
     report.is_small = total != totals_.end() && report.given_count > 0;
     if (report.is_small) report.total = total->second;

@@ -67,6 +67,10 @@ class Op {
   bool is_new_to(uint32_t reducer);
   void enter_view() { described_.clear(); }
 
+  // For messages: of the round that runs or, if none does, of the latest one; empty before the first.
+  [[nodiscard]] const std::string& name() const {
+    return running_ ? running_->request.description : replay_.description;
+  }
   // The description of the kept round's request, for messages.
   [[nodiscard]] const std::string& kept_description() const { return replay_.description; }
 
