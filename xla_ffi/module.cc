@@ -367,6 +367,7 @@ nb::dict to_python(const JobState& job) {
     found["host"] = process.host_name;
     found["address"] = process.address;
     found["is_member"] = process.is_member;
+    found["is_candidate"] = process.is_candidate;
     found["silent_ms"] = process.silent_ms;
     found["state"] = process.has_answered ? nb::object(to_python(process.state)) : nb::none();
     processes.append(found);
@@ -376,6 +377,7 @@ nb::dict to_python(const JobState& job) {
   found["view"] = job.view;
   found["has_started"] = job.has_started;
   found["worker_count"] = job.worker_count;
+  found["most_workers"] = job.most_workers;
   found["reducer_count"] = job.reducer_count;
   found["missing"] = job.missing;
   found["processes"] = processes;

@@ -44,7 +44,8 @@ class Metrics:
     busy_us: int = 0
     """Microseconds during which at least one round was in flight."""
     view_count: int = 0
-    """Changes of the reducers: how often a reducer was lost or joined after the start."""
+    """Changes of the members: how often a reducer, or a worker of an elastic job, was lost, left or joined after the
+    start."""
     kept_bytes: int = 0
     """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
     pending_count: int = 0
@@ -55,6 +56,8 @@ class Metrics:
     """Microseconds that programs have waited in ``jaxhetero.psum_done``, added up over its buckets."""
     live_reducer_count: int = 0
     """Reducers that take part now."""
+    live_worker_count: int = 0
+    """Workers that take part now: in an elastic job some may be lost."""
     shared_connection_count: int = 0
     """Connections to reducers, and for channels, on this host that moved to shared memory."""
     lent_bytes: int = 0

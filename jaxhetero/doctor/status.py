@@ -37,10 +37,12 @@ class ProcessStatus:
     address: str
     """The address from which it is connected to the coordinator."""
     is_member: bool
-    """Whether it takes part; else it has left."""
+    """Whether it takes part; else it has left, or waits."""
     answers: bool
     silent_s: float
     """Seconds since the coordinator has last heard of it."""
+    is_candidate: bool = False
+    """Whether it waits to be let into an elastic job."""
     view: int = 0
     round_count: int = 0
     rounds_per_s: float = 0.0
@@ -65,7 +67,7 @@ class ProcessStatus:
     def state(self) -> str:
         """A few words for a table."""
         if not self.is_member:
-            return "has left"
+            return "waits to come in" if self.is_candidate else "has left"
         if not self.answers:
             return f"no answer for {self.silent_s:.1f} s"
         if self.late_s > _LATE_S:
@@ -80,13 +82,16 @@ class JobStatus:
     job_id: str
     has_started: bool
     view: int
-    """How often the set of reducers has changed."""
+    """It counts the changes of the reducers, and in an elastic job those of the workers, from the time of the start."""
     worker_count: int
+    """How many the job was started with; in an elastic job, how many take part now."""
     reducer_count: int
-    """How many the job was started with."""
+    """How many the job was started with; in an elastic job, without those inside workers that do not take part."""
     missing: str
-    """Before the start: the processes it waits for."""
+    """The processes that it waits for: before the start, or where too few workers of an elastic job are left."""
     processes: list[ProcessStatus]
+    most_workers: int = 0
+    """In an elastic job, how many there may be."""
 
     def problems(self) -> list[str]:
         """What is wrong, in words."""
@@ -197,19 +202,21 @@ def _compare(first: dict[str, Any], second: dict[str, Any], seconds: float) -> J
     for process in second["processes"]:
         for rank, waited_ms in (process["state"] or {}).get("late_workers", []):
             late_s[f"rank {rank}"] = max(late_s.get(f"rank {rank}", 0.0), waited_ms / 1000)
-    earlier = {_name(process): process["state"] for process in first["processes"]}
+    # In an elastic job, one that waits to come in may have the rank of another.
+    earlier = {(_name(process), process["address"]): process["state"] for process in first["processes"]}
     processes = []
     for process in second["processes"]:
-        name, state = _name(process), process["state"]
+        name, address, state = _name(process), process["address"], process["state"]
+        late = late_s.get(name, 0.0) if process["is_member"] else 0.0
         status = ProcessStatus(
-            name, process["host"], process["address"], process["is_member"], state is not None,
-            process["silent_ms"] / 1000, late_s=late_s.get(name, 0.0), **_growth(earlier.get(name), state, seconds),
+            name, process["host"], address, process["is_member"], state is not None, process["silent_ms"] / 1000,
+            process["is_candidate"], late_s=late, **_growth(earlier.get((name, address)), state, seconds),
         )  # fmt: skip
         processes.append(status)
     processes.sort(key=lambda process: (process.name.startswith("reducer"), int(process.name.split()[-1])))
     return JobStatus(
         f"{second['job_id']:016x}", second["has_started"], second["view"], second["worker_count"],
-        second["reducer_count"], second["missing"], processes,
+        second["reducer_count"], second["missing"], processes, second["most_workers"],
     )  # fmt: skip
 
 
@@ -236,4 +243,6 @@ def _show(status: JobStatus, console: Console) -> None:
         table.add_row(process.name, process.host, *shown, process.state, style="" if not process.problem else "red")
     console.print(table)
     begun = f"job {status.job_id}, view {status.view}" if status.has_started else "the job has not started"
+    if status.has_started and status.most_workers:
+        begun += f", {status.worker_count} workers of at most {status.most_workers}"
     console.print(f"{begun}: {'; '.join(status.problems()) or 'no problem'}", markup=False, highlight=False)

@@ -31,13 +31,14 @@ _COUNTERS: list[tuple[str, str, Sequence[str], _Count]] = [
     ("rounds", "Completed rounds.", _BOTH, _of("round_count")),
     ("busy_seconds", "Time with at least one round in flight.", ("worker",), _of("busy_us", 1e-6)),
     ("done_wait_seconds", "Waits for pending rounds, added up.", ("worker",), _of("done_wait_us", 1e-6)),
-    ("view_changes", "How often a reducer was lost or joined.", ("worker",), _of("view_count")),
+    ("view_changes", "How often members were lost, left or joined.", ("worker",), _of("view_count")),
     ("refused_connections", "Peers that did not prove the job's token.", _BOTH, _of("refused_count")),
     ("bad_frames", "Connections whose peer broke the protocol.", _BOTH, _of("bad_frame_count")),
     ("damaged_frames", "Part of bad_frames: damaged on the way.", _BOTH, _of("checksum_mismatch_count")),
 ]
 _GAUGES: list[tuple[str, str, Sequence[str], _Count]] = [
     ("live_reducers", "Reducers that take part.", ("worker",), _of("live_reducer_count")),
+    ("live_workers", "Workers that take part.", ("worker",), _of("live_worker_count")),
     ("expected_reducers", "Reducers that the job was started with.", ("worker",), lambda who, _: who.reducer_count),
     ("kept_bytes", "Memory kept in case a reducer is lost.", ("worker",), _of("kept_bytes")),
     ("pending_rounds", "Rounds started and not finished.", ("worker",), _of("pending_count")),

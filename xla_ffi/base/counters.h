@@ -30,6 +30,7 @@ struct CountersOf {
   Number pending_bytes{0};       // the memory of their totals (worker)
   Number done_wait_us{0};        // how long programs have waited to finish such rounds, added up (worker)
   Number live_reducer_count{0};  // reducers of the view (worker)
+  Number live_worker_count{0};   // workers of the view (worker)
   Number joined_count{0};        // workers of the view that have joined (reducer)
 };
 // Each strand writes counters of its own; any thread reads them.
@@ -58,6 +59,7 @@ void for_each_counter(Visit&& visit) {
   visit("pending_bytes", &Counters::pending_bytes, &Metrics::pending_bytes);
   visit("done_wait_us", &Counters::done_wait_us, &Metrics::done_wait_us);
   visit("live_reducer_count", &Counters::live_reducer_count, &Metrics::live_reducer_count);
+  visit("live_worker_count", &Counters::live_worker_count, &Metrics::live_worker_count);
   visit("joined_count", &Counters::joined_count, &Metrics::joined_count);
 }
 

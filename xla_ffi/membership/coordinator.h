@@ -137,6 +137,7 @@ class Coordinator : protected ConnectionOwner {
   Status on_state(Guest& guest);
   void tell_state();
   [[nodiscard]] JobState state() const;
+  void tell_members(JobState& job) const;
 
   virtual Status admit(Guest& guest, Registration registration);
   Status check(const Registration& registration) const;

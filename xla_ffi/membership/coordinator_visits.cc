@@ -56,6 +56,16 @@ void Coordinator::tell_state() {
   }
 }
 
+void Coordinator::tell_members(JobState& job) const {
+  job.most_workers = job_.worker_count;
+  if (!job.has_started) return;
+  const auto has_none = [this](const View::Member& member) { return member.rank >= job_.colocated_count; };
+  const auto without = static_cast<uint32_t>(std::ranges::count_if(view_.members, has_none));
+  job.reducer_count = job_.reducer_count + job.worker_count - without;
+  if (job.worker_count >= job_.least_worker_count) return;
+  job.missing = std::to_string(job_.least_worker_count - job.worker_count) + " more workers at the gates";
+}
+
 JobState Coordinator::state() const {
   JobState job;
   job.job_id = view_.job_id;
@@ -64,13 +74,14 @@ JobState Coordinator::state() const {
   job.worker_count = view_.members.empty() ? workers_at_start(job_) : static_cast<uint32_t>(view_.members.size());
   job.reducer_count = total_reducer_count(job_);
   if (!job.has_started) job.missing = missing();
+  if (job_.is_elastic()) tell_members(job);
   for (const auto& [connection, guest] : guests_) {
     if (!guest.is_registered()) continue;
     const Registration& who = guest.registration;
     const auto silent_ms = duration_cast<milliseconds>(guest.heartbeat.silence()).count();
     job.processes.push_back({who.role, who.rank, who.number, who.host_name, connection->peer(), guest.is_member(),
-                             guest.answer.has_value(), static_cast<uint32_t>(silent_ms),
-                             guest.answer.value_or(ProcessState())});
+                             guest.phase == Guest::Phase::kCandidate, guest.answer.has_value(),
+                             static_cast<uint32_t>(silent_ms), guest.answer.value_or(ProcessState())});
   }
   return job;
 }

@@ -189,7 +189,7 @@ void fields(Codec& codec, Message& process)
   requires IsA<Message, JobState::Process>
 {
   codec(process.role, process.rank, process.number, process.host_name, process.address, process.is_member,
-        process.has_answered, process.silent_ms);
+        process.is_candidate, process.has_answered, process.silent_ms);
   fields(codec, process.state);
 }
 
@@ -197,7 +197,8 @@ template <typename Codec, typename Message>
 void fields(Codec& codec, Message& state)
   requires IsA<Message, JobState>
 {
-  codec(state.job_id, state.view, state.has_started, state.worker_count, state.reducer_count, state.missing);
+  codec(state.job_id, state.view, state.has_started, state.worker_count, state.most_workers, state.reducer_count,
+        state.missing);
   codec.list(state.processes, kMaxWorkers + kMaxReducers);
 }
 

@@ -228,8 +228,9 @@ struct JobState {
     int32_t rank = -1;    // the rank that it registered with
     int32_t number = -1;  // the number of a reducer; -1 where it has none yet
     std::string host_name;
-    std::string address;     // the address that it connects from
-    bool is_member = false;  // still takes part
+    std::string address;        // the address that it connects from
+    bool is_member = false;     // still takes part
+    bool is_candidate = false;  // of an elastic job: waits to be let in
     bool has_answered = false;
     uint32_t silent_ms = 0;  // the time since its latest sign of life
     ProcessState state;      // the state, where it has answered
@@ -237,9 +238,11 @@ struct JobState {
   uint64_t job_id = 0;
   uint32_t view = 0;
   bool has_started = false;
-  uint32_t worker_count = 0;
-  uint32_t reducer_count = 0;  // the reducers that the job was started with
-  std::string missing;         // those whom the job waits for before its start
+  uint32_t worker_count = 0;  // the workers that the job was started with; of an elastic job, its members
+  uint32_t most_workers = 0;  // of an elastic job, how many there may be
+  uint32_t reducer_count =
+      0;                // the reducers that the job was started with; of an elastic job, those due to its members
+  std::string missing;  // those whom the job waits for, before its start or at its gates
   std::vector<Process> processes;
 };
 

@@ -265,6 +265,7 @@ void Communicator::join(const View& view) {
   }
   place_.set({view.job_id, config_.rank});
   counters_->live_reducer_count = view.reducers.size();
+  counters_->live_worker_count = config_.job.is_elastic() ? view.members.size() : config_.job.worker_count;
   planner_.enter(view);
   channels_->enter(view);
   while (strands_.size() < view.strand_count) {

@@ -257,10 +257,12 @@ JobState a_job_state() {
           1,
           true,
           4,
+          8,
           2,
           "rank 3",
-          {{Role::kWorker, 0, -1, "host-a", "10.0.0.1:5", true, true, 10, a_process_state()},
-           {Role::kReducer, -1, 1, "host-b", "10.0.0.2:6", true, false, 9000, {}}}};
+          {{Role::kWorker, 0, -1, "host-a", "10.0.0.1:5", true, false, true, 10, a_process_state()},
+           {Role::kWorker, 1, -1, "host-a", "10.0.0.1:7", false, true, false, 10, {}},
+           {Role::kReducer, -1, 1, "host-b", "10.0.0.2:6", true, false, false, 9000, {}}}};
 }
 
 // A control message without its type: what it is made of, and what comes back.
