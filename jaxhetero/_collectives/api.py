@@ -418,6 +418,8 @@ def broadcast(
       >>> jax.tree.map(jnp.shape, params)
       {'w': (2, 3)}
     """
+    if not isinstance(root, int | np.integer):
+        raise ConfigError(f"broadcast: root is {root!r}; give the rank of a worker")
     if not 0 <= root < world.capacity():
         raise ConfigError(f"broadcast: root {root} is not in 0..{world.capacity() - 1}")
     label = op_label("broadcast", name) + said_by_no_word(x)

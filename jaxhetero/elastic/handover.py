@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxhetero._compat import keys
 from jaxhetero.errors import MismatchError, from_status
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Handover:
         Raises:
           WorkerLost: one of them was lost meanwhile.
         """
-        arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(state)]
+        arrays = [np.asarray(_plain(leaf), order="C") for leaf in jax.tree.leaves(state)]
         stripe = self._stripe([_bytes_of(array) for array in arrays], self._rank)
         transfers = []
         for joiner in self._joining:
@@ -79,7 +80,7 @@ class Handover:
         _finish(self._receive(self._donors[0], [head], "the place in the data"))
         place, kinds = pickle.loads(head)
         leaves = jax.tree_util.tree_leaves_with_path(state)
-        own = [_kind(leaf) for _, leaf in leaves]
+        own = [_kind(_plain(leaf)) for _, leaf in leaves]
         if own != kinds:
             names = [jax.tree_util.keystr(path) for path, _ in leaves]
             raise MismatchError(f"elastic.gate: {_difference(names, own, kinds)}; give the same state on all workers")
@@ -147,6 +148,11 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
     return np.shape(leaf), np.dtype(leaf.dtype) if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
+def _plain(leaf: Any) -> Any:
+    """What of it has bytes."""
+    return keys.words_of(leaf) if keys.is_key(leaf) else leaf
+
+
 def _difference(names: Sequence[str], own: Sequence[Any], others: Sequence[Any]) -> str:
     if len(own) != len(others):
         return f"the state has {len(own)} leaves here, and {len(others)} on the other workers"
@@ -156,6 +162,8 @@ def _difference(names: Sequence[str], own: Sequence[Any], others: Sequence[Any])
 
 def _like(leaf: Any, array: np.ndarray) -> Any:
     """What was received as the program has it, so that it compiles nothing for it."""
+    if keys.is_key(leaf):
+        return jax.random.wrap_key_data(_like(keys.words_of(leaf), array), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array):
         return jax.device_put(array, leaf.sharding if leaf.committed else None)
     return array if isinstance(leaf, np.ndarray) else type(leaf)(array.item())

@@ -15,6 +15,7 @@ import pytest
 
 from jaxhetero.config import Config
 from jaxhetero.errors import ConfigError
+from tests.long.abuse import attack
 from tests.support.cluster import Cluster
 from tests.support.elastic_oracle import digest, replay
 from tests.support.launcher import TIMEOUT_S, Start
@@ -147,6 +148,19 @@ def test_the_coordinator_is_killed_and_started_again(dies: bool) -> None:
         check_survivors(cluster, [0, 2])
         assert dies or "\nrank 1 (host " in cluster.wait("worker 0").errors
         assert cluster.wait("coordinator again").code == 0
+
+
+def test_strangers_at_the_coordinator() -> None:
+    with elastic_cluster(3, 1) as cluster:
+        start(cluster, 200)
+        cluster.wait_for_output("worker 0", "step 10")
+        host, port = cluster.coordinator.split(":")
+        attack([(host, int(port))], 50, half_open=20)
+        results = check_survivors(cluster, [0, 1, 2])
+        assert all(ranks == [0, 1, 2] for step in results[0]["history"] for ranks in step.values())
+        ended = cluster.wait("coordinator")
+        assert ended.code == 0
+        assert 1 <= ended.errors.count("refused a connection") <= 20, ended.errors  # rare lines, not one for each
 
 
 def test_what_is_refused_and_what_is_not() -> None:

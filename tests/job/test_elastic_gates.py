@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jaxhetero.doctor.status import read_status
 from tests.long.elastic_chaos import run_job
 from tests.support.cluster import Cluster
 from tests.support.elastic_oracle import digest, replay
@@ -26,14 +27,14 @@ def start(workers: int, reducers: int = 1, handover_s: float = 0.0, **settings: 
     cluster.start_coordinator()
     cluster.start_reducers()
     for rank in range(workers):
-        start_worker(cluster, f"worker {rank}", rank, handover_s)
+        start_worker(cluster, f"worker {rank}", rank, handover_s, KEY="7")
     cluster.wait_for_output("worker 0", "step 20 ")
     return cluster
 
 
-def start_worker(cluster: Cluster, name: str, rank: int, handover_s: float = 0.0) -> None:
+def start_worker(cluster: Cluster, name: str, rank: int, handover_s: float = 0.0, **settings: str) -> None:
     arguments = (str(STEPS), str(PAUSE_S), str(handover_s))
-    cluster.start_program(name, "elastic_loop.py", *arguments, JAXHETERO_RANK=str(rank))
+    cluster.start_program(name, "elastic_loop.py", *arguments, JAXHETERO_RANK=str(rank), **settings)
 
 
 def kill(cluster: Cluster, name: str) -> None:
@@ -49,6 +50,7 @@ def check(cluster: Cluster, names: Iterable[str], coordinator: str = "coordinato
     for result in results:
         assert result["digest"] == expected
         assert result["compiled"] == 0
+        assert result["key"] == [0, 7]
         assert all(longest[step] == ranks for step, ranks in result["history"].items())
         assert all(results[0]["teams"][step] == ranks for step, ranks in result["teams"].items())
     assert cluster.wait(coordinator).code == 0
@@ -114,6 +116,9 @@ def test_one_that_comes_waits_for_its_rank(reducers: int) -> None:
     with start(3, reducers) as cluster:
         start_worker(cluster, "worker 1 again", 1)
         cluster.wait_for_output("worker 1 again", "compiled")
+        status = read_status(cluster.coordinator, cluster.token, seconds=0.1)
+        assert (status.worker_count, status.most_workers, status.problems()) == (3, 4, [])
+        assert {process.state for process in status.processes if process.is_candidate} == {"waits to come in"}
         kill(cluster, "coordinator")
         cluster.start_coordinator("coordinator again")
         cluster.wait_for_error("worker 0", "the coordinator was started again")
@@ -121,6 +126,17 @@ def test_one_that_comes_waits_for_its_rank(reducers: int) -> None:
         assert cluster.wait("worker 1").code == 0
         results = check(cluster, ["worker 0", "worker 2", "worker 1 again"], "coordinator again")
         assert results[0]["teams"][str(STEPS - 1)] == [0, 1, 2]
+
+
+def test_one_with_the_last_reducer_inside_stays() -> None:
+    """SIGTERM does not end the job."""
+    with start(3, 0, JAXHETERO_COLOCATED_COUNT="1") as cluster:
+        cluster.process("worker 0").send_signal(signal.SIGTERM)
+        cluster.wait_for_error("coordinator", "rank 0 (host ")
+        check(cluster, ["worker 0", "worker 1", "worker 2"])
+        log = cluster.wait("coordinator").errors
+        assert "wants to leave, and stays until others have come" in log
+        assert log.count("view ") == 0, log  # nobody has met for it, again and again
 
 
 def test_survivors_whose_states_differ_let_nobody_in() -> None:
@@ -133,7 +149,7 @@ def test_survivors_whose_states_differ_let_nobody_in() -> None:
 
 def test_many_losses_in_random_order() -> None:
     """Of workers, reducers and the coordinator, while workers come and leave; `tests.long.chaos --elastic` has more."""
-    toll = run_job(seed=4, strikes=5, steps=300)
+    toll = run_job(seed=4, strikes=5)
     assert toll["deaths"] > 0
     assert toll["joins"] > 0
 

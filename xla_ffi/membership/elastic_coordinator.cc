@@ -292,7 +292,7 @@ void ElasticCoordinator::tell_view() {
   admit_early();
 }
 
-// If nobody gives a sign of life, the fault is here, and the members do well without.
+// If nobody gives a sign of life, the fault is here, and the members do well without. Then all count anew.
 bool ElasticCoordinator::beat() {
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed) return false;
   std::optional<Registration> stopped;
@@ -308,6 +308,8 @@ bool ElasticCoordinator::beat() {
   }
   if (stopped.has_value() && hears_any) {
     lose(*stopped, "no sign of life for " + std::to_string(lost_after_.count()) + " ms");
+  } else if (stopped.has_value()) {
+    for (auto& [connection, guest] : guests_) guest.heartbeat.heard();
   }
   return true;
 }
@@ -370,15 +372,15 @@ void ElasticCoordinator::release_leavers() {
     ranks.insert(guest.registration.rank);
     append_list(names, named(guest.registration));
   }
-  release(ranks);
-  if (!ranks.empty()) change_view(names + " has left");
+  if (release(ranks)) change_view(names + " has left");
 }
 
-void ElasticCoordinator::release(const std::set<int32_t>& ranks) {
+// Returns whether they are gone: with the last reducers inside, they stay.
+bool ElasticCoordinator::release(const std::set<int32_t>& ranks) {
   const auto goes = [&ranks](int32_t rank) { return ranks.contains(rank); };
   std::vector<View::Reducer> reducers = view_.reducers;
   std::erase_if(reducers, [&](const View::Reducer& reducer) { return goes(reducer.colocated_rank); });
-  if (ranks.empty() || reducers.empty()) return;
+  if (ranks.empty() || reducers.empty()) return false;
   view_.reducers = std::move(reducers);
   std::erase_if(view_.members, [&](const View::Member& member) { return goes(static_cast<int32_t>(member.rank)); });
   std::vector<std::shared_ptr<TcpConnection>> released;  // closing may change guests_
@@ -391,6 +393,7 @@ void ElasticCoordinator::release(const std::set<int32_t>& ranks) {
     connection->send(OutFrame::control(FrameType::kGoodbye, {}));
     connection->close_after_flush();
   }
+  return true;
 }
 
 }  // namespace jaxhetero

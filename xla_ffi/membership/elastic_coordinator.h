@@ -53,7 +53,7 @@ class ElasticCoordinator final : public Coordinator {
   void on_goodbye(Guest& guest, const Idle& idle) override;
   void end_in_order();
   void release_leavers();
-  void release(const std::set<int32_t>& ranks);
+  bool release(const std::set<int32_t>& ranks);
 
   // The start.
   Status admit(Guest& guest, Registration registration) override;

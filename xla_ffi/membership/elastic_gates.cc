@@ -34,8 +34,13 @@ Status ElasticCoordinator::on_presence(Guest& guest, const Presence& presence) {
 
 void ElasticCoordinator::on_wish_to_leave(const Guest& guest) {
   if (!guest.is_member()) return;
-  leavers_.insert(static_cast<uint32_t>(guest.registration.rank));
+  const auto rank = static_cast<uint32_t>(guest.registration.rank);
+  const bool is_new = leavers_.insert(rank).second;
   consider_meeting();
+  if (!is_new || ranks_to_leave().contains(rank)) return;
+  log_.add(Severity::kWarning, named(guest.registration) +
+                                   " wants to leave, and stays until others have come: without it the job would have "
+                                   "fewer workers than it needs, or no reducer");
 }
 
 bool ElasticCoordinator::may_come_in(const Guest& guest) {
@@ -56,16 +61,20 @@ ElasticCoordinator::Guest* ElasticCoordinator::find_inside(uint32_t rank) {
   return found == guests_.end() ? nullptr : &found->second;
 }
 
-// As many as the job can do without, or all members.
+// As many as the job can do without, with the reducers inside them; or all members.
 std::set<uint32_t> ElasticCoordinator::ranks_to_leave() const {
   std::set<uint32_t> ranks;
   for (const uint32_t rank : leavers_) {
     if (view_.has_member(rank)) ranks.insert(rank);
   }
   if (ranks.size() == view_.members.size()) return ranks;
-  while (!ranks.empty() && view_.members.size() - ranks.size() < job_.least_worker_count) {
-    ranks.erase(std::prev(ranks.end()));
-  }
+  const auto stays = [&ranks](const View::Reducer& reducer) {
+    return reducer.colocated_rank < 0 || !ranks.contains(static_cast<uint32_t>(reducer.colocated_rank));
+  };
+  const auto can_go = [&] {
+    return view_.members.size() - ranks.size() >= job_.least_worker_count && std::ranges::any_of(view_.reducers, stays);
+  };
+  while (!ranks.empty() && !can_go()) ranks.erase(std::prev(ranks.end()));
   return ranks;
 }
 

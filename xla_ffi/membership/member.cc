@@ -182,12 +182,20 @@ void Member::note_away(const Status& why) {
 
 bool Member::beat() {
   if (finished_) return false;
-  if (view_.job.is_elastic()) return true;  // it answers, and the connection tells whether the coordinator is there
+  if (view_.job.is_elastic()) return outlasts_silence();
   send(OutFrame::control(FrameType::kAlive, {}));
   if (!heartbeat_.stopped(timeout_)) return true;
   fail({Code::kWorkerLost, "rank 0 (host " + coordinator_host_ +
                                "), where the coordinator is, was lost: no sign of life for " +
                                std::to_string(Heartbeat::patience(timeout_).count()) + " ms"});
+  return false;
+}
+
+// Of an elastic job. It answers the coordinator, and mostly the connection tells whether that is there.
+bool Member::outlasts_silence() {
+  if (heartbeat_.silence() < kAwayPatience) return true;
+  fail({Code::kWorkerLost, "the coordinator at " + coordinator_text() + " has given no sign of life for " +
+                               std::to_string(kAwayPatience.count() / 1000) + " s; is its host cut off, or this one?"});
   return false;
 }
 

@@ -71,6 +71,7 @@ class Member final : private ConnectionOwner {
   void greet();
   void note_away(const Status& why);
   bool beat();
+  bool outlasts_silence();
   void fail(const Status& why);
 
   TcpContext& context_;

@@ -61,6 +61,8 @@ struct Meeting {
 // kPresent and kGo.
 struct Presence {
   uint32_t view = 0;  // that the receiver of a state has it in; of a candidate the latest that it was told
+
+  bool operator==(const Presence&) const = default;
 };
 
 FrameHeader header_of(const Meeting& meeting);
