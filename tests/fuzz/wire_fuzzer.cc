@@ -42,6 +42,9 @@ void decode_header(std::span<const std::byte> bytes) {
   expect_stable(decode_idle(*header), &decode_idle);
   expect_stable(decode_settled(*header), &decode_settled);
   expect_stable(decode_late(*header), &decode_late);
+  expect_stable(decode_presence(*header), &decode_presence);
+  const Meeting meeting = decode_meeting(*header);
+  if (decode_meeting(header_of(meeting)) != meeting) std::abort();
 }
 
 }  // namespace

@@ -76,18 +76,25 @@ class Cell:
     fault: Fault
     role: Role
     phase: Phase
+    elastic: bool = False
+    """With a coordinator on a host of its own."""
 
     def __str__(self) -> str:
-        return f"{self.fault}/{self.role}/{self.phase}"
+        return f"{self.fault}/{self.role}/{self.phase}{'/elastic' if self.elastic else ''}"
 
     @property
     def victim(self) -> str:
-        return VICTIMS[self.role]
+        return "coordinator 0" if self.elastic and self.role == "coordinator" else VICTIMS[self.role]
+
+    @property
+    def has_to_come_back(self) -> bool:
+        """Whether nobody can leave an elastic job without it: rounds go on."""
+        return self.elastic and self.role == "coordinator" and self.fault in ("kill", "stop", "down")
 
     @property
     def expected(self) -> set[str]:
         """The ways in which a worker that survives may end."""
-        if self.fault in ("slow", "clock"):
+        if self.fault in ("slow", "clock") or self.elastic:
             return {GOES_ON}
         if self.phase == "start":
             # Before it is a member, a process tries again, and somebody else may come in its place.
@@ -129,12 +136,13 @@ class Job:
         self.ended: dict[str, float] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self._library = library
-        port = lab["w0"].free_port()
+        coordinator = lab["c0" if cell.elastic else "w0"]
+        port = coordinator.free_port()
         self._settings = {
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "error",
             "JAX_PLATFORMS": "cpu",
-            "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{port}",
+            "JAXHETERO_COORDINATOR": f"{coordinator.address}:{port}",
             "JAXHETERO_TOKEN": secrets.token_hex(16),
             "JAXHETERO_WORKER_COUNT": str(WORKERS),
             "JAXHETERO_REDUCER_COUNT": str(REDUCERS),
@@ -144,11 +152,15 @@ class Job:
             # More than any shard: their sizes follow the rates that were measured.
             "JAXHETERO_WINDOW_CHUNKS": str(4 * BUCKET_COUNT // CHUNK_BYTES),
         }
+        if cell.elastic:
+            self._settings |= {"JAXHETERO_ELASTIC": f"2:{WORKERS}", "JAXHETERO_LOST_AFTER_MS": str(800 * TIMEOUT_S)}
 
     def start(self) -> None:
         if self.cell.fault == "frames":
             self._start("proxy", self._host(self.cell.victim), ["-m", "lab.cutting_proxy", "--seed", "1"])
             self.wait_until("the proxy", lambda: "ready" in self.text("proxy", "out"))
+        if self.cell.elastic:
+            self.start_coordinator("coordinator 0")
         program = [str(program_path("faults.py")), self.cell.phase, str(self.folder), str(BUCKET_COUNT)]
         for rank in range(WORKERS):
             self._start(f"worker {rank}", f"w{rank}", program, JAXHETERO_RANK=str(rank))
@@ -157,6 +169,9 @@ class Job:
         for index in range(REDUCERS):
             self._start(f"reducer {index}", f"r{index}", ["-m", "jaxhetero", "reducer"])
         self.let("begin")
+
+    def start_coordinator(self, name: str) -> None:
+        self._start(name, "c0", ["-m", "jaxhetero", "coordinator"])
 
     def _host(self, name: str) -> str:
         kind, number = name.split()
@@ -235,13 +250,16 @@ class Job:
     def undo(self) -> None:
         if self.cell.fault == "stop":
             self.processes[self.cell.victim].send_signal(signal.SIGCONT)
-        elif self.cell.fault == "slow":
+        elif self.cell.fault in ("slow", "down"):
             self.lab[self._host(self.cell.victim)].restore()
+        elif self.cell.fault == "kill":  # as whoever supervises it does
+            self.start_coordinator("coordinator 1")
 
 
 @contextmanager
 def _job(cell: Cell) -> Iterator[Job]:
     rates = {f"w{rank}": RATE for rank in range(WORKERS)} | {f"r{index}": RATE for index in range(REDUCERS)}
+    rates |= {"c0": RATE} if cell.elastic else {}
     with TemporaryDirectory() as folder, Lab(rates) as lab:
         library = clock_jump.build(Path(folder)) if cell.fault == "clock" else Path()
         yield Job(lab, Path(folder), cell, library)
@@ -258,11 +276,14 @@ def run_cell(cell: Cell, seed: int = 0) -> Result:
         struck = job.strike()
         _go_on(job, struck)
         survivors = [name for name in job.processes if name != "proxy"]
-        if cell.fault in ("kill", "stop"):
+        # One that is cut off from an elastic job looks for its coordinator for minutes.
+        is_away = cell.elastic and cell.fault == "down" and cell.role == "worker"
+        if is_away or cell.fault in ("kill", "stop"):
             survivors.remove(cell.victim)
         job.wait_for_ends(survivors, struck + PATIENCE_S - time.monotonic())
         if cell.fault == "stop":
-            job.undo()
+            if not cell.has_to_come_back:
+                job.undo()
             job.wait_for_ends([cell.victim], PATIENCE_S)
             survivors.append(cell.victim)
         saw = [_saw(job, name, struck) for name in survivors]
@@ -298,13 +319,16 @@ def _go_on(job: Job, struck: float) -> None:
     workers = [name for name in job.processes if name.startswith("worker")]
     if job.cell.fault == "slow" or job.cell.phase == "idle":
         job.wait_for_ends(workers, struck + LONGER_THAN_TIMEOUT_S - time.monotonic())
-    if job.cell.fault == "slow":
+    if job.cell.fault == "slow" or job.cell.has_to_come_back:
+        time.sleep(1)
         job.undo()
     job.let("work")
 
 
 def _saw(job: Job, name: str, struck: float) -> Saw:
     shown = f"rank {name.split()[1]}" if name.startswith("worker") else name
+    if name.startswith("coordinator") and name in job.ended and (code := job.processes[name].returncode) == 0:
+        return Saw(shown, GOES_ON, "", None)
     if name not in job.ended:
         has_ended = name.startswith("worker") and job.has_said(int(name.split()[1]), "end")
         return Saw(shown, "hangs", "after its last word" if has_ended else "", None)
@@ -411,16 +435,23 @@ def _read(file: Path) -> list[Result]:
     ]
 
 
-def cells(faults: Sequence[str] = (), roles: Sequence[str] = (), phases: Sequence[str] = ()) -> list[Cell]:
+def cells(
+    faults: Sequence[str] = (), roles: Sequence[str] = (), phases: Sequence[str] = (), elastic: bool = False
+) -> list[Cell]:
+    """Of an elastic job, those in which a process or a host is gone once it has started."""
     every = itertools.product(FAULTS, VICTIMS, PHASES)
-    wanted = [faults or FAULTS, roles or VICTIMS, phases or PHASES]
-    return [Cell(*cell) for cell in every if all(part in some for part, some in zip(cell, wanted, strict=True))]
+    wanted: list[set[str]] = [{*(faults or FAULTS)}, {*(roles or VICTIMS)}, {*(phases or PHASES)}]
+    if elastic:
+        wanted = [wanted[0] & {"kill", "stop", "down"}, wanted[1], wanted[2] - {"start"}]
+    found = (cell for cell in every if all(part in some for part, some in zip(cell, wanted, strict=True)))
+    return [Cell(*cell, elastic=elastic) for cell in found]
 
 
 def main(
     faults: tuple[Fault, ...] = (),
     roles: tuple[Role, ...] = (),
     phases: tuple[Phase, ...] = (),
+    elastic: bool = False,
     seed: int = 0,
     at_once: int = 2,
     json_file: Path | None = None,
@@ -431,6 +462,7 @@ def main(
         faults: Only these.
         roles: Only at these.
         phases: Only in these.
+        elastic: In elastic jobs.
         seed: Of the instants.
         at_once: How many cells to run at the same time.
         json_file: Where to write everything that was seen, with the ends of the logs.
@@ -448,7 +480,7 @@ def main(
         return result
 
     with ThreadPoolExecutor(at_once) as pool:
-        results = list(pool.map(run, cells(faults, roles, phases)))
+        results = list(pool.map(run, cells(faults, roles, phases, elastic)))
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(result) for result in results], indent=1))
     print(markdown(results))
