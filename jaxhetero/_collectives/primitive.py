@@ -45,6 +45,8 @@ PRIMITIVES = {
     Kind.MIN: Primitive("jaxhetero_pmin"),
     Kind.SCATTER: Primitive("jaxhetero_psum_scatter"),
     Kind.GATHER: Primitive("jaxhetero_all_gather"),
+    Kind.MEAN_OF_8_BITS: Primitive("jaxhetero_mean_of_8_bits"),
+    Kind.MEAN_OF_4_BITS: Primitive("jaxhetero_mean_of_4_bits"),
 }
 
 
@@ -329,7 +331,7 @@ register_lowering(_packed, _lower_packed)
 register_lowering(_packed, _lower_packed_on_stream, platform="cuda")
 lower_on_stream = mlir.lower_fun(run_on_stream, multiple_results=True)
 
-for _kind in (Kind.SUM, Kind.BROADCAST, Kind.MAX, Kind.MIN):
+for _kind in set(PRIMITIVES) - {Kind.SCATTER, Kind.GATHER}:
     rules.define(PRIMITIVES[_kind], abstract_eval, _batch)
     register_lowering(PRIMITIVES[_kind], lower)
     register_lowering(PRIMITIVES[_kind], lower_on_stream, platform="cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero._collectives.mesh_axes import ReducedAxes
 from jaxhetero._collectives.participants import Tally
 from jaxhetero._collectives.primitive import Kind
+from jaxhetero._collectives.quanta import QUANTA, quanta_of, sum_in_quanta
 from jaxhetero._collectives.together import together
 from jaxhetero._collectives.unreduced import as_varying
 from jaxhetero._collectives.wire_dtypes import (
@@ -48,8 +50,12 @@ def reduce_tree(
     ``tally``: of a sum, counts who has taken part in each bucket.
     """
     leaves, structure = prepare_leaves(x, label, bucket_bytes, are_summed=kind is not Kind.BROADCAST)
-    check_wire_dtype(wire_dtype, label)
+    check_wire_dtype(wire_dtype, label, QUANTA)
     call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
+    quanta = quanta_of(wire_dtype)
+    if quanta is not None:
+        wire_dtype = None
+        _check_quanta(axes, tally, label)
     if not axes.spans_workers:
         totals = [reduce_locally(leaf, axes.local_axes, kind, axes.local_groups) for leaf in leaves]
         if tally is not None:
@@ -60,7 +66,7 @@ def reduce_tree(
     parts = [own_part(leaf, axes, kind) if shared else reduce_locally(leaf, axes.local_axes, kind) for leaf in leaves]
     on_wire = [part.astype(bucket_dtype(part.dtype, wire_dtype)) for part in parts]
 
-    def reduce_bucket(bucket: Sequence[jax.Array], label: str) -> list[jax.Array]:
+    def reduce_bucket(bucket: Sequence[jax.Array], label: str, kind: Kind = kind) -> list[jax.Array]:
         own = [] if tally is None else [_varying(tally.own_row(bucket[0].dtype), axes.local_axes if shared else ())]
         return primitive.all_reduce(
             [*bucket, *own],
@@ -75,7 +81,13 @@ def reduce_tree(
             group=axes.group,
         )
 
-    results = map_buckets(reduce_bucket, on_wire, axes, label, bucket_bytes, wire_dtype)
+    def reduce_arrays(arrays: Sequence[jax.Array], kind: Kind, label: str) -> list[jax.Array]:
+        return map_buckets(functools.partial(reduce_bucket, kind=kind), arrays, axes, label, bucket_bytes, wire_dtype)
+
+    if quanta is None:
+        results = reduce_arrays(on_wire, kind, label)
+    else:
+        results = sum_in_quanta(on_wire, quanta, reduce_arrays, label, len(axes.group) or world.capacity())
     results, rows = results[: len(parts)], results[len(parts) :]
     results = [result.astype(part.dtype) for result, part in zip(results, parts, strict=True)]
     if tally is not None:
@@ -83,6 +95,15 @@ def reduce_tree(
     if shared:
         results = [from_parts(result, leaf, axes) for result, leaf in zip(results, leaves, strict=True)]
     return jax.tree.unflatten(structure, results)
+
+
+def _check_quanta(axes: ReducedAxes, tally: Tally | None, label: str) -> None:
+    if world.is_elastic() or tally is not None:
+        raise ConfigError(f"{label}: wire_dtype int8 and int4 go with neither elastic jobs, nor weight, nor who")
+    if axes.devices_along > 1:
+        raise ConfigError(
+            f"{label}: wire_dtype int8 and int4 are not for several devices of a worker along the workers' axis"
+        )
 
 
 def gather_arrays(

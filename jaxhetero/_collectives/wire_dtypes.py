@@ -40,10 +40,11 @@ def sum_dtype(dtype: Any) -> Any:
     return jnp.dtype(dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32)
 
 
-def check_wire_dtype(wire_dtype: Any, label: str) -> None:
-    """Raise ``ConfigError`` for anything but None and the 16-bit floats."""
-    if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in _WIRE_DTYPES:
-        raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(_WIRE_DTYPES)}")
+def check_wire_dtype(wire_dtype: Any, label: str, more: Sequence[str] = ()) -> None:
+    """Raise ``ConfigError`` for anything but None, the 16-bit floats, and ``more``."""
+    known = (*_WIRE_DTYPES, *more)
+    if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in known:
+        raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(known)}")
 
 
 def describe_leaf(leaf: Any) -> str:

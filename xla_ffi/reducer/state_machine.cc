@@ -10,6 +10,7 @@
 
 #include "xla_ffi/codec/float_code.h"
 #include "xla_ffi/sum/convert.h"
+#include "xla_ffi/sum/mean.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/wire/elastic_messages.h"
@@ -592,7 +593,11 @@ std::shared_ptr<std::byte> ReducerStateMachine::reduce(const OpSpec& spec, const
   if (!total) total = pool_->take(bytes_of(spec, chunk.range()));
   std::vector<const std::byte*> pieces;
   for (const Piece& piece : chunk.pieces) pieces.push_back(piece.data.get());
-  reduce_in_order(arithmetic_of(spec.kind), spec.dtype, pieces, total.get(), chunk.count);
+  if (is_mean(spec.kind)) {
+    (spec.kind == Kind::kMeanOf8Bits ? mean_of_8_bits : mean_of_4_bits)(pieces, total.get(), chunk.count);
+  } else {
+    reduce_in_order(arithmetic_of(spec.kind), spec.dtype, pieces, total.get(), chunk.count);
+  }
   return total;
 }
 

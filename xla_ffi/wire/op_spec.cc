@@ -64,8 +64,9 @@ Status check_state(const OpSpec& spec) {
 }  // namespace
 
 Status check(const OpSpec& spec) {
-  if (spec.kind < Kind::kSum || spec.kind > Kind::kUpdate) return malformed("op: unknown kind");
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kMeanOf4Bits) return malformed("op: unknown kind");
   if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
+  if (is_mean(spec.kind) && spec.dtype != DType::kI8) return malformed("op: a mean of another dtype");
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
   if (std::max(spec.total_count, spec.bucket_count) > std::numeric_limits<uint64_t>::max() / 16)
     return malformed("op: impossible total count");
@@ -109,6 +110,10 @@ std::string_view kind_name(Kind kind) {
       return "measure";
     case Kind::kUpdate:
       return "update";
+    case Kind::kMeanOf8Bits:
+      return "mean";
+    case Kind::kMeanOf4Bits:
+      return "mean of pairs";
   }
   return "?";
 }

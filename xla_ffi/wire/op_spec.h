@@ -30,6 +30,9 @@ enum class Kind : uint8_t {
   kLoad = 8,     // nobody contributes; the result is a slot of the state
   kMeasure = 9,  // sums over tensors, of the summed contributions and the state, in kTotals frames
   kUpdate = 10,  // the summed contributions change the state; the result is the new weights
+  // Of small whole numbers, int8: see sum/mean.h.
+  kMeanOf8Bits = 11,
+  kMeanOf4Bits = 12,
 };
 std::string_view kind_name(Kind kind);
 
@@ -116,7 +119,9 @@ inline bool are_ranks(std::span<const uint32_t> ranks) {
 inline bool passes_on(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kGather; }
 
 // Whether the op is one of those that StateUse is about.
-inline bool uses_state(Kind kind) { return kind >= Kind::kStore; }
+inline bool uses_state(Kind kind) { return kind >= Kind::kStore && kind <= Kind::kUpdate; }
+
+inline bool is_mean(Kind kind) { return kind == Kind::kMeanOf8Bits || kind == Kind::kMeanOf4Bits; }
 
 // Whether no element goes either way: a measure after the first one of a step.
 inline bool carries_headers_alone(const OpSpec& spec) { return spec.kind == Kind::kMeasure && spec.state.resumes; }

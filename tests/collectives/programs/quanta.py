@@ -1,0 +1,124 @@
+"""Sums in 8 and 4 bits; prints their bits, and how they compare with a transcription of docs/how_to/eight_bits.md."""
+
+import functools
+import hashlib
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxhetero
+from jaxhetero.optimizers import all_reduce_gradients, error_feedback
+
+LARGEST = {"int8": 127, "int4": 7}
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (63,), (64,), (65, 3), (1000,), (300, 171)]
+
+
+def contribution(rank: int, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    random = np.random.default_rng([rank, *shape])
+    scales = np.exp(random.normal(0, 4, shape))
+    return np.asarray(random.standard_normal(shape) * scales).astype(dtype)
+
+
+def transcription(parts: list[np.ndarray], largest: int, block: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """The mean, and the scale of each element."""
+    size = parts[0].size
+    mean, scales = np.zeros(size, np.float64), np.zeros(size)
+    flats = [part.astype(np.float32).astype(np.float64).reshape(-1) for part in parts]
+    for first in range(0, size, block):
+        blocks = [flat[first : first + block] for flat in flats]
+        most = max(np.abs(block).max() for block in blocks)
+        scale = 2.0**-126
+        while largest * scale < most:
+            scale *= 2
+        total = sum(np.round(block / scale) for block in blocks)
+        mean[first : first + block] = np.round(total / len(parts)) * scale
+        scales[first : first + block] = scale
+    return mean.reshape(parts[0].shape), scales.reshape(parts[0].shape)
+
+
+def check(wire_dtype: str) -> list[str]:
+    size, digests = jaxhetero.size(), []
+    for dtype in (np.float32, jnp.bfloat16):
+        trees = [{str(shape): contribution(rank, shape, dtype) for shape in SHAPES} for rank in range(size)]
+        mine = trees[jaxhetero.rank()] | {"count": np.int32(3)}
+        mean = jax.jit(functools.partial(jaxhetero.pmean, wire_dtype=wire_dtype))(mine)
+        total = jax.jit(functools.partial(jaxhetero.psum, wire_dtype=wire_dtype, bucket_bytes=4096))(mine)
+        assert total["count"] == 3 * size
+        assert mean["count"] == 3
+        for name in trees[0]:
+            parts = [tree[name] for tree in trees]
+            expected, scales = transcription(parts, LARGEST[wire_dtype])
+            np.testing.assert_array_equal(mean[name], expected.astype(dtype))
+            np.testing.assert_array_equal(total[name], (expected * size).astype(dtype))
+            if dtype == np.float32:
+                exact = np.mean(parts, axis=0, dtype=np.float64)
+                assert (np.abs(np.asarray(mean[name], np.float64) - exact) <= scales).all()
+            digests.append(hashlib.sha256(np.asarray(total[name]).tobytes()).hexdigest())
+    return digests
+
+
+def check_strange(wire_dtype: str) -> None:
+    """Blocks with NaN, infinities, zeros and the smallest and largest numbers."""
+    x = np.zeros(8 * 64, np.float32)
+    is_first = jaxhetero.rank() == 0
+    x[0], x[64], x[128] = np.nan, np.inf if is_first else 1, -np.inf
+    x[3 * 64 :: 64] = [1e-45, 2e-38, 1e38, -1.1e38, 0.0]
+    mean = np.asarray(jax.jit(functools.partial(jaxhetero.pmean, wire_dtype=wire_dtype))(x)).reshape(8, 64)
+    assert np.isnan(mean[:3]).all()
+    assert np.isfinite(mean[3:]).all()
+    np.testing.assert_array_equal(mean[7], 0)
+    np.testing.assert_allclose(mean[5:7, 0], [1e38, -1.1e38], rtol=0.3 if wire_dtype == "int4" else 0.02)
+
+
+def check_feedback(wire_dtype: str) -> None:
+    """What rounding takes comes back: the sum of many steps is that of the gradients."""
+    gradient = {"w": contribution(jaxhetero.rank(), (1000,)) % 1, "n": np.int32(1)}
+    sent = optax.chain(error_feedback(wire_dtype), all_reduce_gradients(wire_dtype=wire_dtype))
+    state, total, update = sent.init(gradient), np.zeros(1000), jax.jit(sent.update)
+    for _ in range(30):
+        updates, state = update(gradient, state)
+        total += np.asarray(updates["w"])
+    exact = np.mean([contribution(rank, (1000,)) % 1 for rank in range(jaxhetero.size())], axis=0)
+    alone = jax.jit(functools.partial(jaxhetero.pmean, wire_dtype=wire_dtype))(gradient)["w"]
+    with_feedback, without = np.abs(total / 30 - exact).mean(), np.abs(np.asarray(alone) - exact).mean()
+    assert with_feedback < 0.6 * without, (with_feedback, without)
+
+
+def check_derivative(wire_dtype: str) -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return (jaxhetero.psum(x, wire_dtype=wire_dtype) ** 2).sum() / 2
+
+    x = jnp.arange(100, dtype=jnp.float32)
+    total = jaxhetero.psum(x, wire_dtype=wire_dtype)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), jaxhetero.size() * total)
+
+    def hooked(x: jax.Array) -> jax.Array:
+        return (jaxhetero.replicated(x, mean=True, wire_dtype=wire_dtype) * (1 + jaxhetero.rank())).sum()
+
+    np.testing.assert_array_equal(jax.jit(jax.grad(hooked))(x), np.full(100, (1 + jaxhetero.size()) / 2, np.float32))
+
+
+def main() -> None:
+    jaxhetero.initialize()
+    digests = {}
+    for wire_dtype in LARGEST:
+        digests[wire_dtype] = check(wire_dtype)
+        check_strange(wire_dtype)
+        check_feedback(wire_dtype)
+        check_derivative(wire_dtype)
+    big = contribution(jaxhetero.rank(), (1 << 20,))
+    parts = {}
+    for wire_dtype in LARGEST:
+        before = jaxhetero.metrics().sent_bytes
+        jax.block_until_ready(jax.jit(functools.partial(jaxhetero.psum, wire_dtype=wire_dtype))(big))
+        parts[wire_dtype] = (jaxhetero.metrics().sent_bytes - before) / big.nbytes
+    jaxhetero.shutdown()
+    print(json.dumps({"digests": digests, "parts": parts}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""8 and 4 bits on the wire: every bit is as docs/how_to/eight_bits.md says, however the job is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import jaxhetero
+from jaxhetero.errors import ConfigError
+from jaxhetero.optimizers import error_feedback, on_reducers
+from tests.support.cluster import Cluster
+
+PROGRAM = "quanta.py"
+
+
+def run(workers: int, reducers: int, **settings: str) -> list[dict[str, Any]]:
+    with Cluster(workers, reducers, settings) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers(PROGRAM)
+        results = [outcome.result for outcome in cluster.wait_workers()]
+        assert all(outcome.code == 0 for outcome in cluster.wait_reducers())
+    assert all(result["digests"] == results[0]["digests"] for result in results)
+    return results
+
+
+def test_sums_are_as_defined_whoever_sums() -> None:
+    results = run(3, 2)
+    other = run(3, 0, JAXHETERO_CHUNK_BYTES="1024", JAXHETERO_STRANDS="3", JAXHETERO_SHARED_MEMORY="0")
+    assert other[0]["digests"] == results[0]["digests"]
+    for result in results:
+        assert result["parts"]["int8"] < 0.26
+        assert result["parts"]["int4"] < 0.14
+
+
+def test_what_cannot_be_sent_so_is_refused() -> None:
+    import optax
+
+    with pytest.raises(ConfigError, match="wire_dtype is int8; it can be bfloat16 or float16"):
+        on_reducers(optax.sgd(1.0), wire_dtype=jnp.int8)
+    with pytest.raises(ConfigError, match="wire_dtype is int4; it can be bfloat16 or float16"):
+        jaxhetero.offload(wire_dtype=jnp.int4)
+    with pytest.raises(ConfigError, match="wire_dtype is int16; it can be bfloat16 or float16 or int8 or int4"):
+        error_feedback(jnp.int16)
