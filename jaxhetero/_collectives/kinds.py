@@ -18,5 +18,5 @@ class Kind(enum.IntEnum):
     LOAD = 8
     MEASURE = 9
     UPDATE = 10
-    MEAN_OF_8_BITS = 11
-    MEAN_OF_4_BITS = 12
+    MEAN8 = 11
+    MEAN4 = 12

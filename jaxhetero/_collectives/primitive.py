@@ -45,8 +45,8 @@ PRIMITIVES = {
     Kind.MIN: Primitive("jaxhetero_pmin"),
     Kind.SCATTER: Primitive("jaxhetero_psum_scatter"),
     Kind.GATHER: Primitive("jaxhetero_all_gather"),
-    Kind.MEAN_OF_8_BITS: Primitive("jaxhetero_mean_of_8_bits"),
-    Kind.MEAN_OF_4_BITS: Primitive("jaxhetero_mean_of_4_bits"),
+    Kind.MEAN8: Primitive("jaxhetero_mean8"),
+    Kind.MEAN4: Primitive("jaxhetero_mean4"),
 }
 
 

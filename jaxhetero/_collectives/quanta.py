@@ -82,7 +82,7 @@ class Quanta:
         return jnp.concatenate([(packed << 4) >> 4, packed >> 4], axis=1)
 
 
-QUANTA = {"int8": Quanta(Kind.MEAN_OF_8_BITS, 8), "int4": Quanta(Kind.MEAN_OF_4_BITS, 4)}
+QUANTA = {"int8": Quanta(Kind.MEAN8, 8), "int4": Quanta(Kind.MEAN4, 4)}
 
 
 def quanta_of(wire_dtype: Any) -> Quanta | None:
@@ -135,7 +135,7 @@ def sum_in_quanta(
     # Rounding has no derivative; that of the sum is meant.
     @sum_floats.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        return sum_floats(*primals), reduce(*tangents, Kind.SUM, f"{label} tangents")
+        return sum_floats(*primals), reduce(tangents[0], Kind.SUM, f"{label} tangents")
 
     totals = iter(sum_floats(floats) if floats else [])
     return [next(totals) if _is_rounded(array) else next(others) for array in arrays]

@@ -50,7 +50,7 @@ def reduce_tree(
     ``tally``: of a sum, counts who has taken part in each bucket.
     """
     leaves, structure = prepare_leaves(x, label, bucket_bytes, are_summed=kind is not Kind.BROADCAST)
-    check_wire_dtype(wire_dtype, label, QUANTA)
+    check_wire_dtype(wire_dtype, label, tuple(QUANTA))
     call_bytes = max(call_bytes, wire_bytes(leaves, wire_dtype)) // axes.devices_per_worker
     quanta = quanta_of(wire_dtype)
     if quanta is not None:

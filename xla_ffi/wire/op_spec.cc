@@ -64,7 +64,7 @@ Status check_state(const OpSpec& spec) {
 }  // namespace
 
 Status check(const OpSpec& spec) {
-  if (spec.kind < Kind::kSum || spec.kind > Kind::kMeanOf4Bits) return malformed("op: unknown kind");
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kMean4) return malformed("op: unknown kind");
   if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
   if (is_mean(spec.kind) && spec.dtype != DType::kI8) return malformed("op: a mean of another dtype");
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
@@ -110,9 +110,9 @@ std::string_view kind_name(Kind kind) {
       return "measure";
     case Kind::kUpdate:
       return "update";
-    case Kind::kMeanOf8Bits:
+    case Kind::kMean8:
       return "mean";
-    case Kind::kMeanOf4Bits:
+    case Kind::kMean4:
       return "mean of pairs";
   }
   return "?";
