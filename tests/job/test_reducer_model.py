@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "xla_ffi"
 SOURCES = [
     ROOT / "tests/job/programs/reducer_machine.cc",
-    *(path for folder in ("sum", "update", "wire") for path in (CORE / folder).glob("*.cc")),
+    *(path for folder in ("sum", "codec", "update", "wire") for path in (CORE / folder).glob("*.cc")),
     *(CORE / "reducer" / f"{name}.cc" for name in ("backups", "kept_states", "state_machine", "state_op")),
     CORE / "base" / "fd.cc",
     *(CORE / "transport" / f"{name}.cc" for name in ("lent_memory", "shared_memory")),
