@@ -11,8 +11,8 @@ namespace {
 // 10 Gbit/s: what one strand carries each way on a slow core; on a fast one it is a little more than half.
 constexpr uint64_t kStrandBytesPerS = 1'250'000'000;
 
-// 2.5 Gbit/s: the rate of a strand, each way, up to which it codes. With vectors it codes and decodes at least 4 GB/s, so
-// that this takes at most a sixth of its time; see notebook/wire.md.
+// 2.5 Gbit/s: the rate of a strand, each way, up to which it codes. With vectors it codes and decodes at least 4 GB/s,
+// so that this takes at most a sixth of its time; see notebook/wire.md.
 constexpr uint64_t kMostCodedBytesPerS = 312'500'000;
 
 StatePlan::Member member_of(const View::Reducer& reducer) {
