@@ -10,10 +10,10 @@ Example:
 
   >>> from jaxhetero.errors import ConfigError
   >>> try:
-  ...     jaxhetero.psum(jnp.ones(3), wire_dtype=jnp.int8, name="gradients")
+  ...     jaxhetero.psum(jnp.ones(3), wire_dtype=jnp.int16, name="gradients")
   ... except ConfigError as error:
   ...     print(error)
-  gradients: wire_dtype is int8; it can be bfloat16 or float16
+  gradients: wire_dtype is int16; it can be bfloat16 or float16 or int8 or int4
 """
 
 from __future__ import annotations
