@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, bars, channels, cores, pipeline, record, sums, train_step
+from bench import allreduce, bars, channels, codes, cores, pipeline, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
@@ -514,3 +514,19 @@ def test_sums_are_set_against_copies_of_the_same_core(tmp_path: Path, capsys: py
     assert "copies GB/s" in capsys.readouterr().out
     assert sums.main(["--types", "int8"]) == 2
     assert "there is no type int8" in capsys.readouterr().err
+
+
+def test_codes_are_timed_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_cores = os.sched_getaffinity(0)
+    quick = ["--turns", "1", "--seconds", "0.01", "--region-mib", "1", "--json", str(tmp_path / "x")]
+    try:
+        assert codes.main(quick) == 0
+    finally:
+        os.sched_setaffinity(0, own_cores)
+    rows = json.loads((tmp_path / "x").read_text())["rows"]
+    parts = {(row["values"], row["type"]): row["part"] for row in rows}
+    assert parts["gradients of bfloat16", "float32"] < 0.4 < parts["totals of these over 8", "float32"] < 0.7
+    assert 0.8 < parts["gradients", "float32"] < 0.9
+    assert parts["random bits", "float32"] == parts["random bits", "bfloat16"] == 1
+    assert all(row["encode_bytes_per_s"] > 0 for row in rows)
+    assert "encode" in capsys.readouterr().out
