@@ -345,15 +345,18 @@ class _Home:
         if world.current().is_alone:
             return self._update_alone(jax.tree.map(devices.sum, gradients), state, params)
         plan = self._plan_of(state.model)
-        step = _Step(self, plan, devices, jax.tree.leaves(gradients), state)
-        return self._finish(step, plan, state, params)
+        leaves, structure = jax.tree.flatten(gradients)
+        step = _Step(self, plan, devices, leaves, state)
+        return self._finish(step, plan, structure, state, params)
 
-    def _finish(self, step: _Step, plan: _Plan, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
+    def _finish(
+        self, step: _Step, plan: _Plan, structure: Any, state: ReducersState, params: Any
+    ) -> tuple[Any, ReducersState]:
         weights, versions, totals = step.run()
         own = plan.update.advance(
             jax.tree.leaves(state.own), jnp.stack(totals) if totals else jnp.zeros(0, jnp.float32)
         )
-        updates = _replacing(jax.tree.unflatten(state.model.structure, weights), params)
+        updates = _replacing(jax.tree.unflatten(structure, weights), params)
         kept = jax.tree.unflatten(jax.tree.structure(state.own), own)
         return updates, ReducersState(tuple(versions), kept, state.model)
 
@@ -371,12 +374,13 @@ class _Home:
     def finish(self, started: StartedUpdate, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
         """As ``update``, with the state that ``start`` was given."""
         if world.current().is_alone:
-            gradients = jax.tree.unflatten(state.model.structure, started.arrays)
+            gradients = jax.tree.unflatten(jax.tree.structure(params), started.arrays)
             return self._update_alone(gradients, state, params)
         plan = self._plan_of(state.model)
         results = [call.done(ticket) for call, ticket in zip(started.calls, started.arrays, strict=True)]
-        step = _Step(self, plan, self._devices(self.axis_name), jax.tree.leaves(params), state, results)
-        return self._finish(step, plan, state, params)
+        leaves, structure = jax.tree.flatten(params)
+        step = _Step(self, plan, self._devices(self.axis_name), leaves, state, results)
+        return self._finish(step, plan, structure, state, params)
 
     def _update_alone(self, gradients: Any, state: ReducersState, params: Any) -> tuple[Any, ReducersState]:
         gradients = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradients)
