@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cluster import run
 
-BUCKETS = 3
+BUCKETS, LAYERS = 3, 6
 WAYS = ["by_psum", "by_psum_in_bfloat16", "by_replicated", "by_reducers"]
 
 
@@ -29,10 +29,13 @@ def test_no_weight_is_updated_before_all_buckets_are_there(lowered: Any, way: st
     assert lowered[way]["barriers"] == [BUCKETS]
 
 
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
     reason="needs JAX for CUDA, which has the compiler; it needs no GPU",
 )
+
+
+@needs_compiler
 def test_xla_waits_for_no_bucket_before_the_last_gradient_is_there() -> None:
     """With the flags of docs/gpu.md."""
     flags = "--xla_gpu_enable_latency_hiding_scheduler=false"
@@ -41,3 +44,11 @@ def test_xla_waits_for_no_bucket_before_the_last_gradient_is_there() -> None:
         assert "D" not in backward, way
         assert backward.count("S") >= BUCKETS - 1, way
         assert end.lstrip("S").rstrip("u") == "D" * BUCKETS, way
+
+
+@needs_compiler
+def test_across_steps_a_bucket_is_waited_for_in_front_of_its_first_layer() -> None:
+    """With AdamW, and without flags. A letter "S" in front is for a total, and one behind for a bucket of gradients."""
+    order = run("gpu_programs.py", "across", workers=2, reducers=1, XLA_FLAGS="")[0]
+    layers = "g" * (LAYERS // BUCKETS)
+    assert order.startswith("S" * BUCKETS + f"D{layers}" * BUCKETS), order

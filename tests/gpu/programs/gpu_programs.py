@@ -3,6 +3,7 @@
 Prints, for each way to reduce gradients, the streams and result counts of the calls and the operand counts of the
 barriers in the lowered program. With the argument "compile" and JAX for CUDA, compiles for an H100 as well, and prints
 the order: "g" for a matrix product, "S" and "D" for the begin and the end of a bucket's call, "u" for a subtraction.
+With the argument "across", prints that order of a step whose sums go on under the next one's forward pass.
 """
 
 import json
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-COMPILES = sys.argv[1:] == ["compile"]
+COMPILES = sys.argv[1:] in (["compile"], ["across"])
 if COMPILES:
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 
@@ -99,6 +100,25 @@ def describe(gradients_of: Callable[[Weights, jax.Array], Weights], device: jax.
     }
 
 
+def describe_across(device: jax.Device) -> str:
+    """Without what is computed for updates: XLA fuses it in several ways."""
+    optimizer = jaxhetero.optimizers.across_steps(optax.adamw(0.1), bucket_bytes=BUCKET_BYTES)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        weights, state = optimizer.weights(state)
+        return optimizer.send(state, jax.grad(loss)(weights, x))
+
+    def on_device(tree: Any) -> Any:
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+    x = on_device(jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32))
+    first = jax.eval_shape(optimizer.init, [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS)
+    state = on_device(jax.eval_shape(step, first, x))
+    lowered = jax.jit(step, donate_argnums=0).trace(state, x).lower(lowering_platforms=("cuda",))
+    return order_of(lowered.compile().as_text()).replace("u", "")
+
+
 def order_of(text: str) -> str:
     entry = text[text.index("\nENTRY ") :]
     letters = {"gemm": "g", "custom-call": "g", "call-start": "S", "call-done": "D", "loop_subtract": "u"}
@@ -113,6 +133,11 @@ def main() -> None:
     jaxhetero.initialize()
     if COMPILES:
         ffi.register_for_gpus()
+    if sys.argv[1:] == ["across"]:
+        assert device is not None
+        print(json.dumps(describe_across(device)))
+        jaxhetero.barrier()
+        return jaxhetero.shutdown()
     ways = (by_psum, by_psum_in_bfloat16, by_replicated, by_reducers)
     print(json.dumps({way.__name__: describe(way, device) for way in ways}))
     jaxhetero.barrier()
