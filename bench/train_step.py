@@ -10,6 +10,8 @@ needs root) are real.
 network: an ideal ring between the most workers would have this share of its time exposed. The engines take turns:
 
     jaxhetero       jaxhetero.psum of each bucket
+    jaxhetero:across  jaxhetero.psum_start of each bucket, and jaxhetero.psum_done in the next step, whose forward pass
+                    waits for it layer by layer (bench/accelerator/across.py)
     gloo            jax.lax.psum of each bucket, one after the other in the order of the backward pass
     gloo:combined   jax.lax.psum of each bucket, in no order. XLA's CPU compiler makes one all-reduce of them, which
                     starts after the backward pass
@@ -46,6 +48,7 @@ from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import (
     Bucket,
+    ideal_across_step_s,
     ideal_step_s,
     make_schedule,
     ring_factor,
@@ -90,12 +93,15 @@ class Options:
     """Factor of the accelerator's times. Default: the factor that --ring-exposes asks for."""
     ring_exposes: float = 0.5
     """The share of its time that an ideal ring between the most workers would have exposed."""
+    network: float | None = None
+    """In place of --ring-exposes: the time of the best possible all-reduces of a step, in units of the step's
+    computation."""
     ring_factor: float | None = None
     """Time of that ring in units of S/B. Default: 2(n-1)/n, the time of an ideal ring."""
     wire_dtype: str | None = None
     """The dtype that jaxhetero sends in place of float32."""
     engine: str = "jaxhetero,gloo"
-    """The engines to compare: jaxhetero, gloo, gloo:combined."""
+    """The engines to compare: jaxhetero, jaxhetero:across, gloo, gloo:combined."""
     rounds: int = 2
     """Turns that every engine gets."""
     batch: int = 3
@@ -180,6 +186,9 @@ def _make_schedules(
     options: Options, specs: Sequence[EngineSpec], conditions: Conditions
 ) -> tuple[_Schedules, dict[str, object]]:
     profile, goodput = PROFILES[options.profile], conditions.goodput_bytes_per_s
+    if options.network:
+        best_s = conditions.limit_s(4 * options.size_scale * profile.parameter_count)
+        options = replace(options, time_scale=best_s / options.network / (profile.step_s * options.size_scale))
     factor, ring_bytes = options.ring_factor or ring_factor(conditions.worker_count), _RING_BUCKET_BYTES
     time_scale = options.time_scale or time_scale_that_exposes(
         profile, options.size_scale, factor / goodput, options.ring_exposes, ring_bytes
@@ -219,6 +228,9 @@ def _measure_job(options: Options, job: Job, lab: Lab, conditions: Conditions, s
         for team in teams:
             schedule = schedules.of_engines[team.spec]
             counts, ready_s = [bucket.count for bucket in schedule], [bucket.ready_s for bucket in schedule]
+            if team.spec.across:
+                wire_dtype = team.spec.wire_dtype or ""
+                team.request("prepare_across", counts=counts, ready_s=ready_s, library=library, wire_dtype=wire_dtype)
             team.request(
                 "prepare_emulation", counts=counts, ready_s=ready_s, combined=team.spec.combined, library=library
             )
@@ -233,10 +245,19 @@ def _measure_job(options: Options, job: Job, lab: Lab, conditions: Conditions, s
 
 def _take_turn(team: Team, sample: _Sample, batch: int) -> None:
     for program in _PROGRAMS:
+        if program == "step" and team.spec.across:
+            _take_turn_across(team, sample, batch)
+            return
         count = batch if program == "step" else max(1, batch - 1)
         answers = team.request("measure_emulation", program=program, count=count)
         sample.times_s[program] += from_first_begin_to_last_end(answers)
     sample.wrong_count += sum(answer["wrong_count"] for answer in team.request("check_emulation"))
+
+
+def _take_turn_across(team: Team, sample: _Sample, batch: int) -> None:
+    answers = team.request("measure_across", count=batch)
+    sample.times_s["step"] += [time_s / batch for time_s in from_first_begin_to_last_end(answers)]
+    sample.wrong_count += sum(answer["wrong_count"] for answer in answers)
 
 
 def from_first_begin_to_last_end(answers: Sequence[dict[str, Any]]) -> list[float]:
@@ -254,6 +275,7 @@ def _make_row(
     schedule, goodput = schedules.of_engines[spec], conditions.goodput_bytes_per_s
     ring_s = ideal_step_s(schedules.of_ring, ring_factor(job.worker_count) / goodput)
     wire_factor = job.best_factor() * (spec.wire_itemsize("float32") / 4)
+    ideal_s = ideal_across_step_s if spec.across else ideal_step_s
     return Row(
         worker_count=job.worker_count,
         reducer_count=job.reducer_count,
@@ -266,7 +288,7 @@ def _make_row(
         exposed_s=exposed_s,
         overlap=1 - exposed_s / network_s if job.worker_count > 1 else None,
         efficiency=alone_s / step_s,
-        best_efficiency=schedules.compute_s / ideal_step_s(schedule, wire_factor / goodput),
+        best_efficiency=schedules.compute_s / ideal_s(schedule, wire_factor / goodput),
         ring_efficiency=schedules.compute_s / ring_s,
         wrong_count=sample.wrong_count,
         times_s=sample.times_s,

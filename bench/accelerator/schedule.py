@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,43 @@ def ideal_step_s(schedule: list[Bucket], s_per_byte: float) -> float:
     for bucket in schedule:
         end_s = max(end_s, bucket.ready_s) + bucket.bytes * s_per_byte
     return end_s
+
+
+def ideal_across_step_s(schedule: list[Bucket], s_per_byte: float, step_count: int = 8) -> float:
+    """The time of a step whose sums go on under the next one's forward pass, with ideal all-reduces.
+
+    The network carries the bucket of those that are ready which the forward pass needs first. The forward work of a
+    bucket, half of its backward work, waits for the bucket's sum. The last of a few steps counts.
+    """
+    forward_s = schedule[-1].ready_s * _FORWARD_SHARE
+    backward_s = [later - earlier for earlier, later in pairwise([forward_s, *(bucket.ready_s for bucket in schedule)])]
+    order = range(len(schedule))
+    works = [(index, backward_s[index] / 2, True) for index in reversed(order)]
+    works += [(index, backward_s[index], False) for index in order]
+    left = dict.fromkeys(order, 0.0)  # seconds that the network needs for each bucket
+    now_s, ends_s = 0.0, []
+
+    def carry(seconds: float) -> float:
+        """Until the network has nothing to do, or so long; how long."""
+        index = max((index for index in order if left[index] > 0), default=None)
+        if index is None:
+            return seconds
+        part = min(seconds, left[index])
+        left[index] = 0.0 if part == left[index] else left[index] - part
+        return part
+
+    for _ in range(step_count):
+        for index, work_s, waits in works:
+            while waits and left[index] > 0:
+                now_s += carry(left[index])
+            end_s = now_s + work_s
+            while now_s < end_s:
+                part = carry(end_s - now_s)
+                now_s = end_s if part == end_s - now_s else now_s + part
+            if not waits:
+                left[index] = schedule[index].bytes * s_per_byte
+        ends_s.append(now_s)
+    return ends_s[-1] - ends_s[-2]
 
 
 def total_bytes(schedule: list[Bucket]) -> int:

@@ -43,6 +43,8 @@ class EngineSpec:
     """The wire dtype of jaxhetero; None for the dtype of the payload."""
     combined: bool = False
     """For gloo in bench.train_step: XLA may combine all all-reduces of a program into one."""
+    across: bool = False
+    """For jaxhetero in bench.train_step: sums go on under the next step's forward pass."""
     settings: tuple[tuple[str, str], ...] = ()
     """Fields of ``jaxhetero.config.Config``, by name, with their values as text."""
 
@@ -56,6 +58,8 @@ class EngineSpec:
             return cls(text, kind, wire_dtype=own_wire_dtype)
         if text == "gloo:combined":
             return cls(text, kind, combined=True)
+        if text == "jaxhetero:across":
+            return cls(text, kind, wire_dtype=own_wire_dtype, across=True)
         if kind == "jaxhetero" and "=" in setting:
             return cls(text, kind, wire_dtype=own_wire_dtype, settings=_parse_settings(setting))
         match = re.fullmatch(r"(\d+)x(\d+)", setting)

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bench.accelerator.across import AcrossEmulation
 from bench.accelerator.emulation import Emulation
 from bench.accelerator.stages import StagedEmulation
 from bench.engines import pattern
@@ -46,6 +47,7 @@ class Worker:
         self._shape: dict[str, Any] = {}
         self._values: str | None = None
         self._emulation: Emulation | None = None
+        self._across: AcrossEmulation | None = None
         self._stages: StagedEmulation | None = None
         self._optimizer_steps: list[OptimizerStep] = []
 
@@ -161,6 +163,22 @@ class Worker:
         """Count the wrong elements of the last sums."""
         assert self._emulation is not None
         return {"wrong_count": self._emulation.wrong_count()}
+
+    def prepare_across(self, **schedule: Any) -> dict[str, Any]:
+        """Make the gradients of train steps across which sums go on, and compile; see ``AcrossEmulation``."""
+        self._across = AcrossEmulation(**schedule)
+        self._across.measure(1)
+        gc.collect()
+        return {"wrong_count": self._across.wrong_count()}
+
+    def measure_across(self, count: int) -> dict[str, Any]:
+        """Run ``count`` steps one behind the other. Answers with when they begin and end, and with wrong elements."""
+        assert self._across is not None
+        self.greet()
+        gc.disable()
+        begin_ns, end_ns = self._across.measure(count)
+        gc.enable()
+        return {"begins_ns": [begin_ns], "ends_ns": [end_ns], "wrong_count": self._across.wrong_count()}
 
     def prepare_optimizer(self, **how: Any) -> dict[str, Any]:
         """Make an optimizer and its step, and run it once; see ``OptimizerStep``."""

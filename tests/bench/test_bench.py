@@ -21,7 +21,15 @@ import tyro
 from bench import allreduce, bars, channels, codes, cores, pipeline, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
-from bench.accelerator.schedule import ideal_step_s, make_schedule, ring_factor, time_scale_that_exposes, total_bytes
+from bench.accelerator.schedule import (
+    Bucket,
+    ideal_across_step_s,
+    ideal_step_s,
+    make_schedule,
+    ring_factor,
+    time_scale_that_exposes,
+    total_bytes,
+)
 from bench.engines import build_native as native
 from bench.engines import echo, pattern
 from bench.engines.specs import KINDS, EngineSpec, missing, parse_size
@@ -306,16 +314,25 @@ def test_ring_exposes_what_was_asked_for() -> None:
         time_scale_that_exposes(profile, 1 / 64, s_per_byte, 0.01)
 
 
+def test_the_best_step_across_steps() -> None:
+    """Of four equal layers. The first layer's sum is waited for; and on a slow network the last layer's work, too."""
+    schedule = [Bucket(250, 1 + (index + 1) / 2) for index in range(4)]  # 1 s forward, 2 s backward
+    one_s = 1 / total_bytes(schedule)
+    assert ideal_across_step_s(schedule, 1.5 * one_s) == pytest.approx(3 + 1.5 / 4)
+    assert ideal_across_step_s(schedule, 6 * one_s) == pytest.approx(6 + 0.25 + 0.5)
+    assert ideal_across_step_s(schedule, 3 * one_s) < ideal_step_s(schedule, 3 * one_s)
+
+
 def test_train_step_of_every_engine(tmp_path: Path) -> None:
     options = ["--workers", "1,2", "--profile", "resnet50", "--size-scale", "0.002", "--rate", "100mbit"]
-    options += ["--engine", "jaxhetero,gloo", "--rounds", "1", "--batch", "1"]
+    options += ["--engine", "jaxhetero,jaxhetero:across,gloo", "--rounds", "1", "--batch", "1"]
     files = ["--json", str(tmp_path / "run.json"), "--plot", str(tmp_path / "run.svg")]
     if missing_lab() is not None:
         options += ["--time-scale", "1"]
     assert train_step.main([*options, *files]) == 0
     content = json.loads((tmp_path / "run.json").read_text())
     assert (tmp_path / "run.svg").stat().st_size > 0
-    engines = ["jaxhetero", "gloo"]
+    engines = ["jaxhetero", "jaxhetero:across", "gloo"]
     assert [(row["worker_count"], row["engine"]) for row in content["rows"]] == [
         (n, e) for n in (1, 2) for e in engines
     ]
