@@ -2,7 +2,7 @@
 
 Steps run one behind the other. The accelerator does one thing at a time: the forward work of a bucket's layers, once
 that bucket's sum is there from the step before, and then the backward work. A bucket's sum is started when its backward
-work is done.
+work is done. As in ``Emulation``, work is queued on the accelerator: between two instructions is no time of the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 import jaxhetero
 
-_WORK = "bench_work"
+_WORK, _STAMP = "bench_queued_work", "bench_stamp"
 _WARM_UP_COUNT = 2  # steps before those that are measured: the first one waits for nothing
 
 
@@ -31,7 +31,9 @@ class AcrossEmulation:
     """
 
     def __init__(self, counts: Sequence[int], ready_s: Sequence[float], library: str, wire_dtype: str) -> None:
-        jax.ffi.register_ffi_target(_WORK, jax.ffi.pycapsule(ctypes.CDLL(library).BenchWork), platform="cpu")
+        handlers = ctypes.CDLL(library)
+        jax.ffi.register_ffi_target(_WORK, jax.ffi.pycapsule(handlers.BenchQueuedWork), platform="cpu")
+        jax.ffi.register_ffi_target(_STAMP, jax.ffi.pycapsule(handlers.BenchStamp), platform="cpu")
         forward_s = ready_s[-1] / 3
         self._backward_s = np.diff([forward_s, *ready_s]).tolist()
         self._options: dict[str, Any] = {
@@ -76,15 +78,23 @@ class AcrossEmulation:
     def _run(self, pending: Any, x: jax.Array) -> tuple[Any, jax.Array]:
         buckets = jaxhetero.psum_done(pending)
         parts = len(buckets)
+        there = jnp.zeros(2, jnp.uint32)
         for index, bucket in enumerate(buckets):
-            x = self._work(x + 0 * bucket[0], self._backward_s[parts - 1 - index] / 2, index)
+            there = _stamp(bucket[0], index)
+            x = _work(x, there, self._backward_s[parts - 1 - index] / 2, index)
         gradients = []
         for index, bucket in enumerate(reversed(buckets)):
-            x = self._work(x, self._backward_s[index], parts + index)
+            x = _work(x, there, self._backward_s[index], parts + index)
             gradients.append(bucket.at[0].add(x))  # zero
         return self._send(gradients[::-1]), x
 
-    def _work(self, after: jax.Array, seconds: float, part: int) -> jax.Array:
-        call = jax.ffi.ffi_call(_WORK, jax.ShapeDtypeStruct((), jnp.float32), has_side_effect=True)
-        zero: jax.Array = call(after, work_s=np.float64(seconds), part=np.int64(part))
-        return zero
+
+def _work(after: jax.Array, there: jax.Array, seconds: float, part: int) -> jax.Array:
+    call = jax.ffi.ffi_call(_WORK, jax.ShapeDtypeStruct((), jnp.float32), has_side_effect=True)
+    zero: jax.Array = call(after, there, work_s=np.float64(seconds), part=np.int64(part))
+    return zero
+
+
+def _stamp(element: jax.Array, part: int) -> jax.Array:
+    there: jax.Array = jax.ffi.ffi_call(_STAMP, jax.ShapeDtypeStruct((2,), jnp.uint32))(element, part=np.int64(part))
+    return there

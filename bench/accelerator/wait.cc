@@ -59,10 +59,10 @@ Timer& timer() {
 // An accelerator, which does one thing at a time.
 class Device {
  public:
-  // When work ends that is given to it now.
-  Clock::time_point end(Clock::duration work) {
+  // When work ends that could begin at this time.
+  Clock::time_point end(Clock::time_point from, Clock::duration work) {
     const std::lock_guard lock(mutex_);
-    busy_until_ = std::max(busy_until_, Clock::now()) + work;
+    busy_until_ = std::max(busy_until_, from) + work;
     return busy_until_;
   }
 
@@ -71,16 +71,24 @@ class Device {
   Clock::time_point busy_until_;  // guarded by mutex_
 };
 
+Device& device() {
+  static Device device;
+  return device;
+}
+
+// The nanoseconds of CLOCK_MONOTONIC in two halves, the lower first.
+Clock::time_point from_halves(const uint32_t* halves) {
+  return Clock::time_point(std::chrono::nanoseconds(int64_t{halves[1]} << 32 | halves[0]));
+}
+
 Clock::duration from_seconds(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// Ends `ready_s` seconds after `begin`: the nanoseconds of CLOCK_MONOTONIC in two halves, the lower first. The second
-// operand only makes the instruction wait for it.
+// Ends `ready_s` seconds after `begin`, as in from_halves(). The second operand only makes the instruction wait for it.
 ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR0<ffi::F32>> one,
                  double ready_s) {
-  const uint32_t* halves = begin.typed_data();
-  const Clock::time_point origin(std::chrono::nanoseconds(int64_t{halves[1]} << 32 | halves[0]));
+  const Clock::time_point origin = from_halves(begin.typed_data());
   *one->typed_data() = 1;
   ffi::Promise promise;
   ffi::Future future(promise);
@@ -91,12 +99,30 @@ ffi::Future wait(ffi::BufferR1<ffi::U32> begin, ffi::BufferR0<ffi::F32>, ffi::Re
 // Takes `work_s` seconds, once the operand was there and what was begun before has ended. `part` makes instructions
 // unlike that have the same operand.
 ffi::Future work(ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR0<ffi::F32>> zero, double work_s, int64_t) {
-  static Device device;
   *zero->typed_data() = 0;
   ffi::Promise promise;
   ffi::Future future(promise);
-  timer().at(device.end(from_seconds(work_s)), std::move(promise));
+  timer().at(device().end(Clock::now(), from_seconds(work_s)), std::move(promise));
   return future;
+}
+
+// The same as if it had been queued on the accelerator, which needs no host between two instructions: begins at the
+// time `there` of what it needs from the host, or when the accelerator has ended what it was given before.
+ffi::Future queued_work(ffi::BufferR0<ffi::F32>, ffi::BufferR1<ffi::U32> there,
+                        ffi::Result<ffi::BufferR0<ffi::F32>> zero, double work_s, int64_t) {
+  *zero->typed_data() = 0;
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  timer().at(device().end(from_halves(there.typed_data()), from_seconds(work_s)), std::move(promise));
+  return future;
+}
+
+// When the operand is there.
+ffi::Error stamp(ffi::BufferR0<ffi::F32>, ffi::Result<ffi::BufferR1<ffi::U32>> there, int64_t) {
+  const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  there->typed_data()[0] = static_cast<uint32_t>(now);
+  there->typed_data()[1] = static_cast<uint32_t>(now >> 32);
+  return ffi::Error::Success();
 }
 
 }  // namespace
@@ -112,3 +138,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     BenchWork, work,
     ffi::Ffi::Bind().Arg<ffi::BufferR0<ffi::F32>>().Ret<ffi::BufferR0<ffi::F32>>().Attr<double>("work_s").Attr<int64_t>(
         "part"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BenchQueuedWork, queued_work,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR0<ffi::F32>>()
+                                  .Arg<ffi::BufferR1<ffi::U32>>()
+                                  .Ret<ffi::BufferR0<ffi::F32>>()
+                                  .Attr<double>("work_s")
+                                  .Attr<int64_t>("part"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    BenchStamp, stamp,
+    ffi::Ffi::Bind().Arg<ffi::BufferR0<ffi::F32>>().Ret<ffi::BufferR1<ffi::U32>>().Attr<int64_t>("part"));
