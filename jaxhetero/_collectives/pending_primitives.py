@@ -53,6 +53,7 @@ class DoneAttributes:
 
     label: str
     worker_count: np.int64
+    carries: np.int64
 
 
 @dataclass(frozen=True)
@@ -236,15 +237,34 @@ def _lower_done(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
         )
     if cuda_stand_in():
         return _lower_done_on_gpu(ctx, ticket, call=call)
-    return _lower_done_call(ctx, ticket, call=call)
+    return _lower_done_on_host(ctx, ticket, call=call)
 
 
 def _lower_done_on_gpu(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
     return (_lower_done_converted if call.wire_dtype else _lower_to_packed)(ctx, ticket, call=call)
 
 
+def _lower_done_on_host(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
+    """Has a first call carry the ticket to the memory of the total, where the second one finds it.
+
+    XLA's CPU runtime gives the memory of an operand to what comes later in the program, and that waits until the call
+    is over. Of tickets, it would be another bucket's scalar that waits for this bucket's total.
+    """
+    if wire_bytes(ctx.avals_out, None) < np.dtype(_TICKET["dtype"]).itemsize * math.prod(_TICKET["shape"]):
+        return _lower_done_call(ctx, ticket, call=call)
+    carry = jax.ffi.ffi_lowering(ffi.DONE)(ctx, ticket, **vars(_done_attributes(call, carries=True)))
+    aliases = {index: index for index in range(len(ctx.avals_out))}
+    rule = jax.ffi.ffi_lowering(ffi.DONE, has_side_effect=True, operand_output_aliases=aliases)
+    with operation_name(ctx, f"{_DONE.name}_{wire_bytes(ctx.avals_out, None)}_bytes"):
+        return rule(ctx.replace(avals_in=ctx.avals_out), *carry, **vars(_done_attributes(call)))
+
+
+def _done_attributes(call: RoundCall, *, carries: bool = False) -> DoneAttributes:
+    return DoneAttributes(call.label, np.int64(call.worker_count), np.int64(carries))
+
+
 def _lower_done_call(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
-    attributes = DoneAttributes(label=call.label, worker_count=np.int64(call.worker_count))
+    attributes = _done_attributes(call)
     return _lower(ctx, (ticket,), ffi.DONE, attributes, _DONE)
 
 

@@ -35,7 +35,7 @@ struct CudaStartSite : StartSite {
 };
 ffi::TypeId CudaStartSite::id = {};
 
-struct CudaDoneSite : CallSite {
+struct CudaDoneSite : DoneSite {
   static ffi::TypeId id;
 };
 ffi::TypeId CudaDoneSite::id = {};

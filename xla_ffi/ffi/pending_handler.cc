@@ -31,7 +31,7 @@ struct HostStartSite : StartSite {
 };
 ffi::TypeId HostStartSite::id = {};
 
-struct HostDoneSite : CallSite {
+struct HostDoneSite : DoneSite {
   static ffi::TypeId id;
 };
 ffi::TypeId HostDoneSite::id = {};
@@ -189,6 +189,15 @@ ffi::Future finish_on_host(HostDoneSite* site, ffi::Dictionary, ffi::RemainingAr
   if (!call.ok()) return failed(call.status());
   Ticket ticket;
   copy(call->ticket, 0, one_leaf(ticket), 0, sizeof(Ticket));
+  if (site->carries) {
+    if (call->results.bytes() < sizeof(Ticket))
+      return failed({Code::kInternal, site->label + ": no room for a ticket"});
+    copy(one_leaf(ticket), 0, call->results, 0, sizeof(Ticket));
+    ffi::Promise carried;
+    ffi::Future future(carried);
+    carried.SetAvailable();
+    return future;
+  }
   const auto promise = std::make_shared<ffi::Promise>();
   ffi::Future future(*promise);
   const auto taken = [promise, results = call->results](const Status& end, const PendingTotal& total) {
@@ -227,11 +236,13 @@ Result<StartCall> read_start(StartSite& site, int64_t run, int32_t device, const
 }
 
 Result<DoneCall> read_done(const CallSite& site, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets) {
-  const auto operand = args.get<ffi::AnyBuffer>(0);
-  if (!operand.has_value() || operand->size_bytes() != sizeof(Ticket)) {
-    return Status(Code::kInternal, site.label + ": no ticket");
+  Leaves operands;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto operand = args.get<ffi::AnyBuffer>(i);
+    if (operand.has_value()) operands.append(operand->untyped_data(), operand->size_bytes());
   }
-  return DoneCall{one_leaf(operand->untyped_data(), sizeof(Ticket)), leaves_of(rets)};
+  if (operands.bytes() < sizeof(Ticket)) return Status(Code::kInternal, site.label + ": no ticket");
+  return DoneCall{operands, leaves_of(rets)};
 }
 
 FfiTarget start_target() {

@@ -31,16 +31,22 @@ void for_each_start_attribute(Visit&& visit) {
 struct DoneAttributes {
   std::string_view label;
   int64_t worker_count = 0;
+  int64_t carries = 0;  // not 0: only the ticket is copied, to the beginning of the results
 };
 
 template <typename Visit>
 void for_each_done_attribute(Visit&& visit) {
   visit("label", &DoneAttributes::label);
   visit("worker_count", &DoneAttributes::worker_count);
+  visit("carries", &DoneAttributes::carries);
 }
 
 struct StartSite : CallSite {
   int64_t priority = 0;
+};
+
+struct DoneSite : CallSite {
+  bool carries = false;
 };
 
 // The handlers that make call sites of a platform's types.
@@ -62,6 +68,7 @@ xla::ffi::ErrorOr<std::unique_ptr<Site>> instantiate_done(xla::ffi::Dictionary d
   auto site = std::make_unique<Site>();
   site->label = attributes->label;
   site->worker_count = attributes->worker_count;
+  site->carries = attributes->carries != 0;
   return site;
 }
 
@@ -74,7 +81,7 @@ Result<StartCall> read_start(StartSite& site, int64_t run, int32_t device, const
                              const xla::ffi::RemainingRets& rets);
 // Likewise of the other call.
 struct DoneCall {
-  Leaves ticket;
+  Leaves ticket;  // the beginning of the operands
   Leaves results;
 };
 Result<DoneCall> read_done(const CallSite& site, const xla::ffi::RemainingArgs& args,
