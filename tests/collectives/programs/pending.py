@@ -1,6 +1,7 @@
 """Sums that outlive their programs; prints whether each is as with psum, and the error of each mistake."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -137,6 +138,16 @@ def is_kept_unused() -> bool:
     return same(jaxhetero.psum_done(pending(jnp.ones(3000))), jnp.full(3000, 2.0))
 
 
+def is_asked_for_as_needed() -> bool:
+    """XLA has what comes later in a program wait for memory that had been used before: for other totals."""
+    x = {"last": jnp.ones(30), "first": jnp.ones(40), "middle": jnp.ones(50)}
+    priority = {"last": 3, "first": 1, "middle": 2}
+    pending = jax.jit(lambda x: jaxhetero.psum_start(x, priority=priority, bucket_bytes=1, name="ordered"))(x)
+    finish = jax.jit(jaxhetero.psum_done).lower(pending).compile()
+    calls = re.findall(r"= f32\[(\d+)\]\S* custom-call\(%pending", finish.as_text())
+    return same(finish(pending), jax.tree.map(lambda leaf: 2 * leaf, x)) and calls == ["40", "50", "30"]
+
+
 def is_finished_unused() -> bool:
     """A program that does not look at a total has finished the round all the same."""
     pending = jax.jit(lambda x: jaxhetero.psum_start(x, name="not looked at"))(jnp.ones(3000))
@@ -197,7 +208,7 @@ def mistakes() -> dict[str, str]:
 def main() -> None:
     jaxhetero.initialize()
     cases = [in_one_program, in_two_programs, outside_of_jit, in_a_scan, several_of_an_op, in_a_group, on_a_mesh]
-    cases += [is_counted, is_finished_unused, is_kept_unused]
+    cases += [is_asked_for_as_needed, is_counted, is_finished_unused, is_kept_unused]
     found: dict[str, Any] = {case.__name__: case() for case in cases}
     found["mistakes"] = mistakes()
     try:
