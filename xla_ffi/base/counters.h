@@ -18,6 +18,10 @@ struct CountersOf {
   Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads in place
   Number saved_bytes{0};              // by which chunks that were sent are shorter for their code
   Number shared_connection_count{0};  // connections that moved to shared memory
+  Number fabric_connection_count{0};  // connections that moved to a fabric
+  Number fabric_unknown_count{0};     // messages over the fabric that belonged to no connection: late, or a stranger's
+  Number fabric_retry_count{0};       // messages for which the fabric had no room at first
+  Number fabric_error_count{0};       // operations of the fabric that failed
   Number refused_count{0};            // peers that connected and did not prove that they know the job token
   Number bad_frame_count{0};          // connections that ended because the peer broke the protocol
   Number checksum_mismatch_count{0};  // part of bad_frame_count: the last frame was damaged
@@ -47,6 +51,10 @@ void for_each_counter(Visit&& visit) {
   visit("lent_bytes", &Counters::lent_bytes, &Metrics::lent_bytes);
   visit("saved_bytes", &Counters::saved_bytes, &Metrics::saved_bytes);
   visit("shared_connection_count", &Counters::shared_connection_count, &Metrics::shared_connection_count);
+  visit("fabric_connection_count", &Counters::fabric_connection_count, &Metrics::fabric_connection_count);
+  visit("fabric_unknown_count", &Counters::fabric_unknown_count, &Metrics::fabric_unknown_count);
+  visit("fabric_retry_count", &Counters::fabric_retry_count, &Metrics::fabric_retry_count);
+  visit("fabric_error_count", &Counters::fabric_error_count, &Metrics::fabric_error_count);
   visit("refused_count", &Counters::refused_count, &Metrics::refused_count);
   visit("bad_frame_count", &Counters::bad_frame_count, &Metrics::bad_frame_count);
   visit("checksum_mismatch_count", &Counters::checksum_mismatch_count, &Metrics::checksum_mismatch_count);

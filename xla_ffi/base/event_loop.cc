@@ -46,7 +46,8 @@ void EventLoop::run() {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
     }
-    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms());
+    const int timeout = run_pollers() ? 0 : timeout_ms();
+    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
     for (int i = 0; i < std::max(ready, 0); ++i) {
       const int fd = static_cast<int>(static_cast<uint32_t>(events[i].data.u64));
       if (fd == wakeup_.get()) {
@@ -150,6 +151,23 @@ void EventLoop::run_end_of_turn() {
     tasks.swap(end_of_turn_);
     for (Task& task : tasks) task();
   }
+}
+
+EventLoop::PollerId EventLoop::add_poller(Poller poller) {
+  pollers_.emplace(next_poller_, std::make_shared<Poller>(std::move(poller)));
+  return next_poller_++;
+}
+
+// Returns whether the loop may not sleep: a poller has more to do, or what the pollers have queued ran after them.
+bool EventLoop::run_pollers() {
+  if (pollers_.empty()) return false;
+  std::vector<std::shared_ptr<Poller>> pollers;  // a poller may remove itself
+  for (const auto& [id, poller] : pollers_) pollers.push_back(poller);
+  bool has_more = false;
+  for (const auto& poller : pollers) has_more |= (*poller)();
+  has_more |= !end_of_turn_.empty();
+  run_end_of_turn();
+  return has_more;
 }
 
 int EventLoop::timeout_ms() const {

@@ -23,6 +23,9 @@ class EventLoop {
   using Task = std::function<void()>;
   using FdCallback = std::function<void(uint32_t epoll_events)>;
   using TimerId = uint64_t;
+  // Does what is to be done, and returns whether there may be more at once.
+  using Poller = std::function<bool()>;
+  using PollerId = uint64_t;
 
   static Result<std::unique_ptr<EventLoop>> create();
   ~EventLoop();
@@ -49,6 +52,10 @@ class EventLoop {
   // Runs `task` after all callbacks of this turn, for example to write what several callbacks have queued.
   void at_end_of_turn(Task task) { end_of_turn_.push_back(std::move(task)); }
 
+  // Runs `poller` in every turn, as the last thing before the loop sleeps; it does not sleep if there may be more.
+  PollerId add_poller(Poller poller);
+  void remove_poller(PollerId poller) { pollers_.erase(poller); }
+
   [[nodiscard]] int64_t now_ms() const;
 
  private:
@@ -62,6 +69,7 @@ class EventLoop {
   void run_posted();
   void run_due_timers();
   void run_end_of_turn();
+  bool run_pollers();
   [[nodiscard]] int timeout_ms() const;
 
   Fd epoll_;
@@ -72,6 +80,8 @@ class EventLoop {
   std::unordered_map<TimerId, Clock::time_point> timer_times_;
   TimerId next_timer_ = 1;
   std::vector<Task> end_of_turn_;
+  std::map<PollerId, std::shared_ptr<Poller>> pollers_;
+  PollerId next_poller_ = 1;
 
   std::mutex mutex_;
   std::vector<Task> posted_;  // guarded by mutex_

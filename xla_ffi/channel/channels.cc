@@ -183,7 +183,7 @@ void Channels::on_open(Connection& connection) {
   Line& line = lines_.at(&connection);
   if (line.peer == nullptr) return;
   line.peer->is_out_open = true;
-  if (config_.shared_memory) line.connection->offer_memory();
+  line.connection->offer_carrier();
   connection.send(OutFrame::control(FrameType::kJoin, encode(Join{view_.job_id, config_.rank, view_.number})));
   send_messages(*line.peer);
 }

@@ -53,7 +53,6 @@ class Channels final : private ConnectionOwner {
     std::string host;  // the address to listen on; empty: every one, and peers use the one that the coordinator sees
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
-    bool shared_memory = true;  // peers on this host share memory
   };
   struct Callbacks {
     std::function<void(const Status&)> on_failure;  // the job has failed, as found here or told by a peer

@@ -121,9 +121,10 @@ class ReducerServer {
   EventLoop* loop_ = nullptr;  // the first of them, which is the server's as well
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<ReducerStrand>> strands_;  // changed under the mutex, on the loop's thread
-  std::unique_ptr<TcpContext> context_;                  // the context of the member
-  std::vector<std::unique_ptr<TcpListener>> listeners_;  // one for each address
-  std::vector<std::string> addresses_;                   // numeric addresses
+  const std::shared_ptr<FabricChoice> fabric_ = std::make_shared<FabricChoice>("", log_);  // takes what workers offer
+  std::unique_ptr<TcpContext> context_;                                                    // the context of the member
+  std::vector<std::unique_ptr<TcpListener>> listeners_;                                    // one for each address
+  std::vector<std::string> addresses_;                                                     // numeric addresses
   std::unique_ptr<StrandDoor> door_;
   std::unique_ptr<Member> member_;
   std::thread thread_;  // the thread of the first loop

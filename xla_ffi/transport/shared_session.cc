@@ -31,26 +31,21 @@ bool is_on_this_host(const Fd& socket) {
 // --- The agreement.
 
 std::optional<OutFrame> SharedSession::offer() {
-  if (ring_ || !is_on_this_host(socket_)) return std::nullopt;
+  if (!context_.shares_memory || !is_on_this_host(socket_)) return std::nullopt;
   Result<std::unique_ptr<SharedRing>> ring = SharedRing::create();
   if (!ring.ok()) return std::nullopt;
   adopt(std::move(*ring));
   return OutFrame::control(FrameType::kShare, encode(ring_->offer()));
 }
 
-std::span<std::byte> SharedSession::place_for(size_t payload_bytes) {
-  message_.resize(payload_bytes);
-  return message_;
+Status SharedSession::on_frame(FrameType type, const Bytes& payload, Replies& replies) {
+  if (type == FrameType::kShare) return on_share(payload, replies);
+  if (type == FrameType::kShared) return on_shared(payload, replies);
+  return on_reads(payload);
 }
 
-Status SharedSession::on_frame(FrameType type, Replies& replies) {
-  if (type == FrameType::kShare) return on_share(replies);
-  if (type == FrameType::kShared) return on_shared(replies);
-  return on_reads();
-}
-
-Status SharedSession::on_share(Replies& replies) {
-  Result<SharedOffer> offer = decode_shared_offer(message_);
+Status SharedSession::on_share(const Bytes& payload, Replies& replies) {
+  Result<SharedOffer> offer = decode_shared_offer(payload);
   if (!offer.ok()) return offer.status();
   if (ring_) return {Code::kProtocol, "it offered shared memory twice"};
   Result<std::unique_ptr<SharedRing>> ring = SharedRing::open(*offer);
@@ -60,24 +55,24 @@ Status SharedSession::on_share(Replies& replies) {
   return {};
 }
 
-Status SharedSession::on_shared(Replies& replies) {
+Status SharedSession::on_shared(const Bytes& payload, Replies& replies) {
   if (!ring_ || receives_) return {Code::kProtocol, "it moved to shared memory twice, or without an offer"};
   receives_ = true;
   if (!has_announced_) replies.last_on_socket = announce();
   ring_->close_descriptor();
   ++context_.counters->shared_connection_count;
-  if (message_.empty()) return {};
-  Result<SharedOffer> offer = decode_shared_offer(message_);
+  if (payload.empty()) return {};
+  Result<SharedOffer> offer = decode_shared_offer(payload);
   if (!offer.ok()) return offer.status();
   Result<std::shared_ptr<const BorrowedMemory>> memory = BorrowedMemory::open(*offer);
   if (!memory.ok()) return {};
   borrowed_memory_ = std::move(*memory);
-  replies.reads = OutFrame::control(FrameType::kReads, {});
+  replies.next = OutFrame::control(FrameType::kReads, {});
   return {};
 }
 
-Status SharedSession::on_reads() {
-  if (!message_.empty()) return {Code::kProtocol, "malformed answer to an offer of memory"};
+Status SharedSession::on_reads(const Bytes& payload) {
+  if (!payload.empty()) return {Code::kProtocol, "malformed answer to an offer of memory"};
   if (!has_announced_) return {Code::kProtocol, "it reads memory that it was not offered"};
   lends_ = true;
   return {};
@@ -169,14 +164,14 @@ void SharedSession::drop_read() {
   while (!lent_.empty() && lent_.front().written_bytes <= read_bytes) lent_.pop_front();
 }
 
-void SharedSession::abandon_lent() {
+void SharedSession::close() {
   for (Lent& lent : lent_) context_.unread.push_back(std::move(lent.owner));
   lent_.clear();
 }
 
-std::shared_ptr<const std::byte> SharedSession::borrow(uint32_t place, size_t bytes) const {
-  if (!borrowed_memory_) return nullptr;
-  const std::optional<std::span<const std::byte>> payload = borrowed_memory_->at(place, bytes);
+std::shared_ptr<const std::byte> SharedSession::borrow(const FrameHeader& header) {
+  if (!header.is_lent || !borrowed_memory_) return nullptr;
+  const std::optional<std::span<const std::byte>> payload = borrowed_memory_->at(header.place, header.payload_bytes);
   if (!payload.has_value()) return nullptr;
   return {borrowed_memory_, payload->data()};
 }

@@ -17,6 +17,8 @@
 
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/counters.h"
+#include "xla_ffi/transport/fabric_session.h"
+#include "xla_ffi/transport/shared_session.h"
 #include "xla_ffi/wire/auth.h"
 #include "xla_ffi/wire/checksum.h"
 #include "xla_ffi/wire/codec.h"
@@ -94,7 +96,7 @@ int bind_source(int fd, const TcpAddress& source, const TcpAddress& target) {
 }  // namespace
 
 TcpConnection::TcpConnection(TcpContext& context, const TcpAddress& peer, ConnectionOwner& owner)
-    : context_(context), owner_(&owner), peer_(peer.text()), peer_host_(peer.host()), shared_(context, socket_) {}
+    : context_(context), owner_(&owner), peer_(peer.text()), peer_host_(peer.host()) {}
 
 std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const TcpAddress& address,
                                                       ConnectionOwner& owner, std::chrono::milliseconds patience) {
@@ -154,15 +156,15 @@ void TcpConnection::on_events(uint32_t epoll_events) {
   if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
   switch (phase_) {
     case Phase::kOpen:
-      if (shared_.receives()) {
-        shared_.drain_socket();
+      if (receives_off_socket()) {
+        carrier_->drain_socket();
         if (waits_for_room_) write_queued();
       }
       read_frames();
       break;
     case Phase::kFlushing:
       discard_input();
-      if (shared_.sends()) write_queued();
+      if (sends_off_socket()) write_queued();
       break;
     case Phase::kHandshake:
       read_handshake();
@@ -234,23 +236,23 @@ void TcpConnection::read_frames() {
   while (phase_ == Phase::kOpen) {
     if (received_bytes_ - before >= kTurnBytes) {
       // epoll reports a readable socket again by itself.
-      if (shared_.receives()) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
+      if (receives_off_socket()) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
       return;
     }
     std::array<iovec, kMaxPieces + 1> pieces;
     const auto wanted = std::span(pieces).first(collect_input(pieces));
-    const bool from_ring = shared_.receives();
-    const Result<size_t> got = from_ring ? shared_.read(wanted) : read_socket(wanted);
+    const bool from_carrier = receives_off_socket();
+    const Result<size_t> got = from_carrier ? carrier_->read(wanted) : read_socket(wanted);
     if (!got.ok()) return end(got.status());
     if (got.value() == 0) return;
     received_bytes_ += got.value();
     context_.counters->received_bytes += got.value();
     consume(got.value());
-    if (from_ring) {
-      shared_.release_read();
-      if (phase_ == Phase::kOpen) shared_.wake_writer();
+    if (from_carrier) {
+      carrier_->release_read();
+      if (phase_ == Phase::kOpen) carrier_->wake_writer();
     }
-    if (!shared_.receives() && got.value() < total_bytes(wanted)) return;  // the socket is empty
+    if (!receives_off_socket() && got.value() < total_bytes(wanted)) return;  // the socket is empty
   }
 }
 
@@ -290,7 +292,11 @@ void TcpConnection::consume(size_t bytes) {
     bytes -= payload_part;
     if (payload_part == payload_left) {
       in.in_payload = false;
+      const bool from_socket = !receives_off_socket();
       status = finish_frame();
+      if (from_socket && receives_off_socket()) {  // what came behind is no header
+        carrier_->take_from_socket(std::span(in.header_bytes).first(std::exchange(bytes, 0)));
+      }
     }
   }
   in.header_received_bytes += bytes;
@@ -307,7 +313,10 @@ Status TcpConnection::start_frame() {
   if (context_.checksums && carries_data(in.header.type) && !in.header.has_checksum) {
     return {Code::kProtocol, "it sends no checksums, which this job asks for"};
   }
-  if (in.header.is_lent) return take_lent();
+  if (carrier_) {
+    if (const auto payload = carrier_->borrow(in.header)) return take_lent(payload);
+  }
+  if (in.header.is_lent) return {Code::kProtocol, "it lends memory that it has not offered"};
   in.checksum = in.header.has_checksum ? start_checksum(in.header_bytes) : 0;
   if (Status status = find_place(); !status.ok() || phase_ != Phase::kOpen) return status;
   if (in.header.payload_bytes == 0) return finish_frame();
@@ -319,8 +328,9 @@ Status TcpConnection::find_place() {
   Incoming& in = incoming_;
   in.into.clear();
   in.first_piece = 0;
-  if (SharedSession::handles(in.header.type)) {
-    in.into = as_pieces(shared_.place_for(in.header.payload_bytes));
+  if (is_of_carrier(in.header.type)) {
+    carrier_payload_.resize(in.header.payload_bytes);
+    in.into = as_pieces(carrier_payload_);
   } else if (Status status = owner_->on_header(*this, in.header, in.into); !status.ok()) {
     return status;
   }
@@ -336,25 +346,26 @@ Status TcpConnection::finish_frame() {
                                  std::to_string(header.payload_bytes) +
                                  " bytes came damaged: its checksum does not match"};
   }
-  if (SharedSession::handles(header.type)) return finish_session_frame();
+  if (is_of_carrier(header.type)) return finish_carrier_frame();
   return owner_->on_frame(*this, header);
 }
 
-Status TcpConnection::finish_session_frame() {
-  SharedSession::Replies replies;
-  if (Status status = shared_.on_frame(incoming_.header.type, replies); !status.ok()) return status;
+Status TcpConnection::finish_carrier_frame() {
+  const FrameType type = incoming_.header.type;
+  if (!carrier_) carrier_ = make_carrier(type);
+  if (!carrier_->handles(type)) return {Code::kProtocol, "it mixed shared memory with a fabric"};
+  Carrier::Replies replies;
+  if (Status status = carrier_->on_frame(type, carrier_payload_, replies); !status.ok()) return status;
   if (replies.last_on_socket.has_value()) {
     send(std::move(*replies.last_on_socket));
     last_socket_frame_ = queued_frame_count_;
   }
-  if (replies.reads.has_value()) send(std::move(*replies.reads));
+  if (replies.next.has_value()) send(std::move(*replies.next));
   return {};
 }
 
-Status TcpConnection::take_lent() {
+Status TcpConnection::take_lent(const std::shared_ptr<const std::byte>& payload) {
   const FrameHeader& header = incoming_.header;
-  const std::shared_ptr<const std::byte> payload = shared_.borrow(header.place, header.payload_bytes);
-  if (!payload) return {Code::kProtocol, "it lends memory that it has not offered"};
   received_bytes_ += header.payload_bytes;
   context_.counters->received_bytes += header.payload_bytes;
   Result<bool> is_read = owner_->on_lent(*this, header, payload);
@@ -368,15 +379,40 @@ Status TcpConnection::take_lent() {
   return finish_frame();
 }
 
-void TcpConnection::offer_memory() {
-  if (phase_ != Phase::kOpen) return;
-  if (std::optional<OutFrame> offer = shared_.offer(); offer.has_value()) send(std::move(*offer));
+bool TcpConnection::is_of_carrier(FrameType type) {
+  return SharedSession::handles_type(type) || FabricSession::handles_type(type);
+}
+
+// The carrier that frames of this type agree on.
+std::unique_ptr<Carrier> TcpConnection::make_carrier(FrameType type) {
+  if (SharedSession::handles_type(type)) return std::make_unique<SharedSession>(context_, socket_);
+  return std::make_unique<FabricSession>(context_, socket_,
+                                         FabricSession::Callbacks{
+                                             .on_progress = [this] { on_progress(); },
+                                             .on_broken = [this](const Status& why) { end_after_reading(why); },
+                                         });
+}
+
+void TcpConnection::offer_carrier() {
+  if (phase_ != Phase::kOpen || carrier_) return;
+  for (const FrameType type : {FrameType::kShare, FrameType::kFabric}) {
+    carrier_ = make_carrier(type);
+    if (std::optional<OutFrame> offer = carrier_->offer(); offer.has_value()) return send(std::move(*offer));
+  }
+  carrier_.reset();
+}
+
+// The carrier has room, or bytes.
+void TcpConnection::on_progress() {
+  const auto self = shared_from_this();  // the owner may drop us
+  if (waits_for_room_) write_queued();
+  if (phase_ == Phase::kOpen && receives_off_socket()) read_frames();
 }
 
 void TcpConnection::send(OutFrame frame) {
   if (phase_ != Phase::kOpen) return;
   if (context_.checksums) add_checksum(frame);
-  shared_.lend(frame);
+  if (carrier_) carrier_->lend(frame);
   queue_.push_back(std::move(frame));
   ++queued_frame_count_;
   if (flush_planned_ || waits_for_room_) return;
@@ -391,8 +427,8 @@ void TcpConnection::send(OutFrame frame) {
 uint64_t TcpConnection::passed_bytes() const {
   uint64_t under_way = 0;
   int unacknowledged = 0;
-  if (shared_.sends()) {
-    under_way = shared_.unread_bytes();
+  if (sends_off_socket()) {
+    under_way = carrier_->unread_bytes();
   } else if (ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0) {
     under_way = static_cast<uint64_t>(unacknowledged);
   }
@@ -401,16 +437,16 @@ uint64_t TcpConnection::passed_bytes() const {
 
 void TcpConnection::write_queued() {
   const uint64_t before = written_frame_count_;
-  shared_.drop_read();
+  if (carrier_) carrier_->drop_read();
   for (size_t turn_bytes = 0; !queue_.empty();) {
     if (!may_write()) return;
     if (turn_bytes >= kTurnBytes) {
       // epoll reports a socket with room again by itself.
-      if (shared_.sends()) context_.loop.post([self = shared_from_this()] { self->write_queued(); });
+      if (sends_off_socket()) context_.loop.post([self = shared_from_this()] { self->write_queued(); });
       break;
     }
     collect_output();
-    const Result<size_t> written = shared_.sends() ? shared_.write(output_) : write_socket();
+    const Result<size_t> written = sends_off_socket() ? carrier_->write(output_) : write_socket();
     if (!written.ok()) return end_after_reading(written.status());
     if (written.value() == 0) break;
     turn_bytes += written.value();
@@ -445,18 +481,18 @@ void TcpConnection::pop_written(size_t bytes) {
     sent_bytes_ += frame.lent_bytes;
     context_.counters->sent_bytes += frame.lent_bytes;
     context_.counters->lent_bytes += frame.lent_bytes;
-    shared_.keep_lent(frame);
+    if (carrier_) carrier_->keep_lent(frame);
     queue_.pop_front();
     ++written_frame_count_;
   }
-  if (!shared_.sends() && last_socket_frame_ > 0 && written_frame_count_ == last_socket_frame_) {
+  if (!sends_off_socket() && last_socket_frame_ > 0 && written_frame_count_ == last_socket_frame_) {
     wait_for_room(false);
-    shared_.leave_socket();
+    carrier_->leave_socket();
   }
 }
 
 void TcpConnection::wait_for_room(bool waits) {
-  if (waits == std::exchange(waits_for_room_, waits) || shared_.sends()) return;
+  if (waits == std::exchange(waits_for_room_, waits) || sends_off_socket()) return;
   const Status status = context_.loop.change(socket_.get(), waits ? EPOLLIN | EPOLLOUT : EPOLLIN);
   if (!status.ok()) end(status);
 }
@@ -479,6 +515,7 @@ void TcpConnection::close_with(OutFrame last) {
     close();
     return;
   }
+  if (carrier_) carrier_->forget_unwritten();
   // A frame that is half sent must be completed, or the peer would take `last` for the rest of it.
   queue_.resize(front_written_bytes_ > 0 ? 1 : 0);
   if (!queue_.empty()) own_payload(queue_.front());
@@ -512,7 +549,10 @@ void TcpConnection::discard_input() {
   if (got <= 0) end({});
 }
 
-void TcpConnection::finish_flushing() { ::shutdown(socket_.get(), SHUT_WR); }
+void TcpConnection::finish_flushing() {
+  if (carrier_) carrier_->finish();
+  ::shutdown(socket_.get(), SHUT_WR);
+}
 
 // Nothing can be written any more. What the peer sent before it went may say why: all that is in the socket's buffer.
 void TcpConnection::end_after_reading(const Status& why) {
@@ -520,7 +560,7 @@ void TcpConnection::end_after_reading(const Status& why) {
   do {
     before = received_bytes_;
     read_frames();
-  } while (received_bytes_ > before && !shared_.receives());
+  } while (received_bytes_ > before && !receives_off_socket());
   end(why);
 }
 
@@ -541,7 +581,7 @@ void TcpConnection::close() {
   context_.loop.unwatch(socket_.get());
   socket_.shut_down();
   queue_.clear();
-  shared_.abandon_lent();
+  if (carrier_) carrier_->close();
   incoming_.into.clear();
   incoming_.in_payload = false;
   admission_.reset();

@@ -1,5 +1,5 @@
-// A TCP connection: connecting, the handshake that proves the job token, reading and writing frames, closing. Between
-// two processes of one host, frames may move from the socket to shared memory: see shared_session.h.
+// A TCP connection: connecting, the handshake that proves the job token, reading and writing frames, closing. Frames
+// may move from the socket to shared memory, between two processes of one host, or to a fabric: see carrier.h.
 #pragma once
 
 #include <sys/uio.h>
@@ -17,8 +17,8 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/fd.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/transport/carrier.h"
 #include "xla_ffi/transport/connection.h"
-#include "xla_ffi/transport/shared_session.h"
 #include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/transport/tcp_context.h"
 #include "xla_ffi/wire/frame.h"
@@ -37,15 +37,15 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   static std::shared_ptr<TcpConnection> accept(TcpContext& context, Fd socket, const TcpAddress& peer,
                                                ConnectionOwner& owner, std::shared_ptr<void> admission);
 
-  // Offers shared memory to a peer on this host. Only for the side that connected; a second call does nothing. If the
-  // peer cannot open the memory, frames stay on the socket.
-  void offer_memory();
+  // Offers to move to what the context allows: to shared memory if the peer is on this host, or to a fabric. Only for
+  // the side that connected; a second call does nothing. If the peer cannot move there, frames stay on the socket.
+  void offer_carrier();
 
   void send(OutFrame frame) override;
-  // Whether a peer on this host reads in place what lies in our lent memory.
-  [[nodiscard]] bool lends() const { return shared_.lends(); }
+  // Whether the peer gets what lies in our lent memory without another copy.
+  [[nodiscard]] bool lends() const { return carrier_ && carrier_->lends(); }
   // Whether frames go through memory that a peer on this host shares.
-  [[nodiscard]] bool shares_memory() const { return shared_.sends(); }
+  [[nodiscard]] bool shares_memory() const { return carrier_ && carrier_->shares_memory(); }
   [[nodiscard]] uint64_t queued_frame_count() const override { return queued_frame_count_; }
   [[nodiscard]] uint64_t written_frame_count() const override { return written_frame_count_; }
   void close() override;
@@ -90,8 +90,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   Status start_frame();
   Status find_place();
   Status finish_frame();
-  Status finish_session_frame();
-  Status take_lent();
+  Status finish_carrier_frame();
+  Status take_lent(const std::shared_ptr<const std::byte>& payload);
 
   // Writing frames.
   void write_queued();
@@ -100,6 +100,13 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void pop_written(size_t bytes);
   void wait_for_room(bool waits);
   [[nodiscard]] bool may_write() const { return phase_ == Phase::kOpen || phase_ == Phase::kFlushing; }
+
+  // The carrier.
+  [[nodiscard]] static bool is_of_carrier(FrameType type);
+  std::unique_ptr<Carrier> make_carrier(FrameType type);
+  [[nodiscard]] bool sends_off_socket() const { return carrier_ && carrier_->sends(); }
+  [[nodiscard]] bool receives_off_socket() const { return carrier_ && carrier_->receives(); }
+  void on_progress();
 
   // Closing.
   void discard_input();
@@ -117,8 +124,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::shared_ptr<void> admission_;
   std::optional<Handshake> handshake_;  // empty once it is done
 
-  SharedSession shared_;
-  // The number of the last frame that we write to the socket, our kShared; 0 without one.
+  std::unique_ptr<Carrier> carrier_;
+  Bytes carrier_payload_;  // the payload of the carrier's frame that is coming in
+  // The number of the last frame that we write to the socket, our kShared or kOnFabric; 0 without one.
   uint64_t last_socket_frame_ = 0;
 
   Incoming incoming_;

@@ -8,6 +8,8 @@
 
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
+#include "xla_ffi/fabric/choice.h"
+#include "xla_ffi/fabric/endpoint.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/wire/codec.h"
@@ -32,6 +34,12 @@ struct TcpContext {
   // Of the processes that connections are made to: which of their strands takes them.
   uint16_t strand = 0;
   std::shared_ptr<Counters> counters = std::make_shared<Counters>();
+  // Whether connections to peers on this host move to shared memory.
+  bool shares_memory = true;
+  // The fabric that connections move to else, or may; none without it.
+  std::shared_ptr<FabricChoice> fabric = nullptr;
+  // The endpoint of the connections that have moved there. The last one closes it.
+  std::weak_ptr<FabricEndpoint> endpoint = {};
   // Whether payloads are lent to peers on this host. If not, they are copied through the ring.
   bool lends = true;
   // Payloads allocated here can be lent.

@@ -70,8 +70,12 @@ enum class FrameType : uint8_t {
   kPresent = 45,  // worker -> coordinator: Presence; it may come in, or it has the state
   kGo = 46,       // coordinator -> worker: Presence; all have the state, or nobody comes: pass on
   kLeave = 47,    // worker -> coordinator: it wants to leave at a gate
+  // Of connections that move to a fabric; see fabric_session.h.
+  kFabric = 48,    // connecting side -> accepting side: FabricOffer; continue over this fabric if you can
+  kOnFabric = 49,  // reply to kFabric, FabricOffer, then echoed without: all later frames go over the fabric
+  kNoFabric = 50,  // reply to kFabric: text, why not
 };
-inline constexpr FrameType kLastFrameType = FrameType::kLeave;
+inline constexpr FrameType kLastFrameType = FrameType::kNoFabric;
 
 // What the fields say in a kIdle, kGoodbye, kSettled or kLate: see header_of() in messages.h.
 struct FrameHeader {

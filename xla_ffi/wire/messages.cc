@@ -141,6 +141,14 @@ void fields(Codec& codec, Message& offer)
 }
 
 template <typename Codec, typename Message>
+void fields(Codec& codec, Message& offer)
+  requires IsA<Message, FabricOffer>
+{
+  codec(offer.provider, offer.session, offer.slot_count, offer.slot_bytes);
+  codec.list(offer.name, kMaxEndpointNameBytes);
+}
+
+template <typename Codec, typename Message>
 void fields(Codec& codec, Message& lost)
   requires IsA<Message, Lost>
 {
@@ -244,6 +252,7 @@ Bytes encode(const Join& join) {
 }
 
 Bytes encode(const SharedOffer& offer) { return write(offer); }
+Bytes encode(const FabricOffer& offer) { return write(offer); }
 Bytes encode(const Lost& lost) { return write(lost); }
 Bytes encode(const Halt& halt) { return write(halt); }
 Bytes encode(const Progress& progress) { return write(progress); }
@@ -347,6 +356,10 @@ Result<Join> decode_join(std::span<const std::byte> bytes) {
 
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes) {
   return read<SharedOffer>(bytes, "offer of shared memory");
+}
+
+Result<FabricOffer> decode_fabric_offer(std::span<const std::byte> bytes) {
+  return read<FabricOffer>(bytes, "offer of a fabric");
 }
 
 Result<Lost> decode_lost(std::span<const std::byte> bytes) { return read<Lost>(bytes, "report of a lost reducer"); }

@@ -181,6 +181,17 @@ struct SharedOffer {
   std::array<std::byte, kSharedKeyBytes> key{};
 };
 
+inline constexpr size_t kMaxEndpointNameBytes = 256;
+
+// Where one side of a connection receives over a fabric.
+struct FabricOffer {
+  std::string provider;
+  uint64_t session = 0;       // names the connection in each message to this side
+  uint32_t slot_count = 0;    // how many messages may be under way to this side
+  uint32_t slot_bytes = 0;    // the most bytes of a message
+  std::vector<uint8_t> name;  // the endpoint's, as the provider has it
+};
+
 struct Lost {
   uint32_t view = 0;
   uint32_t reducer = 0;  // the reducer's number
@@ -292,6 +303,7 @@ Bytes encode(const StepTotals& totals);
 Bytes encode(const StateCopy& copy);
 Bytes encode(const Join& join);
 Bytes encode(const SharedOffer& offer);
+Bytes encode(const FabricOffer& offer);
 Bytes encode(const Lost& lost);
 Bytes encode(const Halt& halt);
 Bytes encode(const Progress& progress);
@@ -308,6 +320,7 @@ Result<StepTotals> decode_step_totals(std::span<const std::byte> bytes);
 Result<StateCopy> decode_state_copy(std::span<const std::byte> bytes);
 Result<Join> decode_join(std::span<const std::byte> bytes);
 Result<SharedOffer> decode_shared_offer(std::span<const std::byte> bytes);
+Result<FabricOffer> decode_fabric_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);
 Result<Halt> decode_halt(std::span<const std::byte> bytes);
 Result<Progress> decode_progress(std::span<const std::byte> bytes);

@@ -37,6 +37,7 @@ Communicator::~Communicator() {
 Status Communicator::start() {
   Result<std::vector<TcpAddress>> addresses = resolve_all(config_.coordinator);
   if (!addresses.ok()) return addresses.status();
+  fabric_ = std::make_shared<FabricChoice>(config_.fabric, log_);
   for (const std::string& text : config_.sources) {
     Result<TcpAddress> source = resolve(text, 0);
     if (!source.ok()) return source.status();
@@ -65,8 +66,7 @@ Status Communicator::add_strand() {
   if (Status status = loops_.add(); !status.ok()) return status;
   const size_t index = loops_.size() - 1;
   WorkerStrand::Config config{config_.rank,          own_name(),      config_.job,
-                              config_.start_timeout, config_.timeout, config_.shared_memory,
-                              config_.compress};
+                              config_.start_timeout, config_.timeout, config_.compress};
   std::unique_ptr<TcpContext> context = make_context(loops_.at(index), index);
   auto strand = std::make_unique<WorkerStrand>(std::move(config), std::move(context), log_, ledger_,
                                                strand_callbacks(/*is_first=*/index == 0));
@@ -77,8 +77,8 @@ Status Communicator::add_strand() {
 }
 
 Status Communicator::add_channels() {
-  Channels::Config config{config_.rank,          config_.job.worker_count, own_name(),           config_.host,
-                          config_.start_timeout, config_.timeout,          config_.shared_memory};
+  Channels::Config config{config_.rank, config_.job.worker_count, own_name(),
+                          config_.host, config_.start_timeout,    config_.timeout};
   Channels::Callbacks callbacks{
       .on_failure = [this](const Status& why) { fail(why); },
       .on_idle =
@@ -98,6 +98,8 @@ std::unique_ptr<TcpContext> Communicator::make_context(EventLoop& loop, size_t s
   auto context = std::make_unique<TcpContext>(loop, config_.token, config_.job.checksum);
   if (!sources_.empty()) context->source = sources_[strand % sources_.size()];
   context->strand = static_cast<uint16_t>(strand);
+  context->shares_memory = config_.shared_memory;
+  context->fabric = fabric_;
   return context;
 }
 

@@ -66,6 +66,7 @@ struct CommunicatorConfig {
   Compress compress = Compress::kWhereFaster;
   uint32_t most_strands = 1;        // the strands that this process can run, where the job does not say how many
   std::vector<Cores> memory_nodes;  // the cores of each that this process may use
+  std::string fabric = "off";       // see FabricChoice
 };
 
 // These settings by name, beside those of `job`: the names are those of jaxhetero.config.Config.
@@ -80,6 +81,7 @@ void for_each_worker_setting(Visit&& visit) {
   visit("timeout_ms", &CommunicatorConfig::timeout);
   visit("shared_memory", &CommunicatorConfig::shared_memory);
   visit("compress", &CommunicatorConfig::compress);
+  visit("fabric", &CommunicatorConfig::fabric);
   visit("most_strands", &CommunicatorConfig::most_strands);
   visit("memory_nodes", &CommunicatorConfig::memory_nodes);
 }
@@ -219,6 +221,7 @@ class Communicator {
   std::vector<uint32_t> members_;                       // the members of the view of an elastic job; changed likewise
 
   std::vector<TcpAddress> sources_;
+  std::shared_ptr<FabricChoice> fabric_;
   std::unique_ptr<TcpContext> context_;  // the context of coordinator and member
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Member> member_;

@@ -36,7 +36,7 @@ class ReducerLink final : private ChunkSender {
   // Sends `why` as the last frame, if it is an error. No more bytes move between the network and any bucket.
   void close_with(const Status& why);
   void send(OutFrame frame) { connection_->send(std::move(frame)); }
-  void offer_memory() { connection_->offer_memory(); }
+  void offer_carrier() { connection_->offer_carrier(); }
 
   // See PushRule.
   void start_segment(Round& round, Segment& segment) { rule_.start_segment(round, segment, *this); }

@@ -51,7 +51,7 @@ void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& address
 void WorkerStrand::on_open(Connection& connection) {
   ReducerLink& link = links_[reducer_of(connection)];
   link.set_open();
-  if (config_.shared_memory) link.offer_memory();
+  link.offer_carrier();
   const Join join{view_.job_id, config_.rank, view_.number, plans_.digest(), view_.ranks()};
   connection.send(OutFrame::control(FrameType::kJoin, encode(join)));
   if (std::ranges::all_of(links_, &ReducerLink::is_open)) resume();

@@ -48,7 +48,6 @@ class WorkerStrand final : private ConnectionOwner {
     JobShape job;
     std::chrono::milliseconds start_timeout{0};
     std::chrono::milliseconds timeout{0};
-    bool shared_memory = true;
     Compress compress = Compress::kWhereFaster;
   };
   // Called on the strand's thread.
