@@ -64,6 +64,14 @@ class Metrics:
     """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
     saved_bytes: int = 0
     """Bytes that this worker did not send because chunks went in a shorter code; see ``Config.compress``."""
+    fabric_connection_count: int = 0
+    """Connections to reducers, and for channels, that moved to a fabric; see ``Config.fabric``."""
+    fabric_unknown_count: int = 0
+    """Messages over a fabric that belonged to no connection: late ones, or those of strangers."""
+    fabric_retry_count: int = 0
+    """Messages for which the fabric had no room at first."""
+    fabric_error_count: int = 0
+    """Operations of the fabric that failed."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""

@@ -159,7 +159,7 @@ void Channels::send_messages(Peer& peer) {
 void Channels::on_written(Connection& connection) {
   Peer* const peer = lines_.at(&connection).peer;
   if (peer == nullptr || peer->out != &connection) return;
-  const Status status = peer->sender.note_written(connection.written_frame_count(), Clock::now());
+  const Status status = peer->sender.note_written(connection.delivered_frame_count(), Clock::now());
   if (!status.ok()) return callbacks_.on_failure(status);
   if (peer->sender.has_more()) {
     context_->loop.post([this, peer, line = &connection] {

@@ -302,7 +302,10 @@ Status FabricEndpoint::read_error() {
 void FabricEndpoint::complete(FabricSlot& slot, size_t bytes) {
   if (slot.receives) return complete_receive(slot, bytes);
   --sending_count_;
-  touched_.push_back(slot.session);
+  if (const auto session = sessions_.find(slot.session); session != sessions_.end()) {
+    touched_.push_back(slot.session);
+    session->second->on_sent(slot.number);
+  }
   give_back(slot);
 }
 

@@ -42,6 +42,8 @@ class FabricListener {
   virtual ~FabricListener() = default;
   // Takes note only: on_progress() follows once all that is there was told.
   virtual void on_message(FabricMessage message) = 0;
+  // The send of the session's message of this number is complete. Takes note only.
+  virtual void on_sent(uint64_t number) = 0;
   // Messages have come, or there may be room to send. May close any session.
   virtual void on_progress() = 0;
   // No message passes any more. May close any session.

@@ -31,6 +31,7 @@ struct FabricSlot {
   bool receives = false;
   // Of a message under way: whose it is, and what it sends in place.
   uint64_t session = 0;
+  uint64_t number = 0;
   std::shared_ptr<const void> owner;
 };
 

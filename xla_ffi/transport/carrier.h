@@ -65,7 +65,9 @@ class Carrier {
   // last byte. Bytes that came with the last frame on the socket were taken off it already.
   virtual void drain_socket() = 0;
   virtual void take_from_socket(std::span<const std::byte> /*bytes*/) {}
-  // All is written: whatever the peer is to know about it before the socket ends.
+  // How many of the written frames are not delivered: see Connection::delivered_frame_count().
+  [[nodiscard]] virtual uint64_t undelivered_frame_count() const { return 0; }
+  // Nothing more is written: whatever the peer is to know about it before the socket ends.
   virtual void finish() {}
 
   // --- Payloads in place.

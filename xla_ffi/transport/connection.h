@@ -88,7 +88,7 @@ class ConnectionOwner {
     return false;
   }
 
-  // More frames are written: see Connection::written_frame_count().
+  // More frames are written, or delivered: see Connection::written_frame_count().
   virtual void on_written(Connection& /*connection*/) {}
 
   // The connection has ended. Called once, but never after close(). `why` is ok if close_after_flush() has finished;
@@ -101,9 +101,13 @@ class Connection {
   virtual ~Connection() = default;
 
   virtual void send(OutFrame frame) = 0;
-  // The number of frames given to send() so far, and how many of them are completely written to the kernel or the ring.
+  // The number of frames given to send() so far, and how many of them are completely written to the kernel, the ring or
+  // a message.
   [[nodiscard]] virtual uint64_t queued_frame_count() const = 0;
   [[nodiscard]] virtual uint64_t written_frame_count() const = 0;
+  // How many of these come to the peer even if this process ends the connection now. A kernel, or a ring, sees to all
+  // of them; a fabric only to those whose messages are complete.
+  [[nodiscard]] virtual uint64_t delivered_frame_count() const = 0;
 
   // Ends at once, without on_close().
   virtual void close() = 0;

@@ -138,6 +138,7 @@ Result<size_t> FabricSession::write(std::span<const iovec> pieces) {
   if (!*posted) return size_t{0};
   ++sent_count_;
   sent_bytes_.push_back(unsent_->taken_bytes);
+  under_way_.push_back({unsent_->frame_count});
   payload_left_ = unsent_->payload_left;
   const size_t taken_bytes = unsent_->taken_bytes;
   unsent_.reset();
@@ -150,7 +151,7 @@ Status FabricSession::fill(std::span<const iovec> pieces) {
   Result<FabricSlot*> slot = endpoint_->take_slot();
   if (!slot.ok()) return slot.status();
   const std::span<std::byte> room = (*slot)->bytes.subspan(kPrefixBytes);
-  Unsent unsent{*slot, kPrefixBytes, 0, payload_left_};
+  Unsent unsent{*slot, kPrefixBytes, 0, payload_left_, 0};
   size_t& taken = unsent.taken_bytes;
   for (const iovec& piece : pieces) {
     const std::span<const std::byte> bytes = bytes_of(piece);
@@ -167,6 +168,7 @@ Status FabricSession::fill(std::span<const iovec> pieces) {
     }
     std::memcpy(room.data() + taken, bytes.data(), part);
     taken += part;
+    if (unsent.payload_left == 0) ++unsent.frame_count;
     if (part < bytes.size()) break;
   }
   unsent.bytes += taken;
@@ -179,6 +181,7 @@ Result<bool> FabricSession::post(FabricSlot& slot, size_t bytes, uint64_t number
   const std::array<uint64_t, 3> prefix = {peer_.session, number, consumed_};
   static_assert(sizeof prefix == kPrefixBytes);
   std::memcpy(slot.bytes.data(), prefix.data(), kPrefixBytes);
+  slot.number = number;
   Result<bool> posted = endpoint_->send(slot, bytes, address_, session_);
   if (posted.ok() && *posted) told_ = consumed_;
   return posted;
@@ -189,11 +192,23 @@ void FabricSession::forget_unwritten() {
   unsent_.reset();
 }
 
+void FabricSession::on_sent(uint64_t number) {
+  if (number == 0) return;
+  under_way_[number - delivered_count_ - 1].is_complete = true;
+  for (; !under_way_.empty() && under_way_.front().is_complete; ++delivered_count_) under_way_.pop_front();
+}
+
+uint64_t FabricSession::undelivered_frame_count() const {
+  uint64_t count = 0;
+  for (const UnderWay& message : under_way_) count += message.frame_count;
+  return count;
+}
+
 void FabricSession::finish() {
-  if (!sends_) return;
+  if (!sends_ || std::exchange(has_finished_, true)) return;
   // The socket carries nothing else: it always has room.
   [[maybe_unused]] const ssize_t sent =
-      ::send(socket_.get(), &sent_count_, sizeof sent_count_, MSG_NOSIGNAL | MSG_DONTWAIT);
+      ::send(socket_.get(), &delivered_count_, sizeof delivered_count_, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 uint64_t FabricSession::unread_bytes() const {
@@ -310,6 +325,7 @@ Result<size_t> FabricSession::none_or_end() const {
 
 void FabricSession::close() {
   if (!endpoint_) return;
+  finish();
   context_.loop.cancel(std::exchange(deadline_, 0));
   forget_unwritten();
   messages_.clear();

@@ -11,7 +11,8 @@
 // nothing to send, a message of number 0 tells it.
 //
 // When a side has written its last frame, it writes the number of its messages to the socket, and ends that: so the
-// other side knows for what to wait. A socket that ends without was that of a process that died.
+// other side knows for what to wait. A connection that ends early writes the number of those that are delivered, and a
+// process that dies writes none.
 #pragma once
 
 #include <sys/uio.h>
@@ -69,6 +70,7 @@ class FabricSession final : public Carrier, private FabricListener {
   void wake_writer() override;
   void drain_socket() override;
   void take_from_socket(std::span<const std::byte> bytes) override;
+  [[nodiscard]] uint64_t undelivered_frame_count() const override;
   void finish() override;
 
   [[nodiscard]] bool lends() const override { return false; }
@@ -83,6 +85,12 @@ class FabricSession final : public Carrier, private FabricListener {
     size_t bytes;         // in the slot
     size_t taken_bytes;   // of the connection's
     size_t payload_left;  // of the last frame in it, that the next message goes on with
+    size_t frame_count;   // how many frames end in it
+  };
+  // One that was sent and whose send is not complete, or that of an earlier one.
+  struct UnderWay {
+    size_t frame_count;
+    bool is_complete = false;
   };
 
   Status open(const std::string& provider);
@@ -97,6 +105,7 @@ class FabricSession final : public Carrier, private FabricListener {
   [[nodiscard]] Result<size_t> none_or_end() const;
 
   void on_message(FabricMessage message) override;
+  void on_sent(uint64_t number) override;
   Status check(const FabricMessage& message) const;
   void on_progress() override;
   void on_broken(const Status& why) override;
@@ -111,13 +120,16 @@ class FabricSession final : public Carrier, private FabricListener {
   fi::Address address_ = 0;  // the peer's
   bool sends_ = false;
   bool receives_ = false;
+  bool has_finished_ = false;
   Status broken_;
 
   std::optional<Unsent> unsent_;
-  size_t payload_left_ = 0;        // of the frame that the next message goes on with
-  uint64_t sent_count_ = 0;        // the number of the last message that was sent
-  uint64_t peer_consumed_ = 0;     // how many of them the peer has consumed
-  std::deque<size_t> sent_bytes_;  // the sizes of the others
+  size_t payload_left_ = 0;         // of the frame that the next message goes on with
+  uint64_t sent_count_ = 0;         // the number of the last message that was sent
+  uint64_t peer_consumed_ = 0;      // how many of them the peer has consumed
+  std::deque<size_t> sent_bytes_;   // the sizes of the others
+  uint64_t delivered_count_ = 0;    // how many of them are delivered, in their order
+  std::deque<UnderWay> under_way_;  // the others
 
   std::map<uint64_t, FabricMessage> messages_;  // those that have come, keyed by number
   uint64_t consumed_ = 0;                       // how many messages are read

@@ -405,7 +405,7 @@ void TcpConnection::offer_carrier() {
 // The carrier has room, or bytes.
 void TcpConnection::on_progress() {
   const auto self = shared_from_this();  // the owner may drop us
-  if (waits_for_room_) write_queued();
+  waits_for_room_ ? write_queued() : tell_written();
   if (phase_ == Phase::kOpen && receives_off_socket()) read_frames();
 }
 
@@ -436,7 +436,6 @@ uint64_t TcpConnection::passed_bytes() const {
 }
 
 void TcpConnection::write_queued() {
-  const uint64_t before = written_frame_count_;
   if (carrier_) carrier_->drop_read();
   for (size_t turn_bytes = 0; !queue_.empty();) {
     if (!may_write()) return;
@@ -454,8 +453,13 @@ void TcpConnection::write_queued() {
   }
   if (!may_write()) return;
   wait_for_room(!queue_.empty());
-  if (phase_ == Phase::kFlushing && queue_.empty()) finish_flushing();
-  if (phase_ == Phase::kOpen && written_frame_count_ > before) owner_->on_written(*this);
+  tell_written();
+}
+
+void TcpConnection::tell_written() {
+  if (phase_ == Phase::kFlushing && has_flushed()) finish_flushing();
+  const uint64_t reached = written_frame_count_ + delivered_frame_count();
+  if (phase_ == Phase::kOpen && reached > std::exchange(told_frame_count_, reached)) owner_->on_written(*this);
 }
 
 // Returns 0 if there is no room now.
@@ -538,7 +542,7 @@ void TcpConnection::close_after_flush() {
   context_.loop.at_end_of_turn([self] {
     if (self->phase_ != Phase::kFlushing) return;
     self->write_queued();
-    if (self->phase_ == Phase::kFlushing && self->queue_.empty()) self->finish_flushing();
+    if (self->phase_ == Phase::kFlushing && self->has_flushed()) self->finish_flushing();
   });
 }
 
@@ -578,10 +582,10 @@ void TcpConnection::close() {
   const auto self = shared_from_this();
   phase_ = Phase::kClosed;
   context_.loop.cancel(deadline_);
+  if (carrier_) carrier_->close();
   context_.loop.unwatch(socket_.get());
   socket_.shut_down();
   queue_.clear();
-  if (carrier_) carrier_->close();
   incoming_.into.clear();
   incoming_.in_payload = false;
   admission_.reset();

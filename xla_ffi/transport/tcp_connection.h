@@ -48,6 +48,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   [[nodiscard]] bool shares_memory() const { return carrier_ && carrier_->shares_memory(); }
   [[nodiscard]] uint64_t queued_frame_count() const override { return queued_frame_count_; }
   [[nodiscard]] uint64_t written_frame_count() const override { return written_frame_count_; }
+  [[nodiscard]] uint64_t delivered_frame_count() const override {
+    return written_frame_count_ - (carrier_ ? carrier_->undelivered_frame_count() : 0);
+  }
   void close() override;
   void close_after_flush() override;
   void close_with(OutFrame last) override;
@@ -95,6 +98,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   // Writing frames.
   void write_queued();
+  void tell_written();
   void collect_output();
   Result<size_t> write_socket();
   void pop_written(size_t bytes);
@@ -111,6 +115,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   // Closing.
   void discard_input();
   void finish_flushing();
+  [[nodiscard]] bool has_flushed() const { return delivered_frame_count() == queued_frame_count_; }
   void end_after_reading(const Status& why);
   void end(const Status& why);
 
@@ -140,6 +145,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   uint64_t queued_frame_count_ = 0;
   uint64_t written_frame_count_ = 0;
   uint64_t sent_bytes_ = 0;
+  uint64_t told_frame_count_ = 0;  // written and delivered ones together, when the owner was last told
 };
 
 }  // namespace jaxhetero
