@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cc/fabric_library.h"
 #include "tests/cc/printing.h"
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
@@ -236,6 +237,13 @@ inline uint32_t usual_strands() {
   return 1 + sum / 7 % 2;
 }
 
+// JAXHETERO_TEST_FABRIC gives all jobs a fabric of this provider.
+inline std::string usual_fabric() {
+  if (std::getenv("JAXHETERO_TEST_FABRIC") == nullptr) return "off";
+  test_fabric_library();
+  return test_provider();
+}
+
 struct Shape {
   uint32_t workers = 2;
   uint32_t reducers = 2;   // dedicated; 0: one in each of several workers
@@ -249,6 +257,7 @@ struct Shape {
   bool measure_rates = false;
   bool shared_memory = false;
   Compress compress = usually_codes() ? Compress::kAlways : Compress::kNever;
+  std::string fabric = usual_fabric();  // see FabricChoice; it counts where memory is not shared
   uint32_t strands = 0;  // of every process; 0: usual_strands()
   uint32_t least = 0;    // the fewest workers of an elastic job; 0: it is not elastic
   milliseconds lost_after = kPatience;
@@ -278,6 +287,7 @@ class Job {
     config.most_strands = strands_;
     config.shared_memory = shape_.shared_memory;
     config.compress = shape_.compress;
+    config.fabric = shape_.fabric;
     config.coordinator = address_.text();
     config.token = bytes_of("secret");
     config.host_name = "host-" + std::to_string(rank);

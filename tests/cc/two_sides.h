@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cc/fabric_library.h"
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
 #include "xla_ffi/base/status.h"
@@ -61,7 +63,10 @@ class Side : public ConnectionOwner {
  public:
   explicit Side(const std::string& token = "secret", bool checksums = false)
       : context_{thread_.loop(), bytes_of(token), checksums} {}
-  ~Side() override { thread_.stop(); }
+  ~Side() override {
+    thread_.stop();
+    connections_.clear();  // before their context
+  }
 
   template <typename Function>
   auto call(Function function) {
@@ -123,6 +128,16 @@ class Side : public ConnectionOwner {
   uint64_t written_count_ = 0;  // of the frames of a connection, as its owner was told
 
   [[nodiscard]] TcpContext& context() { return context_; }
+
+  // In place of shared memory.
+  void use_fabric(const std::string& wanted) {
+    test_fabric_library();
+    call([&] {
+      context_.shares_memory = false;
+      context_.fabric = std::make_shared<FabricChoice>(wanted, log_);
+    });
+  }
+  EventLog log_;
 
   // Reads it on the loop's thread, which counts a frame after writing it: the other side may have the frame before.
   [[nodiscard]] uint64_t count_of(std::atomic<uint64_t> Counters::* counter) {
@@ -256,8 +271,11 @@ inline FrameHeader push_of(uint64_t offset, uint32_t count) {
 }
 
 // How the frames of a connection travel.
-enum class Way : uint8_t { kSocket, kMemory };
-inline void PrintTo(Way way, std::ostream* out) { *out << (way == Way::kSocket ? "socket" : "memory"); }
+enum class Way : uint8_t { kSocket, kMemory, kFabric };
+inline constexpr std::array kWays = {Way::kSocket, Way::kMemory, Way::kFabric};
+inline void PrintTo(Way way, std::ostream* out) {
+  *out << std::array{"socket", "memory", "fabric"}[static_cast<size_t>(way)];
+}
 
 class TransportTest : public testing::Test {
  protected:
@@ -266,9 +284,16 @@ class TransportTest : public testing::Test {
     ASSERT_TRUE(client_.wait_open());
     ASSERT_TRUE(server_.wait_open());
     if (way == Way::kSocket) return;
-    client_.call([&] { client_.connections_[0]->offer_memory(); });
+    if (way == Way::kFabric) {
+      client_.use_fabric(test_provider());
+      server_.use_fabric("");
+    }
+    client_.call([&] { client_.connections_[0]->offer_carrier(); });
     for (Side* side : {&client_, &server_}) {
-      ASSERT_TRUE(side->wait([&] { return side->context().counters->shared_connection_count == 1; }));
+      ASSERT_TRUE(side->wait([&] {
+        const Counters& counters = *side->context().counters;
+        return counters.shared_connection_count + counters.fabric_connection_count == 1;
+      }));
     }
   }
 

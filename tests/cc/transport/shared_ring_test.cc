@@ -243,7 +243,7 @@ TEST_F(MoveTest, KeepsTheOrderOfFrames) {
   };
   client_.call([&] {
     send_all(client_);
-    client_.connections_[0]->offer_memory();
+    client_.connections_[0]->offer_carrier();
     send_all(client_);
   });
   ASSERT_TRUE(server_.wait_frames(2 * kFrames));
@@ -263,7 +263,7 @@ TEST_F(MoveTest, KeepsTheOrderOfFrames) {
 TEST_F(MoveTest, StaysOnTheSocketBetweenTwoAddresses) {
   client_.connect(server_.listen("127.0.0.2"));
   ASSERT_TRUE(client_.wait_open() && server_.wait_open());
-  client_.call([&] { client_.connections_[0]->offer_memory(); });
+  client_.call([&] { client_.connections_[0]->offer_carrier(); });
   expect_works(client_);
   EXPECT_EQ(client_.count_of(&Counters::sent_bytes), 44u + 32 + kHeaderBytes + 10) << "it offered something";
 }

@@ -91,7 +91,7 @@ TEST_P(CloseInCallback, IsAllowed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CloseInCallback,
-                         testing::Combine(testing::Values(Way::kSocket, Way::kMemory), testing::Bool()));
+                         testing::Combine(testing::ValuesIn(kWays), testing::Bool()));
 
 TEST_P(EitherWayTest, IgnoresWhatIsAskedOfAClosedConnection) {
   open(GetParam());
@@ -218,7 +218,7 @@ TEST_F(TransportTest, HearsTheLastWordOfAPeerThatNoLongerReads) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EitherWayTest, testing::Values(Way::kSocket, Way::kMemory));
+INSTANTIATE_TEST_SUITE_P(All, EitherWayTest, testing::ValuesIn(kWays));
 
 // --- Addresses.
 

@@ -77,7 +77,7 @@ std::vector<size_t> tiny_leaves() {
 
 INSTANTIATE_TEST_SUITE_P(
     All, PayloadTest,
-    testing::Combine(testing::Values(Way::kSocket, Way::kMemory),
+    testing::Combine(testing::ValuesIn(kWays),
                      testing::Values(std::vector<size_t>{}, std::vector<size_t>{0}, std::vector<size_t>{1},
                                      std::vector<size_t>{100000}, std::vector<size_t>{0, 5, 0, 0, 70000, 1, 0},
                                      tiny_leaves(), std::vector<size_t>(1000, 1), std::vector<size_t>{64 << 20})));
@@ -113,7 +113,7 @@ TEST_P(EitherWayTest, SendsBothWaysAtOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EitherWayTest, testing::Values(Way::kSocket, Way::kMemory));
+INSTANTIATE_TEST_SUITE_P(All, EitherWayTest, testing::ValuesIn(kWays));
 
 // TCP knows no frames: cut anywhere, they arrive the same.
 class DribbleTest : public TransportTest, public testing::WithParamInterface<size_t> {};

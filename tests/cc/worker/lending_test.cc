@@ -228,7 +228,7 @@ TEST(LendingWithChecksums, IsNotDone) {
   Side client("secret", true);
   client.connect(server.listen());
   ASSERT_TRUE(client.wait_open());
-  client.call([&] { client.connections_[0]->offer_memory(); });
+  client.call([&] { client.connections_[0]->offer_carrier(); });
   ASSERT_TRUE(client.wait([&] { return client.context().counters->shared_connection_count == 1; }));
   EXPECT_FALSE(client.call([&] { return client.context().lent_memory->offer().has_value(); }));
   for (uint64_t offset = 0; offset < 10; ++offset) {
