@@ -37,7 +37,13 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create() {
   return std::unique_ptr<EventLoop>(new EventLoop(std::move(epoll), std::move(wakeup)));
 }
 
-EventLoop::~EventLoop() = default;
+// What callbacks keep alive may use the loop as it goes.
+EventLoop::~EventLoop() {
+  const auto watches = std::exchange(watches_, {});
+  const auto timers = std::exchange(timers_, {});
+  const auto tasks = std::exchange(end_of_turn_, {});
+  const auto posted = std::exchange(posted_, {});
+}
 
 void EventLoop::run() {
   std::array<epoll_event, 64> events;

@@ -299,9 +299,9 @@ void FabricSession::drain_socket() {
   if (got > 0) return take_from_socket(std::span(words).first(static_cast<size_t>(got)));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   socket_end_ = {Code::kInternal, got == 0 ? "it closed the connection" : std::strerror(errno)};
-  context_.loop.unwatch(socket_.get());  // it would be readable for ever
+  loop_.unwatch(socket_.get());  // it would be readable for ever
   if (last_word_bytes_ < last_words_.size()) return;
-  deadline_ = context_.loop.after(kLastMessagesPatience, [this] {
+  deadline_ = loop_.after(kLastMessagesPatience, [this] {
     deadline_ = 0;
     callbacks_.on_broken({Code::kInternal, "its last messages over the fabric did not come"});
   });
@@ -326,7 +326,7 @@ Result<size_t> FabricSession::none_or_end() const {
 void FabricSession::close() {
   if (!endpoint_) return;
   finish();
-  context_.loop.cancel(std::exchange(deadline_, 0));
+  loop_.cancel(std::exchange(deadline_, 0));
   forget_unwritten();
   messages_.clear();
   endpoint_->close_session(session_);

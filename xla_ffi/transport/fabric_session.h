@@ -46,7 +46,7 @@ class FabricSession final : public Carrier, private FabricListener {
   };
   // `context` and `socket`, which is the connection's, outlive the session.
   FabricSession(TcpContext& context, const Fd& socket, Callbacks callbacks)
-      : context_(context), socket_(socket), callbacks_(std::move(callbacks)) {}
+      : context_(context), loop_(context.loop), socket_(socket), callbacks_(std::move(callbacks)) {}
   ~FabricSession() override { close(); }
   FabricSession(const FabricSession&) = delete;
   FabricSession& operator=(const FabricSession&) = delete;
@@ -111,6 +111,7 @@ class FabricSession final : public Carrier, private FabricListener {
   void on_broken(const Status& why) override;
 
   TcpContext& context_;
+  EventLoop& loop_;  // the context's, which lives longer
   const Fd& socket_;
   const Callbacks callbacks_;
 
