@@ -114,8 +114,8 @@ class Config:
     fabric: str = "auto"
     """Whether bytes for reducers on other hosts, and for workers there over channels, go over a fabric, which libfabric
     drives, and not over sockets. ``"auto"``: over EFA or InfiniBand, where this host has a device and the library.
-    ``"off"``: never. Else the provider of libfabric to use, as in ``"efa"``. Where that cannot be, bytes go over sockets,
-    and one line of the log says why. It takes about four megabytes for each connection."""
+    ``"off"``: never. Else the provider of libfabric to use, as in ``"efa"``. Where that cannot be, bytes go over
+    sockets, and one line of the log says why. It takes about four megabytes for each connection."""
     metrics_port: int = 0
     """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
     ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,

@@ -78,7 +78,7 @@ Status FabricSession::on_frame(FrameType type, const Bytes& payload, Replies& re
   if (type == FrameType::kFabric) return on_fabric(payload, replies);
   if (type == FrameType::kOnFabric) return on_moved(payload, replies);
   if (!endpoint_ || receives_) return {Code::kProtocol, "it refused a fabric that it was not offered"};
-  context_.fabric->tell(decode_text(payload));
+  context_.fabric->tell("the other side: " + decode_text(payload));
   close();
   return {};
 }
@@ -89,7 +89,7 @@ Status FabricSession::on_fabric(const Bytes& payload, Replies& replies) {
   if (endpoint_) return {Code::kProtocol, "it offered a fabric twice"};
   Status status = context_.fabric && context_.fabric->accepts()
                       ? open(offer->provider)
-                      : Status(Code::kInvalidArgument, "the other side wants no fabric");
+                      : Status(Code::kInvalidArgument, "it wants none");
   if (status.ok()) status = take_offer(*offer);
   if (!status.ok()) {
     close();

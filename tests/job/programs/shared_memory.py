@@ -1,7 +1,8 @@
-"""A few sums; prints their bits, and what of them went through memory shared with reducers."""
+"""A few sums; prints their bits, and how they came to the reducers and back."""
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,10 +20,13 @@ def main() -> None:
     for summed, count in ((total, 1), (total, 1000), (total, 3_000_000), (narrow_total, 3_000_000), (total, 7)):
         result = np.asarray(summed(random.standard_normal(count, dtype=np.float32)))
         digests.append([float(result[0]), int(result.view(np.uint32).astype(np.uint64).sum())])
+    has_libfabric = "libfabric" in Path("/proc/self/maps").read_text()
+    threads = len(list(Path("/proc/self/task").iterdir()))
     metrics = jaxhetero.metrics()
     jaxhetero.shutdown()
-    shared = {name: getattr(metrics, name) for name in ("shared_connection_count", "lent_bytes")}
-    print(json.dumps({"digests": digests, **shared}))
+    names = ("shared_connection_count", "lent_bytes", "fabric_connection_count", "fabric_retry_count")
+    counts = {name: getattr(metrics, name) for name in names}
+    print(json.dumps({"digests": digests, "has_libfabric": has_libfabric, "threads": threads, **counts}))
 
 
 if __name__ == "__main__":
