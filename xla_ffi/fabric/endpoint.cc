@@ -183,6 +183,7 @@ void FabricEndpoint::give_back(FabricSlot& slot) {
 }
 
 Status FabricEndpoint::keep(const FabricMessage& message) {
+  if (!message.slot->receives) return {};  // it is kept already, for another frame
   Result<FabricSlot*> slot = take_slot();
   if (!slot.ok()) return slot.status();
   message.slot->receives = false;

@@ -11,8 +11,14 @@ import numpy as np
 import jaxhetero
 
 
+def thread_count() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 def main() -> None:
+    threads = -thread_count()
     jaxhetero.initialize()
+    threads += thread_count()
     random = np.random.default_rng(jaxhetero.rank())
     total = jax.jit(jaxhetero.psum)
     digests: list[Any] = []
@@ -21,7 +27,6 @@ def main() -> None:
         result = np.asarray(summed(random.standard_normal(count, dtype=np.float32)))
         digests.append([float(result[0]), int(result.view(np.uint32).astype(np.uint64).sum())])
     has_libfabric = "libfabric" in Path("/proc/self/maps").read_text()
-    threads = len(list(Path("/proc/self/task").iterdir()))
     metrics = jaxhetero.metrics()
     jaxhetero.shutdown()
     names = ("shared_connection_count", "lent_bytes", "fabric_connection_count", "fabric_retry_count")
