@@ -258,8 +258,8 @@ struct Shape {
   bool shared_memory = false;
   Compress compress = usually_codes() ? Compress::kAlways : Compress::kNever;
   std::string fabric = usual_fabric();  // see FabricChoice; it counts where memory is not shared
-  uint32_t strands = 0;  // of every process; 0: usual_strands()
-  uint32_t least = 0;    // the fewest workers of an elastic job; 0: it is not elastic
+  uint32_t strands = 0;                 // of every process; 0: usual_strands()
+  uint32_t least = 0;                   // the fewest workers of an elastic job; 0: it is not elastic
   milliseconds lost_after = kPatience;
 };
 

@@ -66,6 +66,8 @@ class FabricEndpoint : public std::enable_shared_from_this<FabricEndpoint> {
   [[nodiscard]] const std::string& domain() const { return domain_name_; }
   // What a peer gives to add_peer().
   [[nodiscard]] const Bytes& name() const { return name_; }
+  // How many messages there is memory for.
+  [[nodiscard]] size_t slot_count() const { return blocks_.size() * kSlotsPerSession; }
   // Whether the event loop sleeps until a message comes. If not, it looks for them every millisecond.
   [[nodiscard]] bool has_descriptor() const { return descriptor_ >= 0; }
 
