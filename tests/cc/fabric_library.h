@@ -28,9 +28,9 @@ inline void* test_fabric_library() {
   return library;
 }
 
-// A function of the stand-in.
+// A function of the stand-in: fake_fabric<decltype(fake_fabric_lose)>("fake_fabric_lose").
 template <typename Function>
-Function* fake_fabric(const char* name, Function* /*declared*/) {
+Function* fake_fabric(const char* name) {
   auto* const function = reinterpret_cast<Function*>(dlsym(test_fabric_library(), name));
   EXPECT_NE(function, nullptr) << name;
   return function;

@@ -1,0 +1,97 @@
+// What a fabric, or a peer over it, may do to a connection.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <vector>
+
+#include "tests/cc/two_sides.h"
+#include "xla_ffi/fabric/endpoint.h"
+#include "xla_ffi/fabric/slots.h"
+
+namespace jaxhetero {
+namespace {
+
+class FabricTest : public TransportTest {
+ protected:
+  void SetUp() override {
+    if (test_provider() != "fake") GTEST_SKIP() << "only the stand-in does what it is told";
+    open(Way::kFabric);
+  }
+};
+
+TEST_F(FabricTest, KeepsOneSlotOfAMessageWithSeveralFrames) {
+  constexpr size_t kFrames = 400;
+  std::vector<std::shared_ptr<const std::byte>> held;
+  server_.on_lent_ = [&](const FrameHeader&, std::shared_ptr<const std::byte> payload) {
+    held.push_back(std::move(payload));
+    if (held.size() > 8) held.erase(held.begin());
+    return true;
+  };
+  const auto payload = std::make_shared<const Bytes>(pattern(32768));
+  client_.call([&] {
+    for (size_t i = 0; i < kFrames; ++i) {
+      client_.connections_[0]->send(OutFrame::of(push_of(i, 32768), *payload, payload));
+    }
+  });
+  client_.send(OutFrame::control(FrameType::kDescribe, {}));
+  ASSERT_TRUE(server_.wait_frames(1));
+  EXPECT_LT(server_.call([&] { return server_.context().endpoint.lock()->slot_count(); }), 8 * kSlotsPerSession);
+  server_.call([&] { held.clear(); });
+}
+
+TEST_F(FabricTest, DropsAMessageThatNamesNoConnection) {
+  struct Nobody : FabricListener {
+    void on_message(FabricMessage /*message*/) override {}
+    void on_sent(uint64_t /*number*/) override {}
+    void on_progress() override {}
+    void on_broken(const Status& /*why*/) override {}
+  } stranger;
+  client_.call([&] {
+    const auto endpoint = client_.context().endpoint.lock();
+    const auto name = server_.context().endpoint.lock()->name();
+    Result<uint64_t> session = endpoint->open_session(stranger);
+    Result<fi::Address> address = endpoint->add_peer(name);
+    FabricSlot& slot = **endpoint->take_slot();
+    EXPECT_TRUE(address.ok() && session.ok());
+    while (!*endpoint->send(slot, 1000, *address, *session)) {
+    }
+  });
+  EXPECT_TRUE(server_.wait([&] { return server_.context().counters->fabric_unknown_count == 1; }));
+  expect_works(client_);
+}
+
+TEST_F(FabricTest, EndsWhereAMessageIsLost) {
+  fake_fabric<decltype(fake_fabric_fail)>("fake_fabric_fail")(1, EIO);
+  client_.send(OutFrame::control(FrameType::kDescribe, bytes_of("lost")));
+  EXPECT_NE(client_.wait_closed().message().find("a message over the fabric was lost"), std::string::npos);
+  EXPECT_FALSE(server_.wait_closed().ok());
+  EXPECT_EQ(client_.count_of(&Counters::fabric_error_count), 1u);
+}
+
+// A fabric without room for ever: the end has its deadline all the same.
+TEST_F(FabricTest, FlushesForALimitedTime) {
+  const auto set_full = fake_fabric<decltype(fake_fabric_set_full)>("fake_fabric_set_full");
+  set_full(true);
+  const auto start = EventLoop::Clock::now();
+  client_.call([&] {
+    client_.connections_[0]->send(OutFrame::control(FrameType::kFault, bytes_of("never")));
+    client_.connections_[0]->close_after_flush();
+  });
+  EXPECT_TRUE(client_.wait_closed().ok());
+  set_full(false);
+  EXPECT_LT(EventLoop::Clock::now() - start, milliseconds(5000));
+  EXPECT_GT(client_.count_of(&Counters::fabric_retry_count), 1u);
+  EXPECT_FALSE(server_.wait_closed().ok());
+}
+
+TEST_F(FabricTest, ClosesAllThatItOpened) {
+  const auto open_count = fake_fabric<decltype(fake_fabric_open_count)>("fake_fabric_open_count");
+  EXPECT_GT(open_count(), 0);
+  client_.call([&] { client_.connections_[0]->close(); });
+  EXPECT_FALSE(server_.wait_closed().ok());
+  EXPECT_EQ(open_count(), 0);
+}
+
+}  // namespace
+}  // namespace jaxhetero
