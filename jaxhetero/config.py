@@ -111,11 +111,11 @@ class Config:
     shared_memory: bool = True
     """Whether bytes for reducers on this worker's own host, and for workers there over channels, go through shared
     memory, where possible, and not through the loopback network. It takes about a megabyte for each of them."""
-    fabric: str = "auto"
+    fabric: str = "off"
     """Whether bytes for reducers on other hosts, and for workers there over channels, go over a fabric, which libfabric
-    drives, and not over sockets. ``"auto"``: over EFA or InfiniBand, where this host has a device and the library.
-    ``"off"``: never. Else the provider of libfabric to use, as in ``"efa"``. Where that cannot be, bytes go over
-    sockets, and one line of the log says why. It takes about four megabytes for each connection."""
+    drives, and not over sockets. ``"off"``: never. ``"auto"``: over EFA or InfiniBand, where this host has a device and
+    the library. Else the provider of libfabric to use, as in ``"efa"``. Where that cannot be, bytes go over sockets,
+    and one line of the log says why. It takes about four megabytes for each connection."""
     metrics_port: int = 0
     """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
     ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,
