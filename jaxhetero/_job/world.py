@@ -287,12 +287,28 @@ def size() -> int:
 
 
 def capacity() -> int:
-    """How many workers there can be at most: for what is part of a program. ``size()`` where the job is not elastic."""
+    """How many workers there can be at most: for what is part of a program. ``size()`` where the job is not elastic.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.elastic.capacity()
+      1
+    """
     return current().capacity
 
 
 def is_elastic() -> bool:
-    """Whether the job may go on without workers that are lost."""
+    """Whether workers may be lost, come and leave. Does not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.elastic.is_elastic()
+      False
+    """
     return current().is_elastic
 
 

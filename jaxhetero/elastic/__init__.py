@@ -4,6 +4,7 @@ A worker may be lost at any time, and the others go on. To come or to leave in o
 between two steps that all workers pass, and where one that comes gets the state of the others.
 """
 
-from jaxhetero.elastic.gate import Team, gate, leave, skip_unless
+from jaxhetero._job.world import capacity, is_elastic
+from jaxhetero.elastic.gate import Team, gate, leave, skip_unless, team
 
-__all__ = ["Team", "gate", "leave", "skip_unless"]
+__all__ = ["Team", "capacity", "gate", "is_elastic", "leave", "skip_unless", "team"]

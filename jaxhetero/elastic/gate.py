@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -97,7 +98,7 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
     current = world.current()
     communicator = current._communicator
     if communicator is None or not current.is_elastic:
-        return state, place, Team(tuple(range(current.size)), current.rank, 0)
+        return state, place, team()
     _leave_on_sigterm()
     while True:
         turn = _wait(communicator)
@@ -105,7 +106,8 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
             continue
         what, view, ranks, joining = turn
         if what == "pass":
-            return state, place, Team(tuple(ranks), current.rank, view)
+            _passed.world, _passed.team = weakref.ref(current), Team(tuple(ranks), current.rank, view)
+            return state, place, _passed.team
         if what == "leave":
             world.shutdown()
             raise SystemExit(0)
@@ -122,6 +124,33 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
                 _finish_programs(state)
                 handover.give(state, place)
         communicator.say_given(view)
+
+
+@dataclass
+class _Passed:
+    world: weakref.ref[world.World] | None = None
+    team: Team | None = None
+
+
+_passed = _Passed()
+
+
+def team() -> Team:
+    """The team that ``gate`` gave last; of a job that is not elastic, all workers. Does not block.
+
+    Before the first gate of an elastic job it has this worker alone.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.elastic.team().is_first
+      True
+    """
+    current = world.current()
+    if _passed.team is not None and _passed.world is not None and _passed.world() is current:
+        return _passed.team
+    return Team((current.rank,) if current.is_elastic else tuple(range(current.size)), current.rank, 0)
 
 
 def leave() -> None:

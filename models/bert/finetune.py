@@ -37,6 +37,7 @@ from models.common.batches import BatchSplit, Example, ExampleStream, evaluation
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions, parse_options, run_command, run_trainer
 from models.common.errors import DataError, require
+from models.common.first import from_first, total_of
 from models.common.optimizer import init_state
 from models.common.report import Result, write_whole
 from models.common.schedules import WarmupPoly
@@ -215,7 +216,7 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
     preset, steps_per_epoch, step_count = options.settings, questions.steps_per_epoch, questions.step_count
     split = split_over_replicas(preset.global_batch, preset.micro_batch, options.run)
     graphdef, params = nnx.split(make_model(preset, options.start_from), nnx.Param)
-    params = jaxhetero.broadcast(params)
+    params = from_first(params)
     schedule, stages = preset.schedule(step_count), options.run.stages
     optimizer = make_optimizer(
         preset.optimizer,
@@ -241,7 +242,7 @@ def train(options: Options, questions: Questions, console: Console) -> Result:
         label=lambda step: f"epoch {step // steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, init_state(optimizer, params)),
         train_step=train_step,
-        batches=lambda step: questions.train.train_batches(split, step_count, step),
+        batches=lambda split, step: questions.train.train_batches(split, step_count, step),
         learning_rate=schedule,
         pull=optimizer.pull,
         push=optimizer.push,
@@ -314,7 +315,7 @@ def evaluate(
         places = mine[number * split.micro_batch : (number + 1) * split.micro_batch]
         logits[:, places] = np.asarray(predict(params, _batch(example)))[:, is_real]
     # The rows of other workers' windows are zero, so the sum has the logits of all windows.
-    starts, ends = np.asarray(jaxhetero.psum(jnp.asarray(logits)))
+    starts, ends = np.asarray(total_of(jnp.asarray(logits)))
     answers = choose_answers(dev.questions, dev.features, list(zip(starts, ends, strict=True)), preset.answers)
     chosen = {name: best[0].text for name, best in answers.items()}
     if path := run.file("predictions.json"):

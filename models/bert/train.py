@@ -14,7 +14,6 @@ import optax
 from flax import nnx
 from rich.console import Console
 
-import jaxhetero
 from models.bert.data import PreTrainingData
 from models.bert.loss import PredictionCounts, Targets, count_predictions, pre_training_loss
 from models.bert.model import Batch, PreTrainingModel
@@ -24,6 +23,7 @@ from models.common.batches import BatchSplit
 from models.common.checkpoint import Checkpoints
 from models.common.command import RunOptions
 from models.common.errors import SettingsError
+from models.common.first import from_first, total_of
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
@@ -52,7 +52,7 @@ def train(
     graphdef, params = nnx.split(make_model(preset), nnx.Param)
     if start_from:
         params = Checkpoints(start_from / "checkpoints", identity).restore_params("latest", params)
-    params = jaxhetero.broadcast(params)
+    params = from_first(params)
     optimizer = make_optimizer(
         preset.optimizer,
         preset.schedule,
@@ -76,7 +76,7 @@ def train(
         label=lambda step: "",
         state=TrainState(params, init_state(optimizer, params)),
         train_step=train_step,
-        batches=lambda step: data.train_batches(split, step),
+        batches=data.train_batches,
         learning_rate=preset.schedule,
         pull=optimizer.pull,
         push=optimizer.push,
@@ -170,7 +170,7 @@ def evaluate(count: jax.stages.Wrapped, params: State, data: PreTrainingData, sp
     total = PredictionCounts(*[jnp.float32(0)] * len(PredictionCounts._fields))
     for batch in data.held_out_batches(split):
         total = jax.tree.map(jnp.add, total, count(params, *batch))
-    token_loss, token_correct, token_count, next_correct, next_count = map(float, jaxhetero.psum(total))
+    token_loss, token_correct, token_count, next_correct, next_count = map(float, total_of(total))
     return {
         "mlm_loss": token_loss / token_count,
         "mlm_accuracy": token_correct / token_count,

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
+import jaxhetero
 from models.common.errors import DataError, require
 
 READ_THREADS = 4
 PREFETCHED_PIECES = 8
 
 Example = dict[str, NDArray[Any]]
+Batch = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,17 @@ class BatchSplit:
         return step * self.pieces_per_step + index * self.worker_count + self.rank
 
 
+def pieces_for(global_batch: int, micro_batch: int, worker_count: int) -> int:
+    """Into how many pieces a global batch is cut: as ``micro_batch`` says, or the least that gives each worker one."""
+    if micro_batch:
+        require(
+            global_batch % micro_batch == 0,
+            f"micro_batch is {micro_batch}; it must divide the global batch ({global_batch})",
+        )
+        return global_batch // micro_batch
+    return next((n for n in range(worker_count, global_batch) if global_batch % n == 0), global_batch)
+
+
 @dataclass(frozen=True)
 class OwnPieces:
     """The numbers of a worker's pieces from a step on, as a sequence."""
@@ -139,6 +154,52 @@ def read_pieces(
     mine = OwnPieces(split, first_step, max(0, len(pieces) // split.pieces_per_step - first_step))
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=PREFETCHED_PIECES)
     return iter(grain.MapDataset.source(mine).map(lambda number: pieces[number]).to_iter_dataset(options))
+
+
+class Pieces:
+    """This worker's pieces, step by step, as each step is dealt.
+
+    Args:
+      split: how a step is shared out.
+      batches: from a split and a step to this worker's batches from that step on. It is called anew where the steps do
+        not follow each other, or are dealt otherwise.
+      are_joined: the pieces of a step are one batch.
+    """
+
+    def __init__(
+        self, split: BatchSplit, batches: Callable[[BatchSplit, int], Iterator[Batch]], *, are_joined: bool = False
+    ) -> None:
+        self._split, self._batches, self._are_joined = split, batches, are_joined
+        self._next: tuple[BatchSplit, int] | None = None
+        self._stream: Iterator[Batch] = iter(())
+
+    def example(self) -> Batch:
+        """A batch like all others."""
+        first = next(self._from(self._split, 0))
+        self._stream = chain([first], self._stream)
+        return first
+
+    def of_step(self, step: int, team: jaxhetero.elastic.Team) -> Iterator[Batch]:
+        """Those of this worker, in an elastic job as a member of the team. The caller takes all of them."""
+        split = self._split
+        if jaxhetero.elastic.is_elastic():
+            split = replace(split, rank=team.index, worker_count=team.size)
+        stream = self._from(split, step)
+        self._next = (split, step + 1)
+        return islice(stream, 1 if self._are_joined else split.accumulate_every)
+
+    def _from(self, split: BatchSplit, step: int) -> Iterator[Batch]:
+        if self._next != (split, step):
+            stream = self._batches(split, step)
+            self._stream = joined(stream, split.accumulate_every) if self._are_joined else stream
+            self._next = (split, step)
+        return self._stream
+
+
+def joined(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
+    """``count`` pieces at a time, one after the other along their first axis; numbers become arrays of ``count``."""
+    while pieces := list(islice(batches, count)):
+        yield jax.tree.map(lambda *leaves: np.concatenate([np.atleast_1d(leaf) for leaf in leaves]), *pieces)
 
 
 def evaluation_batches(

@@ -1,4 +1,4 @@
-"""Checkpoints with orbax. Rank 0 reads and writes; the other ranks get the state from it by broadcast.
+"""Checkpoints with orbax. The first worker reads and writes; the others get the state from it by broadcast.
 
 The workers need no shared file system. A checkpoint is a folder named by its step. It appears complete or not at all.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 import jaxhetero
 from models.common.errors import CheckpointError, require
+from models.common.first import from_first, is_first
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ class Checkpoints:
           SettingsError: on every worker, if the folder has checkpoints of an earlier run and ``wanted`` is None. After
             a restart, these could not be told from the checkpoints of this run.
         """
-        has_any = bool(jaxhetero.broadcast(jnp.int32(bool(self.steps()))))
+        has_any = bool(from_first(jnp.int32(bool(self.steps()))))
         if has_any and jaxhetero.restart_count():
             return "latest"
         require(
@@ -58,8 +59,8 @@ class Checkpoints:
         return wanted
 
     def save(self, step: int, state: Any, history: dict[str, Any]) -> None:
-        """Save the state. Call it on every worker with the same state; rank 0 writes. ``history`` is stored as JSON."""
-        if jaxhetero.rank() == 0 and step not in self.steps():
+        """Save the state. Call it on every worker with the same state; the first writes. ``history`` becomes JSON."""
+        if is_first() and step not in self.steps():
             ocp = _orbax()
             run = {"identity": self._identity, "shapes": _shapes(_flatten(state)), "history": history}
             args = ocp.args.Composite(state=ocp.args.StandardSave(_flatten(state)), run=ocp.args.JsonSave(run))
@@ -73,8 +74,8 @@ class Checkpoints:
     def restore(self, wanted: str, template: Any) -> tuple[int, Any, dict[str, Any]]:
         """The step, state and history of the checkpoint ``wanted``: the number of a step, or ``latest``.
 
-        Call it on every worker. The state has the structure of ``template``. The history is empty on ranks other than
-        0.
+        Call it on every worker. The state has the structure of ``template``. The history is empty on all but the first
+        worker.
 
         Raises:
           CheckpointError: on every worker, if the checkpoint is missing, damaged, or of another model.
@@ -85,8 +86,8 @@ class Checkpoints:
             return step, *self._read(step, template)
 
         nothing: tuple[int, Any, dict[str, Any]] = (0, template, {})
-        step, state, history = _on_rank_0(read, otherwise=nothing)
-        step, state = jaxhetero.broadcast((jnp.int32(step), state))
+        step, state, history = _on_first(read, otherwise=nothing)
+        step, state = from_first((jnp.int32(step), state))
         return int(step), state, history
 
     def restore_params(self, wanted: str, template: Any) -> Any:
@@ -103,7 +104,7 @@ class Checkpoints:
             _check_shapes(_shapes(flat), _shapes(_flatten(template)), f"checkpoint {step} in {self._folder}")
             return _unbound(_unflatten(template, flat))
 
-        return jaxhetero.broadcast(_on_rank_0(read, otherwise=template))
+        return from_first(_on_first(read, otherwise=template))
 
     def read_arrays(self, step: int) -> dict[str, Any]:
         """All arrays of a checkpoint, by the names of the leaves. Only the worker that calls it reads."""
@@ -144,21 +145,21 @@ class Checkpoints:
         return _unbound(_unflatten(template, state)), run["history"]
 
 
-def _on_rank_0(read: Callable[[], T], *, otherwise: T) -> T:
-    """The result of ``read`` on rank 0, ``otherwise`` on the other ranks. If ``read`` fails, every rank raises."""
+def _on_first(read: Callable[[], T], *, otherwise: T) -> T:
+    """The result of ``read`` on the first worker, ``otherwise`` on others. If ``read`` fails, every worker raises."""
     result, failure = otherwise, None
-    if jaxhetero.rank() == 0:
+    if is_first():
         try:
             result = read()
         except CheckpointError as error:
             failure = error
-    if jaxhetero.broadcast(jnp.int32(failure is not None)):
-        raise failure or CheckpointError("rank 0 could not read the checkpoint; its message says why")
+    if from_first(jnp.int32(failure is not None)):
+        raise failure or CheckpointError("the first worker could not read the checkpoint; its message says why")
     return result
 
 
 def _orbax() -> Any:
-    import orbax.checkpoint as ocp  # takes seconds to import, and only rank 0 of a run that saves needs it
+    import orbax.checkpoint as ocp  # takes seconds to import, and only the first worker of a run that saves needs it
 
     return ocp
 
@@ -181,8 +182,8 @@ def _unflatten(template: Any, flat: dict[str, Any]) -> Any:
 def _unbound(state: Any) -> Any:
     """The same arrays, not bound to a device as those of orbax are.
 
-    JAX compiles a program anew for arrays that are. So rank 0 would compile what the other ranks have compiled before
-    in the same process, and its collectives would not meet theirs.
+    JAX compiles a program anew for arrays that are. So the first worker would compile what the others have compiled
+    before in the same process, and its collectives would not meet theirs.
     """
     return jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), state)
 

@@ -21,6 +21,7 @@ import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.dry_run import DryRun
 from models.common.errors import SettingsError, TrainerError, require
+from models.common.first import is_first
 from models.common.optimizer import WeightsDtype
 from models.common.report import Result, plot_losses
 
@@ -51,7 +52,8 @@ class RunOptions:
     a multiple of it."""
     microbatches: int = 0
     """Into how many microbatches a step is divided, in place of what micro_batch says: with --stages on each replica;
-    without, on all workers together, and the weights then have the same bits on any number of workers."""
+    without, on all workers together, and the weights then have the same bits on any number of workers. An elastic job
+    always does this."""
     optimizer_on: Literal["workers", "reducers"] = "workers"
     """Where the optimizer runs and has its state: see `jaxhetero.optimizers.on_reducers`. A run can be resumed on the
     other."""
@@ -73,10 +75,7 @@ class RunOptions:
         require(self.keep is None or self.keep >= 1, f"keep is {self.keep}; it must be at least 1")
         require(self.stages >= 1, f"stages is {self.stages}; it must be at least 1")
         require(self.microbatches >= 0, f"microbatches is {self.microbatches}; it must be at least 1")
-        require(
-            not self.is_exact or self.optimizer_on == "workers",
-            "--microbatches needs --optimizer-on workers, where there are no --stages",
-        )
+        require(not self.microbatches or self.optimizer_on == "workers", "--microbatches needs --optimizer-on workers")
         require(
             self.stages == 1 or self.optimizer_on == "workers",
             "--stages needs --optimizer-on workers: every worker has other weights, and reducers have all of them",
@@ -101,7 +100,7 @@ class RunOptions:
     @property
     def is_exact(self) -> bool:
         """Whether the weights have the same bits on any number of workers: see ``ExactStep``."""
-        return self.stages == 1 and self.microbatches > 0
+        return self.stages == 1 and (self.microbatches > 0 or jaxhetero.elastic.is_elastic())
 
     @property
     def weights_from_reducers(self) -> WeightsDtype | None:
@@ -109,11 +108,11 @@ class RunOptions:
         return self.weights_dtype if self.optimizer_on == "reducers" else None
 
     def file(self, name: str) -> Path | None:
-        """The path of a file in the output folder on rank 0. None on other ranks, which do not write."""
-        return self.output / name if self.output and jaxhetero.rank() == 0 else None
+        """The path of a file in the output folder on the first worker. None on others, which do not write."""
+        return self.output / name if self.output and is_first() else None
 
     def checkpoint(self, step: int) -> Path | None:
-        """The folder of a checkpoint on rank 0. None on other ranks."""
+        """The folder of a checkpoint on the first worker. None on others."""
         return self.file(f"{CHECKPOINTS}/{step}")
 
 
@@ -223,11 +222,11 @@ def print_dry_run(
 
 
 def finish(result: Result, options: Options, console: Console, title: str, unit: str) -> int:
-    """Report on rank 0, end the job, and return the exit code.
+    """Report on the first worker, end the job, and return the exit code.
 
     It is 1 if the workers ended with different weights, and ``INTERRUPTED`` if the run is not complete.
     """
-    if jaxhetero.rank() == 0:
+    if is_first():
         console.print(result.to_table(title, unit))
         for path in (options.run.json, options.run.file("result.json")):
             if path:

@@ -6,9 +6,9 @@ import math
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeAlias
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import jaxhetero
+from models.common.batches import Pieces
 from models.common.errors import LossError
 from models.common.progress import TrainProgress
 from models.common.report import StepMeter
@@ -39,8 +40,10 @@ class Interruption:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        # In an elastic job, SIGTERM makes this worker leave the others, as jaxhetero.elastic.gate does it.
+        signals = [signal.SIGINT] if jaxhetero.elastic.is_elastic() else [signal.SIGINT, signal.SIGTERM]
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in signals:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -58,43 +61,46 @@ class Interruption:
 
 
 class TensorboardLog:
-    """Writes scalars and pictures to a folder for TensorBoard. Without a folder it writes nothing."""
+    """Writes scalars and pictures to a folder for TensorBoard, while ``is_open``; without a folder, nothing."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._writer: Any = None
-        if folder:
-            from tensorboardX import SummaryWriter  # only rank 0 needs it
-
-            self._writer = SummaryWriter(str(folder))
+        self.is_open = False
+        self._folder = folder
 
     def scalars(self, step: int, **values: float) -> None:
         """Add one point to each curve."""
-        if self._writer:
+        if self._folder and self.is_open:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 
     def picture(self, step: int, pixels: NDArray[np.uint8]) -> None:
         """Add a picture: ``[height, width, 3]``."""
-        if self._writer:
+        if self._folder and self.is_open:
             self._writer.add_image("picture", pixels, step, dataformats="HWC")
 
     def close(self) -> None:
         """Write the buffered points and close the file."""
-        if self._writer:
+        if "_writer" in vars(self):
             self._writer.close()
+
+    @cached_property
+    def _writer(self) -> Any:
+        from tensorboardX import SummaryWriter  # only one worker needs it
+
+        return SummaryWriter(str(self._folder))
 
 
 @jax.jit
 def _over_workers(losses: list[jax.Array], is_asked: jax.Array) -> jax.Array:
-    """float32[2]: the mean loss, and the share of workers that were asked to stop."""
-    mine = jnp.stack([jnp.mean(jnp.stack(losses)).astype(jnp.float32), is_asked])
+    """The report of a step."""
+    mine = jnp.stack([jnp.mean(jnp.stack(losses)).astype(jnp.float32), is_asked, 1])
     return jaxhetero.pmean(mine)
 
 
 Step: TypeAlias = Callable[[Any, Iterable[tuple[Any, ...]], bool], tuple[Any, jax.Array]]
 """``(state, pieces, is_asked) -> (state, report)``: one step over this worker's pieces, their batches. ``is_asked``:
-whether this worker was asked to stop. The report is float32[2], the same on all workers: the mean loss, and more than 0
-if a worker was asked."""
+whether this worker was asked to stop. The report is float32[3], the same on all workers: the mean loss; more than 0 if
+a worker was asked; and 0 if the step counts for nothing, since a worker was lost in it."""
 
 
 def step_of_pieces(train_step: Callable[..., tuple[Any, jax.Array]]) -> Step:
@@ -112,53 +118,87 @@ def step_of_pieces(train_step: Callable[..., tuple[Any, jax.Array]]) -> Step:
 
 @dataclass
 class Loop:
-    """Runs steps, and keeps the state and the losses."""
+    """Runs steps, and keeps the state, the losses and the evaluations.
+
+    In an elastic job, workers come and go between its steps. What it keeps goes to those who come.
+    """
 
     train_step: Step
     state: Any
+    pieces: Pieces
     learning_rate: Callable[[Any], Any]
     interruption: Interruption
     progress: TrainProgress
     log: TensorboardLog
     advice: str
     """Which setting to change if the loss is not finite; the error message ends with it."""
+    has_begun: bool = False
+    """Whether the training has: of a worker that comes, when it has what the others have."""
     step: int = 0
     """Steps whose loss is known, counted from the start of the training."""
     losses: list[float] = field(default_factory=list)
     """One per step since step 0."""
+    evaluations: list[dict[str, float]] = field(default_factory=list)
     meter: StepMeter = field(default_factory=StepMeter)
     is_stopped: bool = False
     """A worker was asked to stop. All workers have stopped after the same step."""
+    team: jaxhetero.elastic.Team | None = None
+    """Among whom the next step is dealt, once this worker has passed the gate in front of it."""
 
-    def run(self, batches: Iterator[tuple[Any, ...]], step_count: int, pieces: int) -> None:
-        """Run at most ``step_count`` more steps. Afterwards ``state`` is the state after step ``step``.
+    def begin(self, step: int, state: Any, losses: list[float], evaluations: list[dict[str, float]]) -> None:
+        """Go on from here."""
+        self.has_begun, self.step, self.state = True, step, state
+        self.losses, self.evaluations = list(losses), list(evaluations)
+        self.progress.begin(step)
+
+    def enter(self) -> None:
+        """Pass the gate in front of the next step, if that is not done already. Call it on every worker."""
+        if self.team is not None:
+            return
+        place = (self.has_begun, self.step, self.losses, self.evaluations)
+        state, place, self.team = jaxhetero.elastic.gate(self.state, place)
+        if place[1] != self.step or place[0] != self.has_begun:
+            self.begin(place[1], state, *place[2:])
+        self.progress.is_visible = self.log.is_open = self.team.is_first
+
+    def run(self, end: int) -> None:
+        """Run the steps up to ``end``, if nobody is asked to stop. Afterwards ``state`` is that after step ``step``.
 
         Raises:
           LossError: on every worker, after the same step, if the mean loss over the workers is not finite.
         """
+        # Where workers may be lost, what comes of a step decides what the next one is.
+        steps_ahead = 0 if jaxhetero.elastic.is_elastic() else STEPS_AHEAD
         in_flight: deque[jax.Array] = deque()
         with self.meter.measure():
-            for _ in range(step_count):
-                mine = islice(batches, pieces)
-                self.state, report = self.train_step(self.state, mine, self.interruption.is_asked)
-                in_flight.append(report)
-                if len(in_flight) > STEPS_AHEAD:
+            while self.step + len(in_flight) < end and not self.is_stopped:
+                self.enter()
+                in_flight.append(self._start_step(self.step + len(in_flight)))
+                if len(in_flight) > steps_ahead:
                     self._finish(in_flight.popleft())
-                if self.is_stopped:
-                    break
             while in_flight:
                 self._finish(in_flight.popleft())
             jax.block_until_ready(self.state)
 
-    def _finish(self, loss_and_stop: jax.Array) -> None:
-        loss, share_asked = np.asarray(loss_and_stop).tolist()
+    def _start_step(self, step: int) -> jax.Array:
+        """The report of the step, which may still run."""
+        assert self.team is not None
+        mine = self.pieces.of_step(step, self.team)
+        self.team = None
+        self.state, report = self.train_step(self.state, mine, self.interruption.is_asked)
+        return report
+
+    def _finish(self, report: jax.Array) -> None:
+        loss, share_asked, is_whole = np.asarray(report).tolist()
+        self.is_stopped |= share_asked > 0
+        if not is_whole:
+            return  # a worker was lost in it, and the state is that before it: the others do it again
         if not math.isfinite(loss):
             raise LossError(f"the loss is {loss} at step {self.step + 1}; {self.advice}")
         rate = float(self.learning_rate(self.step))
         self.step += 1
         self.meter.step_count += 1
         self.losses.append(loss)
-        self.is_stopped |= share_asked > 0
         self.log.scalars(self.step, loss=loss, learning_rate=rate)
         self.progress.update(loss, rate, self._all_reduce_ms())
 

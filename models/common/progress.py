@@ -27,22 +27,20 @@ _LIVE_COLUMNS = LIVE_BAR_WIDTH + len("step") + len("0:00:00") + 5
 
 
 class TrainProgress:
-    """Shows step, loss, learning rate, speed, and time in all-reduce. Silent when not ``visible``."""
+    """Shows step, loss, learning rate, speed, and time in all-reduce. Silent while not ``is_visible``."""
 
-    def __init__(
-        self, console: Console, *, unit: str, step_count: int, global_batch: int, visible: bool, first_step: int = 0
-    ) -> None:
+    def __init__(self, console: Console, *, unit: str, step_count: int, global_batch: int, is_visible: bool) -> None:
         self._console = console
         self._unit = unit
         self._step_count = step_count
         self._global_batch = global_batch
-        self._visible = visible
+        self.is_visible = is_visible
         self._interval_s = LIVE_INTERVAL_S if console.is_terminal else LINE_INTERVAL_S
-        self._done = self._part_begin = first_step
+        self._done = self._part_begin = 0
         self._label = ""
         self._drawn_at = self._part_start = time.monotonic()
         self._live: Progress | None = None
-        if visible and console.is_terminal:
+        if is_visible and console.is_terminal:
             self._live = Progress(
                 TextColumn("{task.fields[label]}"),
                 BarColumn(LIVE_BAR_WIDTH),
@@ -52,7 +50,7 @@ class TrainProgress:
                 TimeRemainingColumn(),
                 console=console,
             )
-            self._task = self._live.add_task("train", total=step_count, completed=first_step, label="", figures="")
+            self._task = self._live.add_task("train", total=step_count, label="", figures="")
 
     def __enter__(self) -> Self:
         if self._live:
@@ -64,6 +62,10 @@ class TrainProgress:
     ) -> None:
         if self._live:
             self._live.stop()
+
+    def begin(self, step: int) -> None:
+        """Go on after this step."""
+        self._done = self._part_begin = step
 
     def start_part(self, label: str) -> None:
         """Begin a part of the run, such as an epoch. The speed shown is that of this part, so it omits evaluations."""
@@ -77,7 +79,7 @@ class TrainProgress:
         self._done += 1
         now = time.monotonic()
         is_due = now - self._drawn_at >= self._interval_s or self._done == self._step_count
-        if not self._visible or not is_due:
+        if not self.is_visible or not is_due:
             return
         self._drawn_at = now
         steps_per_second = (self._done - self._part_begin) / max(now - self._part_start, 1e-9)
@@ -105,7 +107,7 @@ class TrainProgress:
 
     def print(self, line: str) -> None:
         """One line of text, above the bar if there is one."""
-        if self._visible:
+        if self.is_visible:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 import jaxhetero
+from models.common.first import from_first, is_first
 
 
 class StepMeter:
@@ -43,7 +44,7 @@ class StepMeter:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run, the same on every rank except for the times of rank 0."""
+    """The outcome of a run, the same on every worker except for the times."""
 
     worker_count: int
     parameter_count: int
@@ -62,14 +63,14 @@ class Result:
     sent_bytes_per_step: float | None
     """Mean over the workers of the bytes that the transport sent. None with one worker."""
     differing_worker_count: int
-    """Workers whose final parameters are not bit for bit those of rank 0."""
+    """Workers whose final parameters are not bit for bit those of the first."""
     losses: list[float]
     """The mean over the global batch for each step since step 0, also for the steps before a resumption."""
     evaluations: list[dict[str, float]]
     """One entry per evaluation: the step after which it ran, and its scores."""
     weights_digest: str = ""
-    """On rank 0, the beginning of the SHA-256 of the final parameters' bits, in hexadecimal: equal weights have the
-    same one."""
+    """On the first worker, the beginning of the SHA-256 of the final parameters' bits, in hexadecimal: equal weights
+    have the same one."""
 
     @classmethod
     def collect(cls, meter: StepMeter, *, global_batch: int, params: Any, **fields: Any) -> Result:
@@ -89,7 +90,7 @@ class Result:
             all_reduce_ms_per_step=float(all_reduce_ms) if worker_count > 1 else None,
             sent_bytes_per_step=float(sent_bytes) if worker_count > 1 else None,
             differing_worker_count=int(count_differing_workers(params)),
-            weights_digest=digest_of(params) if jaxhetero.rank() == 0 else "",
+            weights_digest=digest_of(params) if is_first() else "",
             **fields,
         )
 
@@ -164,7 +165,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def plot_losses(path: Path, losses: Sequence[float], title: str) -> None:
     """Draw the loss of every step as a PNG."""
-    from matplotlib.figure import Figure  # slow to import, and only rank 0 plots
+    from matplotlib.figure import Figure  # slow to import, and only one worker plots
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -196,12 +197,12 @@ def digest_of(params: Any) -> str:
 
 @jax.jit
 def count_differing_workers(params: Any) -> jax.Array:
-    """int32[]: how many workers have other bits than rank 0.
+    """int32[]: how many workers have other bits than the first.
 
     The bits are compared as integers, so -0.0 differs from 0.0, and NaN equals itself.
     """
     bits = jax.tree.map(lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32), params)
-    equal = jax.tree.map(jnp.array_equal, bits, jaxhetero.broadcast(bits))
+    equal = jax.tree.map(jnp.array_equal, bits, from_first(bits))
     differs = ~jnp.all(jnp.stack(jax.tree.leaves(equal)))
     return jaxhetero.psum(differs.astype(jnp.int32))
 

@@ -7,17 +7,15 @@ of a global batch that a worker would get, as microbatches of one call.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 import optax
 
 import jaxhetero
-from models.common.batches import BatchSplit
+from models.common.batches import BatchSplit, pieces_for
 from models.common.errors import require
 from models.common.optimizer import GradientConfig
 
@@ -34,6 +32,11 @@ class StageOptions(Protocol):
 def split_over_replicas(global_batch: int, micro_batch: int, options: StageOptions) -> BatchSplit:
     """How a global batch is split where ``stages`` workers are one replica. With 1, every worker is one."""
     stages, rank, worker_count = options.stages, jaxhetero.rank(), jaxhetero.size()
+    if jaxhetero.elastic.is_elastic():
+        require(stages == 1, "--stages does not work in an elastic job")
+        worker_count = jaxhetero.elastic.capacity()
+        pieces = options.microbatches or pieces_for(global_batch, micro_batch, worker_count)
+        return BatchSplit.of_pieces(global_batch, pieces, rank=rank, worker_count=worker_count)
     if stages == 1 and options.microbatches:
         return BatchSplit.of_pieces(global_batch, options.microbatches, rank=rank, worker_count=worker_count)
     require(
@@ -60,14 +63,13 @@ def require_plain_gradients(config: GradientConfig, stages: int) -> None:
 
 
 def split_over_workers(split: BatchSplit) -> BatchSplit:
-    """The same split where every worker has a share of its own, as in an evaluation."""
+    """The same split where every worker has a share of its own, as in an evaluation.
+
+    In an elastic job, where a share could be lost, every worker has the whole.
+    """
+    if jaxhetero.elastic.is_elastic():
+        return dataclasses.replace(split, rank=0, worker_count=1)
     return dataclasses.replace(split, rank=jaxhetero.rank(), worker_count=jaxhetero.size())
-
-
-def joined(batches: Iterator[tuple[Any, ...]], count: int) -> Iterator[tuple[Any, ...]]:
-    """``count`` pieces at a time, one after the other along their first axis; numbers become arrays of ``count``."""
-    while pieces := list(islice(batches, count)):
-        yield jax.tree.map(lambda *leaves: np.concatenate([np.atleast_1d(leaf) for leaf in leaves]), *pieces)
 
 
 @dataclass

@@ -138,7 +138,7 @@ class ExactStep:
             return state._replace(opt_state=state.opt_state._replace(exponents=sums.exponents))
 
         loss = jnp.where(fits, mean["loss"], total_loss / self.pieces)
-        return jax.lax.cond(is_whole & fits, update, rest), jnp.stack([loss, asked])
+        return jax.lax.cond(is_whole & fits, update, rest), jnp.stack([loss, asked, is_whole])
 
     def _averaged_of(self, state: Any) -> dict[str, Any]:
         return {name: getattr(state, name) for name in self.averaged}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -13,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-import jaxhetero
-from models.common.batches import BatchSplit
+from models.common.batches import BatchSplit, Pieces
 from models.common.checkpoint import Checkpoints
 from models.common.command import CHECKPOINTS, RunOptions
+from models.common.first import is_first
 from models.common.loop import Interruption, Loop, Step, TensorboardLog, step_of_pieces
 from models.common.optimizer import share_residuals
 from models.common.progress import TrainProgress
 from models.common.report import Result, parameter_count, save_picture, show_scores
-from models.common.stages import StagedStep, joined
+from models.common.stages import StagedStep
 from models.common.steps import ExactStep
 
 Scores = dict[str, float]
@@ -50,8 +49,8 @@ class Training:
     train_step: Any
     """Jitted: ``(state, *batch) -> (state, loss)``. Or an ``ExactStep``, or a ``StagedStep``, which takes all pieces of
     a step at once."""
-    batches: Callable[[int], Iterator[tuple[Any, ...]]]
-    """From a step to this worker's batches from that step on, to the end of the run or without end."""
+    batches: Callable[[BatchSplit, int], Iterator[tuple[Any, ...]]]
+    """From a split and a step to this worker's batches from that step on, to the end of the run or without end."""
     learning_rate: Callable[[Any], Any]
     evaluate: Callable[[Any], Scores]
     identity: dict[str, Any]
@@ -70,7 +69,7 @@ class Training:
     settle: Callable[[Any], Any] = lambda state: state
     """The opposite."""
     draw: Callable[[], NDArray[np.uint8]] | None = None
-    """Draws what the last evaluation found: uint8 ``[height, width, 3]``. It is called on rank 0, and goes to
+    """Draws what the last evaluation found: uint8 ``[height, width, 3]``. The first worker calls it. It goes to
     TensorBoard and into PICTURE in the output folder."""
 
     def run(self, options: RunOptions, console: Console) -> Result:
@@ -79,45 +78,24 @@ class Training:
         The run continues from a checkpoint if the options say so, or if the launcher has restarted the job.
         """
         checkpoints = Checkpoints(options.output / CHECKPOINTS, self.identity, options.keep) if options.output else None
-        first_step = 0
-        history: dict[str, Any] = {"losses": [], "evaluations": []}
         if isinstance(self.train_step, ExactStep):
             self.state = self.train_step.prepare(self.state)
-        if checkpoints and (chosen := checkpoints.choose(options.resume)):
-            first_step, state, read = checkpoints.restore(chosen, self.pull(self.state))
-            self.state = self.push(state)
-            # Ranks other than 0 get no history, and do not report one.
-            history = read or {"losses": [0.0] * first_step, "evaluations": []}
-        log = TensorboardLog(options.file("tensorboard"))
         progress = TrainProgress(
             console,
             unit=self.unit,
             step_count=self.step_count,
             global_batch=self.split.global_batch,
-            visible=jaxhetero.rank() == 0,
-            first_step=first_step,
+            is_visible=is_first(),
         )
-        if first_step:
-            progress.print(f"resumed from step {first_step} of {self.step_count}")
-        batches = self.batches(first_step)
-        if isinstance(self.train_step, StagedStep):
-            batches = joined(batches, self.split.accumulate_every)
-        first = list(islice(batches, 1))
         with Interruption() as interruption, progress:
-            loop = Loop(
-                self._compile(progress, first),
-                self.state,
-                self.learning_rate,
-                interruption,
-                progress,
-                log,
-                self.advice,
-                step=first_step,
-                losses=list(history["losses"]),
-            )
-            evaluations: list[Scores] = list(history["evaluations"])
-            self._run_stretches(loop, chain(first, batches), evaluations, checkpoints, options)
-        log.close()
+            log = TensorboardLog(options.output / "tensorboard" if options.output else None)
+            loop = self._make_loop(interruption, progress, log)
+            loop.enter()
+            if not loop.has_begun:
+                self._begin(loop, checkpoints, options)
+            first_step = loop.step
+            self._run_stretches(loop, checkpoints, options)
+        loop.log.close()
         return Result.collect(
             loop.meter,
             global_batch=self.split.global_batch,
@@ -125,29 +103,43 @@ class Training:
             first_step=first_step,
             is_complete=loop.step >= self.step_count,
             losses=loop.losses,
-            evaluations=evaluations,
+            evaluations=loop.evaluations,
         )
+
+    def _make_loop(self, interruption: Interruption, progress: TrainProgress, log: TensorboardLog) -> Loop:
+        """All programs are compiled in it."""
+        pieces = Pieces(self.split, self.batches, are_joined=isinstance(self.train_step, StagedStep))
+        step = self._compile(progress, pieces)
+        return Loop(step, self.state, pieces, self.learning_rate, interruption, progress, log, self.advice)
+
+    def _begin(self, loop: Loop, checkpoints: Checkpoints | None, options: RunOptions) -> None:
+        """From a checkpoint, if the options say so, or if the launcher has restarted the job."""
+        if checkpoints and (chosen := checkpoints.choose(options.resume)):
+            first_step, state, history = checkpoints.restore(chosen, self.pull(loop.state))
+            # Only the first worker gets the history.
+            history = history or {"losses": [0.0] * first_step, "evaluations": []}
+            loop.begin(first_step, self.push(state), history["losses"], history["evaluations"])
+            loop.progress.print(f"resumed from step {first_step} of {self.step_count}")
+        else:
+            loop.begin(0, loop.state, [], [])
 
     def _run_stretches(
         self,
         loop: Loop,
-        batches: Iterator[tuple[Any, ...]],
-        evaluations: list[Scores],
         checkpoints: Checkpoints | None,
         options: RunOptions,
     ) -> None:
-        pieces = 1 if isinstance(self.train_step, StagedStep) else self.split.accumulate_every
         while loop.step < self.step_count and not loop.is_stopped:
             loop.progress.start_part(self.label(loop.step))
             number = loop.step // self.stretch_steps + 1
             end = min(number * self.stretch_steps, self.step_count)
             loop.state = self.begin(loop.state)
-            loop.run(batches, end - loop.step, pieces)
+            loop.run(end)
             loop.state = self.settle(loop.state)
             loop.state = self._equal_on_all_workers(loop.state)
             if loop.step == end and (number % self.evaluate_every == 0 or end == self.step_count):
                 scores = {"step": float(loop.step), **self.evaluate(loop.state)}
-                evaluations.append(scores)
+                loop.evaluations.append(scores)
                 mean_loss = np.mean(loop.losses[-self.stretch_steps :])
                 loop.progress.print(f"{self.label(loop.step - 1)} mean loss {mean_loss:.3f}, {show_scores(scores)}")
                 loop.log.scalars(loop.step, **{name: value for name, value in scores.items() if name != "step"})
@@ -156,9 +148,11 @@ class Training:
                     loop.log.picture(loop.step, picture)
                     save_picture(path, picture)
             if checkpoints:
-                checkpoints.save(loop.step, self.pull(loop.state), {"losses": loop.losses, "evaluations": evaluations})
+                history = {"losses": loop.losses, "evaluations": loop.evaluations}
+                checkpoints.save(loop.step, self.pull(loop.state), history)
             if options.report:
-                options.report(loop.step, evaluations[-1] if evaluations else {}, options.checkpoint(loop.step))
+                scores = loop.evaluations[-1] if loop.evaluations else {}
+                options.report(loop.step, scores, options.checkpoint(loop.step))
         if loop.is_stopped and loop.step < self.step_count:
             kept = "its checkpoint is saved" if checkpoints else "nothing is saved without --output"
             loop.progress.print(f"stopped after step {loop.step} of {self.step_count}; {kept}")
@@ -171,12 +165,10 @@ class Training:
         state = self.synchronize(state)
         return state._replace(opt_state=share_residuals(state.opt_state))
 
-    def _compile(self, progress: TrainProgress, first: list[tuple[Any, ...]]) -> Step:
+    def _compile(self, progress: TrainProgress, pieces: Pieces) -> Step:
         """Compile the train step before the first step, so that all steps can be timed alike."""
-        if not first:
-            return step_of_pieces(self.train_step)  # no step is left to run
         start = time.monotonic()
-        compiled = self._compile_for(self.begin(self.state), *jax.tree.map(_abstract, first[0]))
+        compiled = self._compile_for(self.begin(self.state), *jax.tree.map(_abstract, pieces.example()))
         split = self.split
         if isinstance(compiled, StagedStep):
             progress.print(compiled.report)

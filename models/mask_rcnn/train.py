@@ -15,6 +15,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.command import RunOptions
 from models.common.errors import SettingsError, require
+from models.common.first import from_first
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
@@ -61,10 +62,10 @@ def train(
     )
     split = split_over_replicas(preset.global_batch, preset.micro_batch, options)
     data = CocoData(folder, preset)
-    if split.rank == 0:
+    if jaxhetero.rank() == 0:
         console.print(str(data), markup=False, highlight=False, soft_wrap=True)
     graphdef, params, frozen = nnx.split(make_model(preset, start_from), nnx.Param, Frozen)  # type: ignore[misc]
-    params, frozen = jaxhetero.broadcast((params, frozen))
+    params, frozen = from_first((params, frozen))
     optimizer = make_optimizer(
         preset.optimizer,
         preset.schedule,
@@ -87,7 +88,7 @@ def train(
         label=lambda step: f"epoch {step * preset.global_batch // len(data.train_images) + 1}",
         state=TrainState(params, frozen, init_state(optimizer, params)),
         train_step=train_step,
-        batches=lambda step: data.train_batches(split, step),
+        batches=data.train_batches,
         learning_rate=preset.schedule,
         pull=optimizer.pull,
         push=optimizer.push,

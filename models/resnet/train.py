@@ -16,6 +16,7 @@ from rich.console import Console
 import jaxhetero
 from models.common.batches import BatchSplit
 from models.common.command import RunOptions
+from models.common.first import from_first, total_of
 from models.common.optimizer import init_state, scaled
 from models.common.report import Result
 from models.common.stages import StagedStep, require_plain_gradients, split_over_replicas, split_over_workers
@@ -44,7 +45,7 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
     split = split_over_replicas(preset.global_batch, preset.micro_batch, options)
     data = open_data(preset, folder)
     graphdef, params, batch_stats = nnx.split(make_model(preset), nnx.Param, nnx.BatchStat)  # type: ignore[misc]
-    params = jaxhetero.broadcast(params)
+    params = from_first(params)
     schedule = make_schedule(preset)
     optimizer = make_optimizer(
         preset.optimizer,
@@ -69,7 +70,7 @@ def train(preset: Preset, folder: Path | None, options: RunOptions, console: Con
         label=lambda step: f"epoch {step // preset.steps_per_epoch + 1}/{preset.epochs}",
         state=TrainState(params, batch_stats, init_state(optimizer, params)),
         train_step=train_step,
-        batches=lambda step: data.train_batches(split, step),
+        batches=data.train_batches,
         learning_rate=schedule,
         synchronize=synchronize,
         pull=optimizer.pull,
@@ -164,7 +165,7 @@ def evaluate(count_correct: jax.stages.Wrapped, state: TrainState, data: Data, s
     """The scores over all held-out images, of which every worker takes a share. Every image counts once."""
     batches = data.held_out_batches(split)
     local_counts = sum((count_correct(state, *batch) for batch in batches), start=jnp.zeros(2, jnp.int32))
-    first, among_five = jaxhetero.psum(local_counts).tolist()
+    first, among_five = total_of(local_counts).tolist()
     image_count = data.held_out_count
     return {
         "test_accuracy": first / image_count,

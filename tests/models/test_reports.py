@@ -41,7 +41,7 @@ def test_progress_in_a_pipe_is_a_few_plain_lines(
 ) -> None:
     monkeypatch.setattr("models.common.progress.LINE_INTERVAL_S", interval_s)
     output = io.StringIO()
-    progress = TrainProgress(Console(file=output), unit="images", step_count=4, global_batch=10, visible=visible)
+    progress = TrainProgress(Console(file=output), unit="images", step_count=4, global_batch=10, is_visible=visible)
     with progress:
         for epoch in range(2):
             progress.start_part(f"epoch {epoch + 1}/2")
@@ -63,7 +63,7 @@ def test_a_narrow_terminal_keeps_epoch_bar_step_and_time(
     steps = itertools.count()
     monkeypatch.setattr("models.common.progress.time", SimpleNamespace(monotonic=lambda: next(steps) / 100))
     console = Console(file=io.StringIO(), force_terminal=True, width=columns, legacy_windows=False)
-    progress = TrainProgress(console, unit="images", step_count=800, global_batch=100, visible=True)
+    progress = TrainProgress(console, unit="images", step_count=800, global_batch=100, is_visible=True)
     with progress:
         progress.start_part("epoch 20/20")
         for _ in range(799):

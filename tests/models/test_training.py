@@ -74,7 +74,7 @@ def toy(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         return ToyState(optax.apply_updates(state.params, updates), opt_state), loss
 
-    def batches(first_step: int) -> Iterator[tuple[Any, ...]]:
+    def batches(_: BatchSplit, first_step: int) -> Iterator[tuple[Any, ...]]:
         for step in range(first_step, STEPS):
             on_batch(step)
             for piece in range(accumulate_every):
