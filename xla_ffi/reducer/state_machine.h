@@ -86,8 +86,8 @@ class ReducerStateMachine {
   void note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing);
 
   // Both in one, for a payload that the worker lends until the total is sent to it. False, with nothing done, where
-  // that is too short and the payload has to be copied: the total of a broadcast or a gather is a worker's own piece. Nor
-  // where it is coded.
+  // that is too short and the payload has to be copied: the total of a broadcast or a gather is a worker's own piece.
+  // Nor where it is coded.
   Result<bool> take_lent(uint32_t rank, const FrameHeader& header, std::shared_ptr<const std::byte> payload,
                          int64_t now_ms, std::vector<Outgoing>& outgoing);
 

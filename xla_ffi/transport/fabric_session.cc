@@ -87,9 +87,8 @@ Status FabricSession::on_fabric(const Bytes& payload, Replies& replies) {
   Result<FabricOffer> offer = decode_fabric_offer(payload);
   if (!offer.ok()) return offer.status();
   if (endpoint_) return {Code::kProtocol, "it offered a fabric twice"};
-  Status status = context_.fabric && context_.fabric->accepts()
-                      ? open(offer->provider)
-                      : Status(Code::kInvalidArgument, "it wants none");
+  Status status = context_.fabric && context_.fabric->accepts() ? open(offer->provider)
+                                                                : Status(Code::kInvalidArgument, "it wants none");
   if (status.ok()) status = take_offer(*offer);
   if (!status.ok()) {
     close();

@@ -90,8 +90,7 @@ TEST_P(CloseInCallback, IsAllowed) {
   EXPECT_EQ(server_.call([&] { return server_.frames_.size(); }), in_header ? 0u : 1u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CloseInCallback,
-                         testing::Combine(testing::ValuesIn(kWays), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(All, CloseInCallback, testing::Combine(testing::ValuesIn(kWays), testing::Bool()));
 
 TEST_P(EitherWayTest, IgnoresWhatIsAskedOfAClosedConnection) {
   open(GetParam());
