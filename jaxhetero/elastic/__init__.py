@@ -5,6 +5,6 @@ between two steps that all workers pass, and where one that comes gets the state
 """
 
 from jaxhetero._job.world import capacity, is_elastic
-from jaxhetero.elastic.gate import Team, gate, leave, skip_unless, team
+from jaxhetero.elastic.gate import Team, gate, leave, leaving, skip_unless, team
 
-__all__ = ["Team", "capacity", "gate", "is_elastic", "leave", "skip_unless", "team"]
+__all__ = ["Team", "capacity", "gate", "is_elastic", "leave", "leaving", "skip_unless", "team"]

@@ -106,8 +106,8 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
             continue
         what, view, ranks, joining = turn
         if what == "pass":
-            _passed.world, _passed.team = weakref.ref(current), Team(tuple(ranks), current.rank, view)
-            return state, place, _passed.team
+            passed = _own().team = Team(tuple(ranks), current.rank, view)
+            return state, place, passed
         if what == "leave":
             world.shutdown()
             raise SystemExit(0)
@@ -127,12 +127,22 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
 
 
 @dataclass
-class _Passed:
-    world: weakref.ref[world.World] | None = None
+class _Own:
+    """What this worker knows of itself in a world."""
+
+    world: weakref.ref[world.World]
     team: Team | None = None
+    is_leaving: bool = False
 
 
-_passed = _Passed()
+_latest: list[_Own] = []
+
+
+def _own() -> _Own:
+    current = world.current()
+    if not _latest or _latest[0].world() is not current:
+        _latest[:] = [_Own(weakref.ref(current))]
+    return _latest[0]
 
 
 def team() -> Team:
@@ -147,9 +157,9 @@ def team() -> Team:
       >>> jaxhetero.elastic.team().is_first
       True
     """
-    current = world.current()
-    if _passed.team is not None and _passed.world is not None and _passed.world() is current:
-        return _passed.team
+    current, own = world.current(), _own()
+    if own.team is not None:
+        return own.team
     return Team((current.rank,) if current.is_elastic else tuple(range(current.size)), current.rank, 0)
 
 
@@ -163,7 +173,24 @@ def leave() -> None:
     current = world.current()
     if current._communicator is None or not current.is_elastic:
         raise ConfigError("leave() is for elastic jobs; give initialize(elastic='MIN:MAX')")
+    _own().is_leaving = True
     current._communicator.ask_to_leave()
+
+
+def leaving() -> bool:
+    """Whether this worker is to leave, since it got SIGTERM, as before a preemption, or called ``leave()``.
+
+    It goes on until the next gate where all meet: a program that wants to save something of its own does so now. Does
+    not block.
+
+    Raises:
+      NotInitializedError: before ``initialize()``.
+
+    Example:
+      >>> jaxhetero.elastic.leaving()
+      False
+    """
+    return _own().is_leaving
 
 
 def skip_unless(condition: Any, new: State, old: State) -> State:

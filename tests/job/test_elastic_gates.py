@@ -79,6 +79,14 @@ def test_workers_come_and_leave() -> None:
             assert all(part == results[0]["teams"][step] for part in ranks.values())
 
 
+def test_one_that_comes_leaves_by_itself() -> None:
+    """It knows that it is to leave, as a program that has got SIGTERM does."""
+    with start(2) as cluster:
+        start_worker(cluster, "worker 2", 2, LEAVES="1")
+        assert cluster.wait("worker 2").code == 0
+        check(cluster, ["worker 0", "worker 1"])
+
+
 def test_one_that_comes_is_killed_meanwhile() -> None:
     """Once before it is let in, and once while it gets the state."""
     with start(2, handover_s=1.0) as cluster:

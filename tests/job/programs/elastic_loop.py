@@ -68,6 +68,10 @@ while place < STEPS:
     history[place] = {name: np.flatnonzero(who.ranks).tolist() for name, (_, who) in means.items()}
     state = advance(state, {name: mean for name, (mean, _) in means.items()})
     print("step", place, "of", list(team.ranks), json.dumps(history[place]), flush=True)
+    if "LEAVES" in os.environ and len(teams) == 5:
+        assert not jaxhetero.elastic.leaving()
+        jaxhetero.elastic.leave()
+        assert jaxhetero.elastic.leaving()
     place += 1
     times_s.append(time.monotonic() - began)
     time.sleep(PAUSE_S)
