@@ -78,6 +78,7 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   header.is_coded = (flags & kCodedFlag) != 0;
   (header.is_lent ? header.place : header.checksum) = checksum_or_place;
   if (header.is_lent && !carries_data(header.type)) return malformed("frame: only data can be lent");
+  if (header.is_lent && header.has_checksum) return malformed("frame: what is lent has no checksum");
   const bool is_chunk = header.type == FrameType::kPush || header.type == FrameType::kResult;
   if (header.is_coded && !is_chunk) return malformed("frame: only chunks can be coded");
   if (header.payload_bytes > (carries_data(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {

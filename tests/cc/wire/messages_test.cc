@@ -122,7 +122,10 @@ TEST_P(RefusedHeader, IsAProtocolError) {
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedHeader,
     testing::Values(Spoiling{"type_0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
-                    Spoiling{"type_48", [](FrameHeader& h) { h.type = static_cast<FrameType>(48); }},
+                    Spoiling{"type_after_the_last",
+                             [](FrameHeader& h) {
+                               h.type = static_cast<FrameType>(static_cast<uint8_t>(kLastFrameType) + 1);
+                             }},
                     Spoiling{"lent_with_a_checksum", [](FrameHeader& h) { h.is_lent = true; }},
                     Spoiling{"lends_no_chunk",
                              [](FrameHeader& h) {
