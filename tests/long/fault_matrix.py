@@ -149,6 +149,8 @@ class Job:
             "JAXHETERO_START_TIMEOUT_MS": str(1000 * START_TIMEOUT_S),
             "JAXHETERO_TIMEOUT_MS": str(1000 * TIMEOUT_S),
             "JAXHETERO_CHUNK_BYTES": str(CHUNK_BYTES),
+            # How far a push is, is told by its bytes.
+            "JAXHETERO_COMPRESS": "never",
             # More than any shard: their sizes follow the rates that were measured.
             "JAXHETERO_WINDOW_CHUNKS": str(4 * BUCKET_COUNT // CHUNK_BYTES),
         }
