@@ -89,9 +89,15 @@ def _is_backed_up(log: str, kills: int) -> bool:
     return len(views) >= _VIEWS_OF_A_KILL * kills and lines[-1] not in views
 
 
-def _goes_on_with(log: str, reducers: int) -> bool:
-    """Whether the job's last view has so many."""
-    return re.findall(r"going on with (\d+) reducers", log)[-1:] == [str(reducers)]
+def _sizes(log: str) -> list[str]:
+    """How many reducers each view has had that the job has gone on with."""
+    return re.findall(r"going on with (\d+) reducers", log)
+
+
+def _goes_on_with(log: str, reducers: int, views: int) -> bool:
+    """Whether there have been more views than these, and the last one has so many."""
+    sizes = _sizes(log)
+    return len(sizes) > views and sizes[-1] == str(reducers)
 
 
 def run_job(
@@ -111,13 +117,13 @@ def run_job(
         killer = Killer(cluster, chance, [f"reducer {index}" for index in range(reducers)], [], 1 if backed_up else 2)
         for _ in range(strikes):
             time.sleep(pause_s * chance.random())
-            before = list(killer.alive)
+            before, views = list(killer.alive), len(_sizes(cluster.errors("worker 0")))
             killer.strike()
             if killer.alive != before:
                 # A new one, which is forked, is there within milliseconds. Before the coordinator has seen the losses,
                 # it refuses one: the job has all of its own.
                 left = colocated + len(killer.alive)
-                cluster.wait_for_log("worker 0", functools.partial(_goes_on_with, reducers=left))
+                cluster.wait_for_log("worker 0", functools.partial(_goes_on_with, reducers=left, views=views))
             while len(killer.alive) < reducers:
                 killer.alive.append(cluster.start_reducer())
             # The new ones are to be there before the next strike, or it could leave none.

@@ -171,6 +171,10 @@ class Cluster:
         """What the process has printed so far."""
         return self._log(name, "out").read_text()
 
+    def errors(self, name: str) -> str:
+        """What the process has written to its standard error so far, where the log goes."""
+        return self._log(name, "err").read_text()
+
     def wait_for_output(self, name: str, text: str, timeout_s: float = 60) -> None:
         """Until the process has printed ``text``."""
         self._wait_for(name, "out", text, timeout_s)
