@@ -137,6 +137,7 @@ class _LabJob:
             "JAXHETERO_WORKER_COUNT": str(workers),
             "JAXHETERO_REDUCER_COUNT": str(reducers),
             "JAXHETERO_ELASTIC": elastic,
+            "JAXHETERO_COMPRESS": "never",  # an elastic job sends no codes
         }
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
