@@ -77,7 +77,8 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
 
     Args:
       state: a pytree of arrays and numbers, the same on all workers.
-      place: where in the data the next step is: any object that ``pickle`` knows, the same on all workers.
+      place: where in the data the next step is, the same on all workers: ints, floats, bools, strings, bytes and None,
+        and lists, tuples, dicts and sets of these.
 
     Returns:
       ``state``, ``place``, and the team among which the next step is divided.
@@ -88,7 +89,8 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
     Raises:
       NotInitializedError: before ``initialize()``.
       WorkerLost: the job has gone on without this worker, or too few workers are left.
-      MismatchError: state or place of this worker have other shapes than the others'.
+      MismatchError: the state of this worker has other shapes than the others', or their place has an object of
+        another kind.
 
     Example:
       >>> state, place, team = jaxhetero.elastic.gate({"w": jnp.ones(3)}, 0)

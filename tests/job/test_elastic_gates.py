@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from jaxhetero.doctor.status import read_status
+from jaxhetero.elastic.handover import read_head
+from jaxhetero.errors import MismatchError
 from tests.long.elastic_chaos import run_job
 from tests.support.cluster import Cluster
 from tests.support.elastic_oracle import digest, replay
@@ -77,6 +80,13 @@ def test_workers_come_and_leave() -> None:
         results = check(cluster, ["worker 0", "worker 1", "worker 3"])
         for step, ranks in results[0]["history"].items():
             assert all(part == results[0]["teams"][step] for part in ranks.values())
+
+
+def test_what_others_say_of_the_place_runs_no_code() -> None:
+    place = (3, [0.5, float("inf")], {"name": (True, None, b"x", {1, 2})})
+    assert read_head(pickle.dumps((place, []))) == (place, [])
+    with pytest.raises(MismatchError, match="the place of the others has a pathlib"):
+        read_head(pickle.dumps((Path("x"), [])))
 
 
 def test_one_that_comes_leaves_by_itself() -> None:
