@@ -81,8 +81,8 @@ class Nodes:
 def environ() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAXHETERO_", "RAY_"))}
     ours = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"}
-    # Ray's workers are nice, and stand still while other tests want the processors. Of lines of two processes that differ
-    # in numbers alone, its driver shows one, if they come within five seconds: two reducers that are ready are such lines.
+    # Ray's workers are nice, and stand still while other tests want the processors. Of lines of two processes that
+    # differ in numbers alone, its driver shows one, if they come within five seconds: those of reducers that are ready.
     return {**kept, **ours, "RAY_worker_niceness": "0", "RAY_DEDUP_LOGS": "0"}
 
 
