@@ -165,5 +165,15 @@ TEST_F(StallWatchTest, WaitsForAViewAsLongAsTwoRounds) {
   expect_timeout(watch_->check_halt(now, now - 2 * kTimeout), {"rank 3 (host x)", "no new view for 120000 ms"});
 }
 
+TEST_F(StallWatchTest, AnElasticJobMayLackItsCoordinatorMeanwhile) {
+  watch_.emplace(StallWatch::Config{"rank 3 (host x)", kTimeout, kStartTimeout}, schedule_, links_, log_, nullptr,
+                 [](const std::vector<uint32_t>& /*ranks*/, const std::string& /*why*/) {});
+  const auto now = StallWatch::Clock::now();
+  EXPECT_TRUE(watch_->check_halt(now, now - 2 * kTimeout).ok());
+  expect_timeout(watch_->check_halt(now, now - 2 * kTimeout - kAwayPatience), {"no new view for 420000 ms"});
+  watch_->limit_patience(kTimeout);  // it shuts down
+  expect_timeout(watch_->check_halt(now, now - 2 * kTimeout), {"no new view for 120000 ms"});
+}
+
 }  // namespace
 }  // namespace jaxhetero
