@@ -18,6 +18,9 @@ CELLS = [
     Cell("frames", "reducer", "push"),
     Cell("reset", "worker", "push"),
     Cell("clock", "coordinator", "push"),
+    Cell("kill", "worker", "return", elastic=True),
+    Cell("down", "worker", "push", elastic=True),
+    Cell("stop", "coordinator", "push", elastic=True),
 ]
 # In CI the lab itself fails when there can be no namespaces.
 needs_lab = pytest.mark.skipif(
