@@ -145,7 +145,8 @@ def timeline() -> list[RoundTimes]:
 def write_timeline(path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
     """Write the rounds of ``timeline()`` as a trace for https://ui.perfetto.dev.
 
-    It has a track for each op, with its rounds and their stages, and one for each reducer, with its part of each round.
+    It has a track for each op, with its rounds and their stages, one for each reducer, with its part of each round, and
+    one for the times in which rounds stood still, because a worker or a reducer was lost or came.
     ``jaxhetero launch --timeline FILE`` writes such a trace of all workers and all rounds.
 
     Args:
@@ -170,7 +171,9 @@ def write_timeline(path: str | os.PathLike[str], *, profile: str | os.PathLike[s
     taken = trace.read_profile(Path(profile)) if profile is not None else trace.Profile(0, [])
     offset_us = wall_offset_us() - taken.start_us
     worker = trace.WorkerTrace(0, f"worker {world.rank} (host {host_name()})", offset_us)
-    records = [] if world._communicator is None else world._communicator.timeline()[1]
+    communicator = world._communicator
+    records, views = ([], []) if communicator is None else (communicator.timeline()[1], communicator.views())
     rounds = (event for record in records if worker.begins(record) >= 0 for event in worker.round(record))
+    changes = (event for view in views if worker.halted(view) >= 0 for event in worker.view(view))
     with trace.replacing(Path(path)) as part:
-        trace.write_events(part, itertools.chain(worker.head(), rounds, taken.events), {})
+        trace.write_events(part, itertools.chain(worker.head(), rounds, changes, taken.events), {})

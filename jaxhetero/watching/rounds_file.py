@@ -1,7 +1,7 @@
 """All rounds of a worker in a file, while they are made, and such files joined into one trace.
 
-The file has JSON on each line: first who writes, then a list for each round, at last the worker's metrics. A worker
-that is killed leaves a file without its end, maybe with a torn last line.
+The file has JSON on each line: first who writes, then a list for each round, and each view where it began, at last the
+worker's metrics. A worker that is killed leaves a file without its end, maybe with a torn last line.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class RoundsFile(threading.Thread):
         self._communicator = communicator
         self._count = 0
         self._lost_count = 0
+        self._next_view = 0
         self._stopping = threading.Event()
         communicator.keep_timeline(_MOST_WAITING)
         try:
@@ -71,6 +72,10 @@ class RoundsFile(threading.Thread):
         self._lost_count += first - self._count
         self._count = first + len(records)
         self._write(records)
+        views = self._communicator.views(self._next_view)
+        if views:
+            self._next_view = views[-1][0] + 1
+            self._write({"view": view} for view in views)
 
     def _write(self, lines: Iterable[Any]) -> None:
         if self._file.closed:
@@ -108,10 +113,12 @@ def _events(numbered: tuple[int, tuple[str, Path]], about: dict[str, Any]) -> It
     yield from worker.head()
     end: dict[str, Any] = {}
     for line in lines:
-        if isinstance(line, dict):
-            end = line
-        else:
+        if not isinstance(line, dict):
             yield from worker.round(line)
+        elif "view" in line:
+            yield from worker.view(line["view"])
+        else:
+            end = line
     about[name] = {"round_count": worker.round_count, "bucket_bytes": worker.bucket_bytes, **end}
 
 

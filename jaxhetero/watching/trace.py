@@ -1,8 +1,9 @@
 """Rounds as Chrome-trace JSON, which https://ui.perfetto.dev opens.
 
 A worker is a process of the trace. It has a track for each op, with the rounds of that op and the stages of each round,
-and a track for each reducer, with that reducer's part of each round. What overlaps on a track, such as the parts of two
-rounds at one reducer, is parted into tracks of one name: slices of one track must nest.
+a track for each reducer, with that reducer's part of each round, and one for the times in which rounds stood still,
+while it changed who takes part; and it counts those who do. What overlaps on a track, such as the parts of two rounds
+at one reducer, is parted into tracks of one name: slices of one track must nest.
 
 Times are whole microseconds of the wall clock, since 1970; with a profile of JAX, since that profile's start.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from jaxhetero.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxhetero._native import RoundRecord
+    from jaxhetero._native import RoundRecord, ViewRecord
 
 Event = dict[str, Any]
 
@@ -30,6 +31,7 @@ Event = dict[str, Any]
 _FIRST_PID = 10_000
 # Blocks of numbers for tracks: those of ops begin at 1, those of reducers after the most ops that a job may have.
 _BLOCK = 1000
+_VIEW_BLOCK = 0
 _FIRST_REDUCER_BLOCK = 100_000
 _STAGES = ("waits for its turn", "waits for the first total", "takes totals")
 
@@ -95,6 +97,10 @@ class WorkerTrace:
         """When a round was requested, on the clock of the trace."""
         return self._to_us(record[3])
 
+    def halted(self, view: ViewRecord) -> int:
+        """When rounds stood still for a view, on the clock of the trace."""
+        return self._to_us(view[4])
+
     def round(self, record: RoundRecord) -> Iterator[Event]:
         """The events of a round. Rounds come in the order in which they ended."""
         op, number, bucket_bytes, *times, parts = record
@@ -111,12 +117,24 @@ class WorkerTrace:
         self.round_count += 1
         self.bucket_bytes += bucket_bytes
 
+    def view(self, record: ViewRecord) -> Iterator[Event]:
+        """The events of a view. Views come in their order."""
+        number, why, workers, reducers, *times = record
+        halted_us, begun_us = map(self._to_us, times)
+        if why:
+            tid, head = self._tracks.place("views", _VIEW_BLOCK, halted_us, begun_us)
+            yield from head
+            args = {"view": number, "workers": workers, "reducers": reducers}
+            yield self._slice(tid, why, "view", halted_us, begun_us, args)
+        counts = {"workers": len(workers), "reducers": len(reducers)}
+        yield {"ph": "C", "pid": self._pid, "name": "taking part", "ts": begun_us, "args": counts}
+
     def _part(self, op: str, number: int, reducer: int, size: int, start_us: int, end_us: int) -> Iterator[Event]:
         tid, head = self._tracks.place(f"reducer {reducer}", _FIRST_REDUCER_BLOCK + reducer, start_us, end_us)
         yield from head
         yield self._slice(tid, op, "part", start_us, end_us, {"round": number, "bytes": size, "reducer": reducer})
 
-    def _slice(self, tid: int, name: str, kind: str, start_us: int, end_us: int, args: Mapping[str, int]) -> Event:
+    def _slice(self, tid: int, name: str, kind: str, start_us: int, end_us: int, args: Mapping[str, Any]) -> Event:
         times = {"ts": start_us, "dur": end_us - start_us}
         return {"ph": "X", "pid": self._pid, "tid": tid, "name": name, "cat": kind, **times, "args": args}
 

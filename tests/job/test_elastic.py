@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from jaxhetero.config import Config
 from jaxhetero.errors import ConfigError
+from jaxhetero.watching.rounds_file import join_files
 from tests.long.abuse import attack
 from tests.support.cluster import Cluster
 from tests.support.elastic_oracle import digest, replay
@@ -94,12 +96,27 @@ def test_two_workers_are_killed_at_once() -> None:
         check_survivors(cluster, [0, 2])
 
 
-def test_a_worker_and_a_reducer_are_killed_at_once() -> None:
+def test_a_worker_and_a_reducer_are_killed_at_once(tmp_path: Path) -> None:
+    """And the timeline of a worker says who took part when, and why rounds stood still."""
     with elastic_cluster(3, 2) as cluster:
-        start(cluster, 150)
+        cluster.start_coordinator()
+        cluster.start_reducers()
+        for rank in range(3):
+            own = {"JAXHETERO_RANK": str(rank), "JAXHETERO_TIMELINE_FILE": str(tmp_path / f"{rank}.rounds")}
+            cluster.start_program(f"worker {rank}", "elastic.py", "150", **own)
         kill(cluster, "worker 0", after="step 40")
         cluster.process("reducer 1").send_signal(signal.SIGKILL)
         check_survivors(cluster, [1, 2])
+    join_files(tmp_path / "trace.json", {"worker 1": tmp_path / "1.rounds"})
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    counts = [event["args"] for event in events if event["ph"] == "C"]
+    assert (counts[0], counts[-1]) == ({"workers": 3, "reducers": 2}, {"workers": 2, "reducers": 1})
+    stops = [event for event in events if event.get("cat") == "view"]
+    assert len(stops) == len(counts) - 1
+    assert (stops[-1]["args"]["workers"], stops[-1]["args"]["reducers"]) == ([1, 2], [0])
+    why = "; ".join(stop["name"] for stop in stops)
+    assert "rank 0 (host " in why
+    assert "reducer 1 (host " in why
 
 
 def test_a_worker_is_stopped() -> None:
@@ -148,6 +165,23 @@ def test_the_coordinator_is_killed_and_started_again(dies: bool) -> None:
         check_survivors(cluster, [0, 2])
         assert dies or "\nrank 1 (host " in cluster.wait("worker 0").errors
         assert cluster.wait("coordinator again").code == 0
+
+
+def test_the_coordinator_is_killed_between_two_views() -> None:
+    """Rounds stand still, for longer than a round may take, until it is back."""
+    with elastic_cluster(4, 1, JAXHETERO_TIMEOUT_MS="1000") as cluster:
+        start(cluster, 100)
+        cluster.wait_for_output("worker 0", "step 20")
+        # It waits for the word of the one that is stopped.
+        cluster.process("worker 2").send_signal(signal.SIGSTOP)
+        cluster.process("worker 1").send_signal(signal.SIGKILL)
+        cluster.wait_for_error("worker 0", "rank 1 (host ")
+        cluster.process("coordinator").send_signal(signal.SIGKILL)
+        time.sleep(2.5)
+        cluster.start_coordinator("coordinator again")
+        results = check_survivors(cluster, [0, 3])
+        assert min(result["longest_s"] for result in results) > 2.5
+        cluster.process("worker 2").kill()
 
 
 def test_strangers_at_the_coordinator() -> None:

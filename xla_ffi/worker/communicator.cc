@@ -1,6 +1,7 @@
 #include "xla_ffi/worker/communicator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <variant>
 
@@ -340,8 +341,10 @@ Result<std::vector<TcpAddress>> Communicator::reducers_of(size_t strand, const V
 void Communicator::note_joined(uint32_t view) {
   if (has_ended() || view != view_.number || ++joined_strand_count_ < strands_.size()) return;
   halted_ = false;
+  const auto now = EventLoop::Clock::now();
+  record_view(now);
   if (phase_ != Phase::kStarting) {
-    const auto halted_for = duration_cast<milliseconds>(EventLoop::Clock::now() - halted_at_);
+    const auto halted_for = duration_cast<milliseconds>(now - halted_at_);
     const std::string workers = config_.job.is_elastic() ? std::to_string(view_.members.size()) + " workers and " : "";
     log_.add(Severity::kWarning, "going on with " + workers + std::to_string(view_.reducers.size()) +
                                      " reducers after " + std::to_string(halted_for.count()) + " ms");
@@ -350,12 +353,24 @@ void Communicator::note_joined(uint32_t view) {
   note_idle();
 }
 
+void Communicator::record_view(EventLoop::Clock::time_point begun) {
+  ViewRecord record{view_.number, std::exchange(halted_why_, ""), view_.ranks(), {}, begun, begun};
+  if (!record.why.empty()) record.halted = halted_at_;
+  if (!config_.job.is_elastic()) {
+    record.workers.resize(config_.job.worker_count);
+    std::iota(record.workers.begin(), record.workers.end(), 0u);
+  }
+  for (const View::Reducer& reducer : view_.reducers) record.reducers.push_back(reducer.number);
+  timeline_.add(std::move(record));
+}
+
 void Communicator::halt(const Halt& halt) {
   if (has_ended()) return;
   log_.add(Severity::kWarning, halt.why);
   ++counters_->view_count;
   if (!halted_) halted_at_ = EventLoop::Clock::now();
   halted_ = true;
+  halted_why_ += (halted_why_.empty() ? "" : "; ") + halt.why;
   view_.number = halt.view;
   gate_.halt();
   if (config_.job.is_elastic()) return report(halt.view);

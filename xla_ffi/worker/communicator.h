@@ -170,6 +170,7 @@ class Communicator {
   void await_admission(const View& view);
   void say_candidacy();
   void note_joined(uint32_t view);
+  void record_view(EventLoop::Clock::time_point begun);
   void halt(const Halt& halt);
   void report(uint32_t view);
   void note_lost(const Lost& lost);
@@ -233,6 +234,7 @@ class Communicator {
   bool halted_ = true;  // some strand is not connected to all reducers of the view
   size_t joined_strand_count_ = 0;
   EventLoop::Clock::time_point halted_at_;
+  std::string halted_why_;
   Planner planner_{config_.job};
   LaunchOrder launch_order_;
   std::vector<RoundRequest> early_;  // rounds that the program starts before the plan is known

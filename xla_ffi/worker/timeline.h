@@ -1,4 +1,5 @@
-// The completed rounds of a worker: how many took how long, and the latest ones with the times of their stages.
+// The completed rounds of a worker: how many took how long, and the latest ones with the times of their stages. Beside
+// them the latest views, which tell who took part in them.
 #pragma once
 
 #include <algorithm>
@@ -37,6 +38,16 @@ struct RoundRecord {
   Time end;           // the last result received
 };
 
+// When rounds stood still, and who took part from then on.
+struct ViewRecord {
+  uint32_t number = 0;
+  std::string why;  // nothing of the first view
+  std::vector<uint32_t> workers;
+  std::vector<uint32_t> reducers;
+  RoundRecord::Time halted;
+  RoundRecord::Time begun;
+};
+
 // Rounds by their time from the request to the end.
 struct RoundTimes {
   // A round that takes one of these belongs below it. The last count is of those above all.
@@ -52,7 +63,7 @@ struct RoundTimes {
   }
 };
 
-// Any thread. Of the records a bounded number is kept: the oldest goes first.
+// Any thread. Of rounds and of views a bounded number is kept: the oldest goes first.
 class Timeline {
  public:
   struct Entry {
@@ -77,6 +88,12 @@ class Timeline {
     parts_.insert(parts_.end(), parts.begin(), parts.end());
   }
 
+  void add(ViewRecord view) {
+    const std::lock_guard lock(mutex_);
+    if (views_.size() == most_records_) views_.pop_front();
+    views_.push_back(std::move(view));
+  }
+
   // For those who read since() from time to time and want to miss none. Call it before the first add().
   void keep(size_t most_records) {
     const std::lock_guard lock(mutex_);
@@ -97,6 +114,12 @@ class Timeline {
     return found;
   }
 
+  // The views kept whose number is at least this one, oldest first.
+  [[nodiscard]] std::vector<ViewRecord> views_from(uint32_t number) const {
+    const std::lock_guard lock(mutex_);
+    return {std::ranges::lower_bound(views_, number, {}, &ViewRecord::number), views_.end()};
+  }
+
   [[nodiscard]] RoundTimes times() const {
     const std::lock_guard lock(mutex_);
     return times_;
@@ -115,6 +138,7 @@ class Timeline {
   std::deque<Kept> kept_;
   // The parts of all of kept_; a vector for each would take memory anew for each round.
   std::deque<RoundRecord::Part> parts_;
+  std::deque<ViewRecord> views_;
   RoundTimes times_;
 };
 
