@@ -21,6 +21,10 @@ Place = tuple[int, int]
 # number, its part of the bytes, and when the last of that part was back.
 RoundRecord = tuple[str, int, int, float, float, float, float, list[tuple[int, int, float]]]
 
+# number, why rounds stood still, the ranks and the numbers of the reducers of the view; when rounds stood still, and
+# when they went on, in seconds of time.monotonic().
+ViewRecord = tuple[int, str, list[int], list[int], float, float]
+
 class Transfer:
     """A message that was posted on a channel. Hold it until it is done: it holds the buffers until then."""
 
@@ -94,6 +98,8 @@ class Communicator:
         """None before the first view."""
     def timeline(self, since: int = ...) -> tuple[int, list[RoundRecord]]:
         """The latest rounds, but for the first ``since`` of all; and how many rounds came before the first of them."""
+    def views(self, number: int = ...) -> list[ViewRecord]:
+        """The latest views from that number on."""
     def keep_timeline(self, most_records: int) -> None:
         """How many of the latest rounds to keep, in place of 4096. Call before ``start``."""
     def round_times(self) -> tuple[list[float], list[int], float]:
@@ -130,6 +136,9 @@ def set_cuda_options(*, driver_path: str, devices: list[int], rank: int, pinned_
 
 def best_s_per_byte(worker_rates: list[float], reducer_rates: list[float], colocated_count: int) -> float:
     """Seconds per byte of the best possible split; see jaxhetero.best_time_s, which checks the arguments."""
+
+def find_fabrics(wanted: str) -> tuple[Status, list[tuple[str, str]]]:
+    """The devices of this host, with their providers, that the setting ``fabric`` would use."""
 
 def visit(coordinator: str, token: str, timeout_ms: int) -> tuple[Status, dict[str, Any] | None]:
     """The state of the job at a coordinator; see jaxhetero.doctor.status, which gives it types."""

@@ -24,6 +24,7 @@
 #include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/channel/transfer.h"
+#include "xla_ffi/fabric/library.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/cuda_handler.h"
 #include "xla_ffi/ffi/exchange_handler.h"
@@ -197,6 +198,11 @@ nb::tuple to_python(const Timeline::Entry& entry) {
   }
   return nb::make_tuple(record.description, record.number, record.bytes, to_python(record.requested),
                         to_python(record.first_push), to_python(record.first_result), to_python(record.end), parts);
+}
+
+nb::tuple to_python(const ViewRecord& view) {
+  return nb::make_tuple(view.number, view.why, view.workers, view.reducers, to_python(view.halted),
+                        to_python(view.begun));
 }
 
 // (status, what, gate, view, ranks, joining)
@@ -448,6 +454,14 @@ void bind_communicator(nb::module_& module) {
           },
           "since"_a = 0)
       .def(
+          "views",
+          [](Communicator& self, uint32_t number) {
+            nb::list views;
+            for (const ViewRecord& view : self.timeline().views_from(number)) views.append(to_python(view));
+            return views;
+          },
+          "number"_a = 0)
+      .def(
           "keep_timeline", [](Communicator& self, size_t most_records) { self.timeline().keep(most_records); },
           "most_records"_a)
       .def("round_times",
@@ -544,6 +558,21 @@ NB_MODULE(_native, module) {
         set_cuda_options({std::move(driver_path), std::move(devices), rank, pinned_bytes, milliseconds(timeout_ms)});
       },
       nb::kw_only(), "driver_path"_a, "devices"_a, "rank"_a, "pinned_bytes"_a, "timeout_ms"_a);
+  module.def(
+      "find_fabrics",
+      [](const std::string& wanted) {
+        std::vector<std::pair<std::string, std::string>> found;
+        const std::vector<std::string> providers = providers_of(wanted);
+        if (providers.empty()) return std::pair(to_python(Status()), found);
+        auto library = FabricLibrary::open();
+        if (!library.ok()) return std::pair(to_python(library.status()), found);
+        for (const FabricDevice& device : (*library)->devices()) {
+          if (std::ranges::find(providers, device.provider) != providers.end())
+            found.emplace_back(device.provider, device.domain);
+        }
+        return std::pair(to_python(Status()), found);
+      },
+      "wanted"_a, Unlocked());
   module.def(
       "best_s_per_byte",
       [](const std::vector<double>& worker_rates, const std::vector<double>& reducer_rates, uint32_t colocated_count) {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def _describe(address: str) -> Patient:
     # Interfaces of containers and bridges claim speeds too, but no cable leads from them to other hosts.
     hardware = {path.parent.name for path in Path("/sys/class/net").glob("*/device")}
     interface = next((name for name, own in interface_addresses(":" in address).items() if own == address), "")
+    fabric, fabric_problem = _fabric()
     return Patient(
         host=host_name(),
         address=address,
@@ -183,7 +185,21 @@ def _describe(address: str) -> Patient:
             name: stat.speed for name, stat in stats.items() if name in hardware and stat.isup and stat.speed > 0
         },
         mtu=stats[interface].mtu if interface else 0,
+        fabric=fabric,
+        fabric_problem=fabric_problem,
     )
+
+
+def _fabric() -> tuple[str, str]:
+    """The devices that a job would use which asks for a fabric, or why it could not."""
+    from jaxhetero._native import find_fabrics
+
+    setting = os.environ.get("JAXHETERO_FABRIC", "off")
+    wanted = "auto" if setting == "off" else setting
+    (kind, text), devices = find_fabrics(wanted)
+    if not kind and not devices and wanted != "auto":
+        text = f"there is no device of the provider {wanted}"
+    return ", ".join(f"{provider} on {domain}" for provider, domain in devices), text
 
 
 async def _measure(visit: Visit, own: str, address: str, port: int) -> dict[str, Any]:

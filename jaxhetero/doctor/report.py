@@ -27,6 +27,10 @@ class Patient:
     speeds_mbit: dict[str, int] = field(default_factory=dict)
     """The speed of every interface of its host that is hardware, is up, and knows its speed."""
     mtu: int = 0
+    fabric: str = ""
+    """The devices that ``JAXHETERO_FABRIC`` would use, if any: "efa on rdmap0s6-rdm"."""
+    fabric_problem: str = ""
+    """Why they cannot be used."""
     clock_s: float = 0.0
     """How far its clock is ahead of the coordinator's."""
 
@@ -98,11 +102,22 @@ def _networks(findings: Findings) -> Iterator[str]:
     if len(mtus) > 1:
         each = ", ".join(f"{patient.name} {patient.mtu}" for patient in findings.patients)
         yield f"the MTUs differ: {each}; large packets may be lost on the way: set the same everywhere"
+    yield from _fabrics(findings)
     for (source, target), reason in sorted(findings.failures.items()):
         yield (
             f"{findings.patients[source].name} cannot reach {findings.patients[target].name}: {reason}; check cables, "
             "routes and firewalls between them, for TCP and all ports"
         )
+
+
+def _fabrics(findings: Findings) -> Iterator[str]:
+    having = [patient.name for patient in findings.patients if patient.fabric]
+    lacking = [patient.name for patient in findings.patients if not patient.fabric and not patient.fabric_problem]
+    if having and lacking:
+        yield f"{having[0]} has a device of a fabric, and {', '.join(lacking)} none; bytes there go over sockets"
+    for patient in findings.patients:
+        if patient.fabric_problem:
+            yield f"{patient.name} cannot use a fabric: {patient.fabric_problem}; its bytes go over sockets"
 
 
 def _slow(findings: Findings) -> Iterator[str]:
@@ -150,6 +165,9 @@ def show(findings: Findings, console: Console) -> None:
     console.print(table)
     if len(findings.patients) > 2:
         console.print(_matrix(findings))
+    for patient in findings.patients:
+        if patient.fabric:
+            console.print(f"{patient.name}: fabric {patient.fabric}", soft_wrap=True, highlight=False, markup=False)
     for text in problems(findings) or ["nothing to mend"]:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 

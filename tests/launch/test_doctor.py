@@ -49,6 +49,11 @@ def with_goodput(rate: float, *pairs: tuple[int, int]) -> Findings:
         (with_patient(address="127.0.0.1"), ["c (127.0.0.1) can be reached from its own host only"]),
         (with_patient(speeds_mbit={"eth0": 1000, "eth1": 25000}), ["uses eth0 (1000 Mbit/s) although eth1 has 25000"]),
         (with_patient(mtu=9000), ["the MTUs differ", "c (10.0.0.3) 9000"]),
+        (
+            with_patient(fabric="efa on a-rdm"),
+            ["c (10.0.0.3) has a device of a fabric, and a (10.0.0.1), b (10.0.0.2) none"],
+        ),
+        (with_patient(fabric_problem="no libfabric"), ["c (10.0.0.3) cannot use a fabric: no libfabric"]),
         (replace(HEALTHY, failures={(0, 2): "no answer"}), ["a (10.0.0.1) cannot reach c (10.0.0.3): no answer"]),
         (with_goodput(2e7, (1, 0), (1, 2)), ["b (10.0.0.2) sends at most 160 Mbit/s where most hosts reach 800"]),
         (with_goodput(2e7, (0, 1), (2, 1)), ["b (10.0.0.2) receives at most 160 Mbit/s"]),
