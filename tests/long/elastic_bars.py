@@ -76,7 +76,7 @@ def join(megabytes: int = 400, rate: str = "1gbit", workers: int = 3) -> None:
       workers: how many give it.
     """
     rates = {f"w{rank}": rate for rank in range(workers + 1)} | {"r0": rate, "c0": rate}
-    with Lab(rates) as lab, _LabJob(lab, workers, 1, f"2:{workers + 1}").running() as job:
+    with Lab(rates) as lab, LabJob(lab, workers, 1, f"2:{workers + 1}").running() as job:
         # The state is compared, copied and sent: what it holds does not matter.
         arguments, size = ("150", "0.1", "0"), {"BALLAST_BYTES": str(megabytes * 1_000_000)}
         for rank in range(workers):
@@ -117,13 +117,13 @@ def overhead(
 
 
 def _round_s(size: int, rate: str, rounds: int, elastic: str) -> float:
-    with Lab(dict.fromkeys(["w0", "w1", "r0", "r1", "c0"], rate)) as lab, _LabJob(lab, 2, 2, elastic).running() as job:
+    with Lab(dict.fromkeys(["w0", "w1", "r0", "r1", "c0"], rate)) as lab, LabJob(lab, 2, 2, elastic).running() as job:
         for rank in range(2):
             job.start_worker(rank, "round_times.py", str(size), str(rounds))
         return max(float(job.result(f"w{rank}")["median_s"]) for rank in range(2))
 
 
-class _LabJob:
+class LabJob:
     """The processes of a job, each on a host of its own."""
 
     def __init__(self, lab: Lab, workers: int, reducers: int, elastic: str) -> None:
@@ -142,7 +142,7 @@ class _LabJob:
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
     @contextmanager
-    def running(self) -> Iterator[_LabJob]:
+    def running(self) -> Iterator[LabJob]:
         if self._elastic:
             self._start(self._lab["c0"], "c0", ["-m", "jaxhetero", "coordinator"])
         for index in range(self._reducers):
