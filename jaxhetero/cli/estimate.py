@@ -13,6 +13,7 @@ from jaxhetero.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxhetero.simulator.estimate import Answer, Question
+    from jaxhetero.simulator.goodput import Failures, Goodput
 
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -50,28 +51,49 @@ class _Gbits(click.ParamType[float]):
 @click.option("--reducer-type", multiple=True, help="A type of reducer hosts in the file of prices; may be repeated.")
 @click.option("--reducers", multiple=True, type=click.IntRange(min=0), help="A number of them; may be repeated.")
 @click.option("--message-us", type=click.FloatRange(min=0), help="Processor time for each message, in us. [default: 5]")
+@click.option(
+    "--failures",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="PER_DAY",
+    help="How often a day any worker is lost: adds the share of the work that counts.",
+)
+@click.option("--restart-s", type=click.FloatRange(min=0), help="Until a lost worker computes again. [default: 300]")
+@click.option("--checkpoint-s", type=click.FloatRange(min=0), help="A checkpoint of a fixed job. [default: 30]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw step times against reducers to this file.")
-def estimate_command(as_json: bool, plot: str | None, **options: Any) -> int:
+def estimate_command(
+    as_json: bool,
+    plot: str | None,
+    failures: float | None,
+    restart_s: float | None,
+    checkpoint_s: float | None,
+    **options: Any,
+) -> int:
     """Estimate steps and costs of a cluster that is not there yet.
 
     Example: jaxhetero estimate --workers 64 --gpus-per-worker 8 --nic 100gbit --gradient-bytes 1.3GB --step-ms 120
 
     Simulates a train step for several numbers of reducer hosts, and says which is best. Prices are those of
     jaxhetero/cluster/prices.toml. Takes seconds, and minutes for hundreds of workers.
+
+    With --failures it also says which share of the work counts where workers are lost: in a job that restarts from
+    checkpoints, and in an elastic one.
     """
     from jaxhetero.simulator.estimate import estimate, recommend
 
     question = _question(**options)
+    losses = _failures(failures, restart_s=restart_s, checkpoint_s=checkpoint_s)
     click.echo(f"simulating train steps of {question.workers} workers ...", err=True)
     answers = estimate(question)
     best = recommend(answers)
+    left = None if losses is None else _goodput(losses, question, best)
     if as_json:
-        click.echo(
-            json.dumps({"answers": [asdict(answer) for answer in answers], "recommended": asdict(best)}, indent=1)
-        )
+        found = {"answers": [asdict(answer) for answer in answers], "recommended": asdict(best)}
+        click.echo(json.dumps(found | ({"goodput": asdict(left)} if left else {}), indent=1))
     else:
         _show(question, answers, best)
+        if losses and left:
+            _show_goodput(losses, left)
     if plot:
         _draw(plot, answers)
     return 0
@@ -141,6 +163,38 @@ def _show(question: Question, answers: list[Answer], best: Answer) -> None:
     Console(no_color=not colour_wanted()).print(table)
     click.echo(
         f"recommended: {f'{best.reducer_count} {best.reducer_type}' if best.reducer_count else 'no reducer hosts'}"
+    )
+
+
+def _failures(per_day: float | None, **times: float | None) -> Failures | None:
+    from jaxhetero.simulator.goodput import Failures
+
+    given = {name: value for name, value in times.items() if value is not None}
+    if per_day is not None:
+        return Failures(per_day, **given)
+    if given:
+        raise ConfigError("--restart-s and --checkpoint-s are for --failures; give that, too")
+    return None
+
+
+def _goodput(failures: Failures, question: Question, best: Answer) -> Goodput:
+    from jaxhetero.simulator.goodput import goodput
+
+    return goodput(
+        failures,
+        workers=question.workers,
+        step_s=best.step_s,
+        gradient_bytes=question.gradient_bytes,
+        worker_gbits=question.worker_gbits,
+    )
+
+
+def _show_goodput(failures: Failures, left: Goodput) -> None:
+    click.echo(
+        f"with {failures.per_day:g} failures a day, and {failures.restart_s:g} s until a lost worker is back:\n"
+        f"  a fixed job with a checkpoint of {failures.checkpoint_s:g} s every {left.checkpoint_every_s / 60:.0f} min: "
+        f"{left.fixed:.1%} of its work counts\n"
+        f"  an elastic job: {left.elastic:.1%}"
     )
 
 
