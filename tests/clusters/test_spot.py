@@ -1,0 +1,94 @@
+"""A worker on a spot instance, beside an HTTP server that stands in for the metadata of EC2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from jaxhetero.cluster.spot import read_notice, run
+from tests.support.cluster import ROOT
+
+NOTICE = json.dumps({"action": "terminate", "time": "2026-01-01T00:02:00Z"})
+# Says that it is there, and ends with 0 at SIGTERM, as a worker does that leaves.
+LEAVES = "import pathlib, signal, sys; signal.signal(15, lambda *_: sys.exit()); pathlib.Path(sys.argv[1]).touch(); "
+
+
+class Metadata(ThreadingHTTPServer):
+    """Version 2 of the service, which wants a token; a notice comes once a file is there."""
+
+    def __init__(self, sign: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.sign = sign
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_PUT(self) -> None:
+        is_right = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "60"
+        self.answer(200 if is_right else 400, "a token")
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Metadata)
+        if self.headers["X-aws-ec2-metadata-token"] != "a token":
+            self.answer(401, "")
+        elif self.path == "/latest/meta-data/spot/instance-action" and self.server.sign.exists():
+            self.answer(200, NOTICE)
+        else:
+            self.answer(404, "")
+
+    def answer(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> Iterator[Metadata]:
+    with Metadata(tmp_path / "sign") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_notice_becomes_a_leave_and_asks_for_another_worker(
+    metadata: Metadata, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert read_notice(metadata.url) == ""
+    command = [sys.executable, "-c", LEAVES + "signal.pause()", str(metadata.sign)]
+    assert run(command, metadata.url, poll_s=0.05) == 143
+    assert f"AWS is about to take this instance away ({NOTICE}); SIGTERM to" in capfd.readouterr().err
+
+
+def test_without_a_notice_the_exit_code_is_the_commands(metadata: Metadata, tmp_path: Path) -> None:
+    assert run([sys.executable, "-c", "raise SystemExit(3)"], metadata.url, poll_s=0.05) == 3
+    assert run(["sh", "-c", "kill -KILL $$"], metadata.url, poll_s=0.05) == 137
+    assert run([sys.executable, "-c", LEAVES, str(metadata.sign)], metadata.url, poll_s=60) == 0
+
+
+def test_where_there_is_no_such_service_the_command_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["sleep", "0.3"], "http://127.0.0.1:9", poll_s=0.05) == 0
+    errors = capfd.readouterr().err
+    assert errors.count("cannot read the notices of spot instances from http://127.0.0.1:9: ") == 1
+
+
+def test_it_is_a_program_which_passes_signals_on(metadata: Metadata, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "jaxhetero.cluster.spot"]
+    assert subprocess.run(program, cwd=ROOT, capture_output=True, check=False).returncode == 2
+    child = [sys.executable, "-c", LEAVES + "print('in', flush=True); signal.pause()", str(tmp_path / "other")]
+    with subprocess.Popen([*program, *child], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        process.terminate()
+        assert process.wait() == 0
