@@ -1,7 +1,7 @@
 """``python -m jaxhetero.cluster.spot COMMAND...``: a worker on a spot instance of EC2 leaves before that is taken away.
 
 The instance's metadata tells two minutes before. The command then gets SIGTERM, on which a worker of an elastic job
-leaves in order. For where nobody else looks there, such as Slurm and `jaxhetero launch`.
+leaves in order. For where nobody else looks there.
 """
 
 from __future__ import annotations

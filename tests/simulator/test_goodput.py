@@ -73,7 +73,7 @@ def test_what_the_command_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(step) == 0
     shown = capsys.readouterr().out
     assert "with 24 failures a day, and 300 s until a lost worker is back:" in shown
-    assert "a fixed job with a checkpoint of 30 s every 8 min: " in shown
+    assert "a fixed job with a checkpoint of 30 s every 7 min: " in shown
     assert main([*step, "--restart-s", "60", "--checkpoint-s", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["goodput"]
     assert found["fixed"] == pytest.approx(fixed_goodput(Failures(24, 60, 5), found["checkpoint_every_s"]))
