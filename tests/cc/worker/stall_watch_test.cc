@@ -12,6 +12,7 @@
 #include "tests/cc/printing.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/job_shape.h"
