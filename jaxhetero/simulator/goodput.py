@@ -54,7 +54,7 @@ def goodput(failures: Failures, *, workers: int, step_s: float, gradient_bytes: 
       >>> from jaxhetero.simulator.goodput import Failures, goodput
       >>> found = goodput(Failures(8), workers=64, step_s=0.25, gradient_bytes=1_300_000_000, worker_gbits=100)
       >>> f"{found.fixed:.1%} {found.elastic:.1%}"
-      '90.2% 99.9%'
+      '90.2% 100.0%'
     """
     every_s = best_interval_s(failures)
     handover_s = _STATE_COPIES * gradient_bytes * 8 / (worker_gbits * 1e9)
