@@ -13,12 +13,15 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
 
 _ENDPOINT = "http://169.254.169.254"
 _ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS's own programs have it
 _POLL_S = 5.0  # as AWS advises
 _REQUEST_S = 2.0
 _USAGE = 2
+# The service is on the instance's own link: no proxy leads to it.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def read_notice(endpoint: str = _ENDPOINT) -> str:
@@ -26,12 +29,13 @@ def read_notice(endpoint: str = _ENDPOINT) -> str:
 
     Raises:
       OSError: there is no such service, as on a host that is no instance.
+      HTTPException: what answers does not speak HTTP.
     """
 
     def request(path: str, method: str = "GET", **headers: str) -> str:
         named = {f"X-aws-ec2-metadata-{name.replace('_', '-')}": value for name, value in headers.items()}
         asked = urllib.request.Request(f"{endpoint.rstrip('/')}/latest/{path}", headers=named, method=method)
-        with urllib.request.urlopen(asked, timeout=_REQUEST_S) as answer:
+        with _OPENER.open(asked, timeout=_REQUEST_S) as answer:
             text: str = answer.read().decode()
             return text
 
@@ -70,7 +74,7 @@ def run(command: Sequence[str], endpoint: str = _ENDPOINT, poll_s: float = _POLL
                 if not notice and (notice := read_notice(endpoint)):
                     _say(f"AWS is about to take this instance away ({notice}); SIGTERM to {command[0]}")
                     child.terminate()
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 if str(error) != complaint:
                     complaint = str(error)
                     _say(f"cannot read the notices of spot instances from {endpoint}: {complaint}")

@@ -10,7 +10,6 @@ from jaxhetero.errors import ConfigError
 _DAY_S = 86400.0
 # A change of the members, at most in the median. The step that it hits is done again.
 _CHANGE_S = 0.1
-_STEPS_AGAIN = 1
 # Weights and the two states of Adam, in the gradient's dtype.
 _STATE_COPIES = 3
 
@@ -60,7 +59,7 @@ def goodput(failures: Failures, *, workers: int, step_s: float, gradient_bytes: 
     handover_s = _STATE_COPIES * gradient_bytes * 8 / (worker_gbits * 1e9)
     return Goodput(
         fixed=fixed_goodput(failures, every_s),
-        elastic=elastic_goodput(failures, workers, _STEPS_AGAIN * step_s + _CHANGE_S + handover_s),
+        elastic=elastic_goodput(failures, workers, step_s + _CHANGE_S + handover_s),
         checkpoint_every_s=every_s,
     )
 

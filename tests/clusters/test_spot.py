@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -75,6 +76,13 @@ def test_without_a_notice_the_exit_code_is_the_commands(metadata: Metadata, tmp_
     assert run([sys.executable, "-c", "raise SystemExit(3)"], metadata.url, poll_s=0.05) == 3
     assert run(["sh", "-c", "kill -KILL $$"], metadata.url, poll_s=0.05) == 137
     assert run([sys.executable, "-c", LEAVES, str(metadata.sign)], metadata.url, poll_s=60) == 0
+
+
+def test_no_proxy_is_asked(metadata: Metadata) -> None:
+    program = "import sys; from jaxhetero.cluster.spot import read_notice; print(read_notice(sys.argv[1]))"
+    env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    command = [sys.executable, "-c", program, metadata.url]
+    assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True).stdout == b"\n"
 
 
 def test_where_there_is_no_such_service_the_command_runs(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from lab.fake_fabric import build
 from tests.long.chaos import run_job
-from tests.support.cluster import ON_GPU, Cluster
+from tests.support.cluster import ON_GPU, ROOT, Cluster, free_port
 
 PROGRAM = "shared_memory.py"
 _REAL = os.environ.get("TESTS_FABRIC_LIBRARY")
@@ -67,6 +69,15 @@ def test_sums_have_the_bits_of_sockets(fabric: dict[str, str], checksum: str, pl
         assert result["digests"] == expected["digests"]
         assert result["fabric_connection_count"] == 2 * 2
         assert "not over a fabric" not in log
+
+
+def test_the_doctor_shows_the_devices(fabric: dict[str, str]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "jaxhetero", "doctor", "--coordinator", address, "--processes", "1"]
+    env = {**os.environ, **fabric, "PYTHONPATH": str(ROOT), "JAXHETERO_TOKEN": "secret"}
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert f"fabric {fabric['JAXHETERO_FABRIC']} on " in shown
+    assert shown.splitlines()[-1] == "nothing to mend"
 
 
 def test_without_a_library_all_is_as_ever(plain: list[dict[str, Any]]) -> None:

@@ -1,6 +1,8 @@
 """What local_steps costs a step between hosts with little network.
 
-python -m tests.long.local_steps                     # 8 workers at 20 Mbit/s, in the lab
+    python -m tests.long.local_steps
+
+8 workers and 8 reducers at 20 Mbit/s, in the lab.
 """
 
 from __future__ import annotations
@@ -35,10 +37,9 @@ def speed(
     """
     hosts = [f"{kind}{number}" for kind in "wr" for number in range(workers)]
     with Lab(dict.fromkeys(hosts, rate)) as lab, LabJob(lab, workers, workers, "").running() as job:
-        arguments = map(str, (megabytes, step_s, steps, every, fragments, overlap))
-        own = list(arguments)
+        arguments = list(map(str, (megabytes, step_s, steps, every, fragments, overlap)))
         for rank in range(workers):
-            job.start_worker(rank, "local_speed.py", *own)
+            job.start_worker(rank, "local_speed.py", *arguments)
         results = [job.result(f"w{rank}") for rank in range(workers)]
     ratio = max(result["local_s"] for result in results) / max(result["alone_s"] for result in results)
     print(json.dumps({"step": ratio, "sent_of_a_sum": max(result["sent_of_a_sum"] for result in results)}))
