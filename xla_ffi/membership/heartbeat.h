@@ -11,9 +11,6 @@
 
 namespace jaxhetero {
 
-// How long an elastic job goes on without its coordinator.
-inline constexpr std::chrono::milliseconds kAwayPatience{300000};
-
 // Times the silence of one peer. On the loop's thread.
 class Heartbeat {
  public:

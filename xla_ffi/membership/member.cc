@@ -17,6 +17,8 @@ constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectPatience{5000};
 // Past our own deadline we wait a little for the coordinator's error, which names the missing processes.
 constexpr milliseconds kGrace{2000};
+// For how long the members of an elastic job do without their coordinator.
+constexpr milliseconds kAwayPatience{300000};
 
 }  // namespace
 

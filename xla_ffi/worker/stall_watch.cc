@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "xla_ffi/membership/heartbeat.h"
-
 namespace jaxhetero {
 namespace {
 
@@ -48,9 +46,7 @@ milliseconds StallWatch::patience_with(const Round& round) const {
 }
 
 Status StallWatch::check_halt(Clock::time_point now, Clock::time_point halted_at) const {
-  const bool is_shutting_down = most_patience_ < milliseconds::max();
-  const bool may_lack_coordinator = accuse_workers_ && !is_shutting_down;
-  const milliseconds patience = 2 * config_.timeout + (may_lack_coordinator ? kAwayPatience : milliseconds(0));
+  const milliseconds patience = 2 * config_.timeout;
   if (now - halted_at < patience) return {};
   return {Code::kRoundTimeout,
           config_.own_name + ": the coordinator has sent no new view for " + std::to_string(patience.count()) + " ms"};

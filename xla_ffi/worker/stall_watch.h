@@ -42,8 +42,7 @@ class StallWatch {
 
   // Ok, or why the job fails: which round has made no progress for its patience, and which processes it waits for.
   Status check_rounds(Clock::time_point now);
-  // Ok, or why the job fails: the view ended at `halted_at`, and no other one has come. An elastic job may have been
-  // without its coordinator for most of that.
+  // Ok, or why the job fails: the view ended at `halted_at`, and no other one has come.
   [[nodiscard]] Status check_halt(Clock::time_point now, Clock::time_point halted_at) const;
 
   // A reducer says that the round waits for `late_workers`, of which `moving_count` still move data: slow, not stuck.

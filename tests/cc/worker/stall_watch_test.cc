@@ -12,7 +12,6 @@
 #include "tests/cc/printing.h"
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
-#include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/wire/job_shape.h"
@@ -164,16 +163,6 @@ TEST_F(StallWatchTest, WaitsForAViewAsLongAsTwoRounds) {
   const auto now = StallWatch::Clock::now();
   EXPECT_TRUE(watch_->check_halt(now, now - 2 * kTimeout + milliseconds(1)).ok());
   expect_timeout(watch_->check_halt(now, now - 2 * kTimeout), {"rank 3 (host x)", "no new view for 120000 ms"});
-}
-
-TEST_F(StallWatchTest, AnElasticJobMayLackItsCoordinatorMeanwhile) {
-  watch_.emplace(StallWatch::Config{"rank 3 (host x)", kTimeout, kStartTimeout}, schedule_, links_, log_, nullptr,
-                 [](const std::vector<uint32_t>& /*ranks*/, const std::string& /*why*/) {});
-  const auto now = StallWatch::Clock::now();
-  EXPECT_TRUE(watch_->check_halt(now, now - 2 * kTimeout).ok());
-  expect_timeout(watch_->check_halt(now, now - 2 * kTimeout - kAwayPatience), {"no new view for 420000 ms"});
-  watch_->limit_patience(kTimeout);  // it shuts down
-  expect_timeout(watch_->check_halt(now, now - 2 * kTimeout), {"no new view for 120000 ms"});
 }
 
 }  // namespace
