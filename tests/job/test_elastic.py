@@ -167,6 +167,24 @@ def test_the_coordinator_is_killed_and_started_again(dies: bool) -> None:
         assert cluster.wait("coordinator again").code == 0
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_worker_is_lost_while_there_is_no_coordinator(how: signal.Signals) -> None:
+    """Rounds wait, for longer than a round may take, until it is back."""
+    with elastic_cluster(3, 1, JAXHETERO_TIMEOUT_MS="1000") as cluster:
+        start(cluster, 100)
+        cluster.wait_for_output("worker 0", "step 20")
+        cluster.process("coordinator").send_signal(how)
+        cluster.process("worker 1").send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        if how == signal.SIGKILL:
+            cluster.start_coordinator("coordinator again")
+        else:
+            cluster.process("coordinator").send_signal(signal.SIGCONT)
+        results = check_survivors(cluster, [0, 2])
+        assert min(result["longest_s"] for result in results) > 3.5
+        cluster.process("worker 1").kill()
+
+
 def test_strangers_at_the_coordinator() -> None:
     with elastic_cluster(3, 1) as cluster:
         start(cluster, 200)

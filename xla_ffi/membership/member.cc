@@ -82,6 +82,7 @@ Status Member::on_header(Connection&, const FrameHeader& header, std::vector<iov
 Status Member::on_frame(Connection&, const FrameHeader& header) {
   if (finished_) return {};
   heartbeat_.heard();
+  note_coordinator(true);
   switch (header.type) {
     case FrameType::kAlive:
       // The coordinator of an elastic job says how often it wants to hear of its members.
@@ -174,10 +175,15 @@ void Member::on_close(Connection&, const Status& why) {
 
 void Member::note_away(const Status& why) {
   if (std::exchange(is_away_, true)) return;
+  note_coordinator(false);
   log_.add(Severity::kWarning, "the coordinator at " + coordinator_text() + " was lost: " + why.message() +
                                    "; the job goes on, and nobody can join or leave until it is back");
   context_.loop.cancel(deadline_);
   deadline_ = context_.loop.after(kAwayPatience, [this] { expire(); });
+}
+
+void Member::note_coordinator(bool is_there) {
+  if (std::exchange(is_there_, is_there) != is_there && callbacks_.on_coordinator) callbacks_.on_coordinator(is_there);
 }
 
 bool Member::beat() {
@@ -193,6 +199,7 @@ bool Member::beat() {
 
 // Of an elastic job. It answers the coordinator, and mostly the connection tells whether that is there.
 bool Member::outlasts_silence() {
+  if (heartbeat_.stopped(timeout_)) note_coordinator(false);
   if (heartbeat_.silence() < kAwayPatience) return true;
   fail({Code::kWorkerLost, "the coordinator at " + coordinator_text() + " has given no sign of life for " +
                                std::to_string(kAwayPatience.count() / 1000) + " s; is its host cut off, or this one?"});

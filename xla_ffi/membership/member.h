@@ -43,6 +43,8 @@ class Member final : private ConnectionOwner {
     std::function<void(const Presence&)> on_go = {};
     std::function<void()> on_ask = {};  // the coordinator asks how this process is doing: answer with kState, soon
     std::function<void(const Lost&)> on_lost = {};  // the job goes on without this process; the last
+    // Of an elastic job: the coordinator is lost or silent, or speaks again.
+    std::function<void(bool is_there)> on_coordinator = {};
     std::function<uint32_t()> heard_view = {};      // the highest number of a view that others have told
     std::function<void(const Status&)> on_failure;  // called at most once, and last
   };
@@ -70,6 +72,7 @@ class Member final : private ConnectionOwner {
   void expire();
   void greet();
   void note_away(const Status& why);
+  void note_coordinator(bool is_there);
   bool beat();
   bool outlasts_silence();
   void fail(const Status& why);
@@ -95,6 +98,7 @@ class Member final : private ConnectionOwner {
   View view_;                // the latest one
   uint32_t heard_view_ = 0;  // the highest number of a view that the coordinator has told
   bool is_away_ = false;     // the coordinator was lost, and no view has come since
+  bool is_there_ = true;     // it speaks
   bool finished_ = false;
 };
 

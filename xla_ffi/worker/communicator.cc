@@ -180,6 +180,10 @@ Member::Callbacks Communicator::member_callbacks() {
       .on_go = [this](const Presence& presence) { gate_.go(presence); },
       .on_ask = [this] { answer_state(); },
       .on_lost = [this](const Lost& lost) { note_lost(lost); },
+      .on_coordinator =
+          [this](bool is_there) {
+            on_strands([is_there](WorkerStrand& strand) { strand.note_coordinator(is_there); });
+          },
       .on_failure = [this](const Status& why) { fail(why); },
   };
 }

@@ -75,6 +75,14 @@ bool StallWatch::accuse_absent(Round& round, const std::string& why) {
   return true;
 }
 
+void StallWatch::begin_anew() {
+  for (const auto& [op_id, op] : schedule_.ops()) {
+    if (op.running() == nullptr) continue;
+    op.running()->times.progress_at = Clock::now();
+    op.running()->delay.has_accused_absent = false;
+  }
+}
+
 std::string StallWatch::silent_reducers(const Round& round) const {
   std::string names;
   for (const Segment& segment : round.segments) {

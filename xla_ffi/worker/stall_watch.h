@@ -51,6 +51,9 @@ class StallWatch {
 
   // No round may go longer without progress than this from now on.
   void limit_patience(std::chrono::milliseconds most) { most_patience_ = most; }
+  [[nodiscard]] bool has_limit() const { return most_patience_ < std::chrono::milliseconds::max(); }
+  // What rounds have waited so far counts no longer, and whom they wait for is told again.
+  void begin_anew();
 
  private:
   [[nodiscard]] std::chrono::milliseconds patience_with(const Round& round) const;

@@ -415,10 +415,16 @@ Status WorkerStrand::find_stall() {
   const EventLoop::Clock::time_point now = EventLoop::Clock::now();
   // The coordinator of an elastic job may be away for a while: see Member.
   if (halted_ && config_.job.is_elastic()) return {};
+  if (lacks_coordinator_ && !stall_watch_.has_limit()) return {};
   if (halted_ && is_open_to_program_) return stall_watch_.check_halt(now, halted_at_);
   Status stall = stall_watch_.check_rounds(now);
   if (stall.ok()) return stall;
   return {stall.code(), stall.message() + "; last completed: " + ledger_.last_completed()};
+}
+
+void WorkerStrand::note_coordinator(bool is_there) {
+  lacks_coordinator_ = !is_there;
+  if (is_there) stall_watch_.begin_anew();
 }
 
 StallWatch::Accuse WorkerStrand::accuse() {

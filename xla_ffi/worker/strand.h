@@ -105,6 +105,8 @@ class WorkerStrand final : private ConnectionOwner {
 
   // No round may go longer without progress than this from now on.
   void limit_patience(std::chrono::milliseconds most) { stall_watch_.limit_patience(most); }
+  // Of an elastic job: rounds that wait for a worker do so until there is a coordinator, which lets the job go on.
+  void note_coordinator(bool is_there);
   // Tells the reducers that no more rounds come.
   void say_goodbye();
   // Closes the connections.
@@ -159,6 +161,7 @@ class WorkerStrand final : private ConnectionOwner {
   bool is_open_to_program_ = false;
   bool uses_states_ = false;
   bool is_leaving_ = false;
+  bool lacks_coordinator_ = false;
   View view_;
   Plans plans_;
   bool halted_ = true;  // the strand is not connected to all reducers of the view
