@@ -292,9 +292,12 @@ void ElasticCoordinator::tell_view() {
   admit_early();
 }
 
-// If nobody gives a sign of life, the fault is here, and the members do well without. Then all count anew.
+// If nobody gives a sign of life, the fault is here, and the members do well without. So it is if this process has
+// stood still itself: members answer its beats, and few of them have said anything else meanwhile. Then all count anew.
 bool ElasticCoordinator::beat() {
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed) return false;
+  const bool has_stood_still = own_beat_.silence() > timeout_ / 2;
+  own_beat_.heard();
   std::optional<Registration> stopped;
   bool hears_any = false;
   for (const auto& [connection, guest] : guests_) {
@@ -306,7 +309,7 @@ bool ElasticCoordinator::beat() {
       hears_any = true;
     }
   }
-  if (stopped.has_value() && hears_any) {
+  if (stopped.has_value() && hears_any && !has_stood_still) {
     lose(*stopped, "no sign of life for " + std::to_string(lost_after_.count()) + " ms");
   } else if (stopped.has_value()) {
     for (auto& [connection, guest] : guests_) guest.heartbeat.heard();

@@ -106,6 +106,7 @@ class ElasticCoordinator final : public Coordinator {
   };
 
   const std::chrono::milliseconds lost_after_;
+  Heartbeat own_beat_;
   const std::chrono::milliseconds rejoin_timeout_;
   std::function<void(const Status&)> on_end_;
   bool may_start_ = false;                                   // members of an earlier coordinator would have come

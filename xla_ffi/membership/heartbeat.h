@@ -42,4 +42,21 @@ class Heartbeat {
   Clock::time_point heard_ = Clock::now();
 };
 
+// How often a peer beats that does not say so: only one who misses several beats is silent.
+class BeatRhythm {
+ public:
+  using Clock = Heartbeat::Clock;
+
+  void note() {
+    const Clock::time_point now = Clock::now();
+    if (last_ != Clock::time_point()) interval_ = now - last_;
+    last_ = now;
+  }
+  [[nodiscard]] Clock::duration most_silence() const { return 8 * interval_; }
+
+ private:
+  Clock::time_point last_;
+  Clock::duration interval_ = std::chrono::hours(1);  // not known yet
+};
+
 }  // namespace jaxhetero

@@ -87,6 +87,7 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
     case FrameType::kAlive:
       // The coordinator of an elastic job says how often it wants to hear of its members.
       if (view_.job.is_elastic()) send(OutFrame::control(FrameType::kAlive, {}));
+      beats_.note();
       return {};
     case FrameType::kWaiting:
       log_.add(Severity::kWarning, decode_text(control_));
@@ -199,7 +200,7 @@ bool Member::beat() {
 
 // Of an elastic job. It answers the coordinator, and mostly the connection tells whether that is there.
 bool Member::outlasts_silence() {
-  if (heartbeat_.stopped(timeout_)) note_coordinator(false);
+  if (heartbeat_.stopped(timeout_) && heartbeat_.silence() > beats_.most_silence()) note_coordinator(false);
   if (heartbeat_.silence() < kAwayPatience) return true;
   fail({Code::kWorkerLost, "the coordinator at " + coordinator_text() + " has given no sign of life for " +
                                std::to_string(kAwayPatience.count() / 1000) + " s; is its host cut off, or this one?"});

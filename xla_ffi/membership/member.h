@@ -86,6 +86,7 @@ class Member final : private ConnectionOwner {
   std::shared_ptr<TcpConnection> connection_;
   Bytes control_;
   Heartbeat heartbeat_;
+  BeatRhythm beats_;
   const std::chrono::milliseconds timeout_;
   std::chrono::milliseconds patience_{0};
   EventLoop::TimerId deadline_ = 0;
