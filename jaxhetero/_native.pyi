@@ -140,7 +140,7 @@ def best_s_per_byte(worker_rates: list[float], reducer_rates: list[float], coloc
 def find_fabrics(wanted: str) -> tuple[Status, list[tuple[str, str]]]:
     """The devices of this host, with their providers, that the setting ``fabric`` would use."""
 
-def visit(coordinator: str, token: str, timeout_ms: int) -> tuple[Status, dict[str, Any] | None]:
+def visit(coordinator: str, token: str, encrypt: bool, timeout_ms: int) -> tuple[Status, dict[str, Any] | None]:
     """The state of the job at a coordinator; see jaxhetero.doctor.status, which gives it types."""
 
 def cuda_failure() -> Status: ...

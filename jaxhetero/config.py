@@ -116,6 +116,9 @@ class Config:
     drives, and not over sockets. ``"off"``: never. ``"auto"``: over EFA or InfiniBand, where this host has a device and
     the library. Else the provider of libfabric to use, as in ``"efa"``. Where that cannot be, bytes go over sockets,
     and one line of the log says why. It takes about four megabytes for each connection."""
+    encrypt: bool = False
+    """Whether all that goes over sockets is encrypted, by the host's OpenSSL 3. Shared memory is not encrypted, and no
+    fabric is used. The same on every worker, reducer and coordinator of a job."""
     metrics_port: int = 0
     """Where this process serves its counts to Prometheus, at ``http://HOST:PORT/metrics``: the port, on the address of
     ``host`` or ``interface``, else on the one that leads to the coordinator. 0: nowhere. Takes ``prometheus-client``,
@@ -211,6 +214,7 @@ class CoordinatorConfig:
     timeout_ms: int = Config.timeout_ms
     lost_after_ms: int = Config.lost_after_ms
     rejoin_timeout_ms: int = Config.rejoin_timeout_ms
+    encrypt: bool = Config.encrypt
     history_file: str = ""
     """Lines of JSON are appended to it: who takes part in which rounds. A replay of the program needs them."""
 
@@ -246,6 +250,7 @@ class ReducerConfig:
     """The port to listen on. 0: any free one."""
     number: int = -1
     """Which of the job's dedicated reducers it is, from 0: its name in all messages. -1: the lowest that is free."""
+    encrypt: bool = Config.encrypt
     metrics_port: int = Config.metrics_port
     start_timeout_ms: int = Config.start_timeout_ms
     timeout_ms: int = Config.timeout_ms

@@ -391,13 +391,14 @@ nb::dict to_python(const JobState& job) {
 }
 
 // The state of the job at a coordinator, or why there is none.
-std::pair<NativeStatus, nb::object> visit_job(const std::string& coordinator, const std::string& token, int64_t ms) {
+std::pair<NativeStatus, nb::object> visit_job(const std::string& coordinator, const std::string& token, bool encrypt,
+                                              int64_t ms) {
   const auto bytes = std::as_bytes(std::span(token));
   Result<JobState> job = [&]() -> Result<JobState> {
     const nb::gil_scoped_release unlocked;
     Result<std::vector<TcpAddress>> addresses = resolve_all(coordinator);
     if (!addresses.ok()) return addresses.status();
-    return visit(*addresses, Bytes(bytes.begin(), bytes.end()), milliseconds(ms));
+    return visit(*addresses, Bytes(bytes.begin(), bytes.end()), encrypt, milliseconds(ms));
   }();
   if (!job.ok()) return {to_python(job.status()), nb::none()};
   return {to_python(Status()), to_python(*job)};
@@ -579,7 +580,7 @@ NB_MODULE(_native, module) {
         return best_s_per_byte(worker_rates, reducer_rates, colocated_count);
       },
       "worker_rates"_a, "reducer_rates"_a, "colocated_count"_a);
-  module.def("visit", visit_job, "coordinator"_a, "token"_a, "timeout_ms"_a);
+  module.def("visit", visit_job, "coordinator"_a, "token"_a, "encrypt"_a, "timeout_ms"_a);
   module.def("cuda_failure", [] { return to_python(cuda_failure()); });
   module.def(
       "drain_cuda_lanes", [](int64_t ms) { return drain_cuda_lanes(milliseconds(ms)); }, "timeout_ms"_a, Unlocked());

@@ -109,6 +109,7 @@ def initialize(
     compress: str | None = None,
     shared_memory: bool | None = None,
     fabric: str | None = None,
+    encrypt: bool | None = None,
     metrics_port: int | None = None,
     timeline_file: str | None = None,
     restart_count: int | None = None,
@@ -135,6 +136,7 @@ def initialize(
         measured at the start, and processes of one host share memory.
       compress: whether floats go to other hosts in a shorter code, with the same bits.
       fabric: whether bytes go over EFA or InfiniBand.
+      encrypt: whether what goes over sockets is encrypted.
       strands: how many cores each process uses to move and to sum bytes.
       elastic, lost_after_ms, rejoin_timeout_ms: whether the job goes on without workers that are lost, after how long
         a silence a process is, and how long too few wait for more, in milliseconds.

@@ -40,6 +40,6 @@ def status_command(log_dir: Path | None, coordinator: str | None, token_file: Pa
         )
     console = None if as_json else Console(no_color=not colour_wanted())
     try:
-        return run_status(str(found["coordinator"]), str(found["token"]), console)
+        return run_status(str(found["coordinator"]), str(found["token"]), bool(found.get("encrypt")), console)
     except InternalError as error:
         raise click.ClickException(f"{error}; the job is starting, or hangs, or is over") from None

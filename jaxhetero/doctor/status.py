@@ -107,7 +107,9 @@ class JobStatus:
                 yield f"{self.reducer_count - reducers} of {self.reducer_count} reducers are lost"
 
 
-def read_status(coordinator: str, token: str, seconds: float = 1.0, patience_s: float = 3.0) -> JobStatus:
+def read_status(
+    coordinator: str, token: str, seconds: float = 1.0, patience_s: float = 3.0, encrypt: bool = False
+) -> JobStatus:
     """Ask the coordinator of a job twice, for the rates.
 
     Blocks for ``seconds`` and the time of the answers: at once if every process answers, else a second for each of the
@@ -118,9 +120,11 @@ def read_status(coordinator: str, token: str, seconds: float = 1.0, patience_s: 
       token: the job's secret.
       seconds: the time between the two questions.
       patience_s: how long to wait for the coordinator.
+      encrypt: whether the job encrypts.
 
     Raises:
       AuthenticationError: the job has another token.
+      VersionMismatch: the job is of another version, or ``encrypt`` is not what the job does.
       InternalError: nobody answers there, or rank 0 does not.
 
     Example:
@@ -130,14 +134,14 @@ def read_status(coordinator: str, token: str, seconds: float = 1.0, patience_s: 
           ...
       jaxhetero.errors.InternalError: no answer from the coordinator at 127.0.0.1:9, where rank 0 is: Connection refused
     """
-    first = _visit(coordinator, token, patience_s)
+    first = _visit(coordinator, token, encrypt, patience_s)
     start = time.monotonic()
     time.sleep(seconds)
-    second = _visit(coordinator, token, patience_s)
+    second = _visit(coordinator, token, encrypt, patience_s)
     return _compare(first, second, time.monotonic() - start)
 
 
-def run_status(coordinator: str, token: str, console: Console | None) -> int:
+def run_status(coordinator: str, token: str, encrypt: bool, console: Console | None) -> int:
     """Show the status of a job: tables on a console, or JSON on standard output.
 
     Returns:
@@ -146,7 +150,7 @@ def run_status(coordinator: str, token: str, console: Console | None) -> int:
     Raises:
       JaxheteroError: see ``read_status``.
     """
-    status = read_status(coordinator, token)
+    status = read_status(coordinator, token, encrypt=encrypt)
     if console is None:
         print(json.dumps(asdict(status) | {"problems": status.problems()}))
     else:
@@ -155,8 +159,8 @@ def run_status(coordinator: str, token: str, console: Console | None) -> int:
 
 
 @contextlib.contextmanager
-def job_file(folder: Path, coordinator: str, token: str) -> Iterator[None]:
-    """Coordinator and token of a job in its folder of logs, for ``status`` by the job's owner, while the job runs.
+def job_file(folder: Path, coordinator: str, token: str, encrypt: bool) -> Iterator[None]:
+    """How to ask a job, in its folder of logs, for ``status`` by the job's owner, while the job runs.
 
     Raises:
       ConfigError: the file cannot be written.
@@ -165,7 +169,7 @@ def job_file(folder: Path, coordinator: str, token: str) -> Iterator[None]:
     try:
         path.unlink(missing_ok=True)
         path.touch(mode=0o600, exist_ok=False)
-        path.write_text(json.dumps({"coordinator": coordinator, "token": token}), encoding="utf-8")
+        path.write_text(json.dumps({"coordinator": coordinator, "token": token, "encrypt": encrypt}), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     try:
@@ -174,8 +178,8 @@ def job_file(folder: Path, coordinator: str, token: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def find_job_file(folder: Path | None) -> dict[str, str]:
-    """Coordinator and token of the job with this folder of logs, or of the latest one below ``jaxhetero-logs``.
+def find_job_file(folder: Path | None) -> dict[str, Any]:
+    """What ``job_file`` wrote of the job with this folder of logs, or of the latest one below ``jaxhetero-logs``.
 
     Empty if there is none.
     """
@@ -186,10 +190,10 @@ def find_job_file(folder: Path | None) -> dict[str, str]:
     return {}
 
 
-def _visit(coordinator: str, token: str, patience_s: float) -> dict[str, Any]:
+def _visit(coordinator: str, token: str, encrypt: bool, patience_s: float) -> dict[str, Any]:
     from jaxhetero import _native
 
-    (code, message), job = _native.visit(coordinator, token, round(1000 * patience_s))
+    (code, message), job = _native.visit(coordinator, token, encrypt, round(1000 * patience_s))
     if job is None and code == "InternalError":
         raise InternalError(f"no answer from the coordinator at {coordinator}, where rank 0 is: {message}")
     if job is None:

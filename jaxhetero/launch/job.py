@@ -173,7 +173,7 @@ def launch(job: Job) -> int:
             own = job.own_settings(timeline.start(job.worker_count, own_log_dir, restart_count))
             stop_s = job.stop_timeout_ms / 1000
             with (
-                job_file(log_dir, coordinator, str(settings["token"])),
+                job_file(log_dir, coordinator, str(settings["token"]), bool(read_environment().get("encrypt"))),
                 Attempt(job.commands(), settings, own, own_log_dir, stop_s, display, job.comebacks()) as attempt,
             ):
                 end = attempt.run()

@@ -139,6 +139,12 @@ class Side : public ConnectionOwner {
   }
   EventLog log_;
 
+  void encrypt() {
+    Result<std::shared_ptr<const CryptoLibrary>> crypto = CryptoLibrary::open();
+    ASSERT_TRUE(crypto.ok()) << crypto.status().message();
+    call([&] { context_.crypto = *crypto; });
+  }
+
   // Reads it on the loop's thread, which counts a frame after writing it: the other side may have the frame before.
   [[nodiscard]] uint64_t count_of(std::atomic<uint64_t> Counters::* counter) {
     return call([&] { return (context_.counters.get()->*counter).load(); });
@@ -271,19 +277,22 @@ inline FrameHeader push_of(uint64_t offset, uint32_t count) {
 }
 
 // How the frames of a connection travel.
-enum class Way : uint8_t { kSocket, kMemory, kFabric };
-inline constexpr std::array kWays = {Way::kSocket, Way::kMemory, Way::kFabric};
+enum class Way : uint8_t { kSocket, kMemory, kFabric, kSealed, kSealedThenMemory };
+inline constexpr std::array kWays = {Way::kSocket, Way::kMemory, Way::kFabric, Way::kSealed, Way::kSealedThenMemory};
 inline void PrintTo(Way way, std::ostream* out) {
-  *out << std::array{"socket", "memory", "fabric"}[static_cast<size_t>(way)];
+  *out << std::array{"socket", "memory", "fabric", "sealed", "sealed_then_memory"}[static_cast<size_t>(way)];
 }
 
 class TransportTest : public testing::Test {
  protected:
   void open(Way way = Way::kSocket) {
+    if (way == Way::kSealed || way == Way::kSealedThenMemory) {
+      for (Side* side : {&client_, &server_}) side->encrypt();
+    }
     client_.connect(server_.listen());
     ASSERT_TRUE(client_.wait_open());
     ASSERT_TRUE(server_.wait_open());
-    if (way == Way::kSocket) return;
+    if (way == Way::kSocket || way == Way::kSealed) return;
     if (way == Way::kFabric) {
       client_.use_fabric(test_provider());
       server_.use_fabric("");

@@ -1,5 +1,6 @@
-// Both sides of the handshake against a peer that says anything, in pieces of any size. Bytes of the input: the side,
-// how long the pieces are, and what the peer says. The nonces are always the same, so that an input can be right.
+// Both sides of the handshake against a peer that says anything, in pieces of any size. Bytes of the input: the side
+// and whether it encrypts, how long the pieces are, and what the peer says. The nonces are always the same, so that an
+// input can be right.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   const Bytes token(16, std::byte{'t'});
   const Nonce own{std::byte{1}};
-  Handshake handshake(side, token, own, "10.0.0.3:4000");
+  Handshake handshake(side, token, own, "10.0.0.3:4000", 0, (data[0] & 2) != 0);
   if (handshake.opening().empty() != (side == Handshake::Side::kServer)) std::abort();
   size_t taken = 0;
   Bytes reply;

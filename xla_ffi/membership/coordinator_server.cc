@@ -15,10 +15,13 @@ CoordinatorServer::~CoordinatorServer() {
 Status CoordinatorServer::start() {
   Result<std::vector<TcpAddress>> addresses = resolve_all(config_.coordinator);
   if (!addresses.ok()) return addresses.status();
+  Result<std::shared_ptr<const CryptoLibrary>> crypto = CryptoLibrary::open_if(config_.encrypt);
+  if (!crypto.ok()) return crypto.status();
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token);
+  context_->crypto = std::move(*crypto);
   coordinator_ =
       std::make_unique<ElasticCoordinator>(*context_, config_.version, log_, config_.lost_after, config_.rejoin_timeout,
                                            [this](const Status& how) { finish(how); });

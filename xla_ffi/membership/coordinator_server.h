@@ -27,6 +27,7 @@ struct CoordinatorServerConfig {
   std::chrono::milliseconds lost_after{0};      // without a sign of life
   std::chrono::milliseconds rejoin_timeout{0};  // while too few workers are left
   std::string history_file;                     // see History; may be empty
+  bool encrypt = false;                         // all that goes over sockets
 };
 
 // These settings by name: the names are those of jaxhetero.config.CoordinatorConfig.
@@ -38,6 +39,7 @@ void for_each_coordinator_setting(Visit&& visit) {
   visit("lost_after_ms", &CoordinatorServerConfig::lost_after);
   visit("rejoin_timeout_ms", &CoordinatorServerConfig::rejoin_timeout);
   visit("history_file", &CoordinatorServerConfig::history_file);
+  visit("encrypt", &CoordinatorServerConfig::encrypt);
 }
 
 // The functions may be called from any thread.

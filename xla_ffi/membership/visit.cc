@@ -60,10 +60,14 @@ class Visitor final : public ConnectionOwner {
   std::optional<Result<JobState>> result_;
 };
 
-Result<JobState> visit_at(const TcpAddress& coordinator, const Bytes& token, std::chrono::milliseconds patience) {
+Result<JobState> visit_at(const TcpAddress& coordinator, const Bytes& token, bool encrypt,
+                          std::chrono::milliseconds patience) {
+  Result<std::shared_ptr<const CryptoLibrary>> crypto = CryptoLibrary::open_if(encrypt);
+  if (!crypto.ok()) return crypto.status();
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop.ok()) return loop.status();
   TcpContext context(**loop, token);
+  context.crypto = std::move(*crypto);
   Visitor visitor(**loop);
   const auto connection = TcpConnection::connect(context, coordinator, visitor, patience);
   (*loop)->after(2 * patience, [&visitor] { visitor.finish(Status(Code::kInternal, "no answer")); });
@@ -74,11 +78,11 @@ Result<JobState> visit_at(const TcpAddress& coordinator, const Bytes& token, std
 
 }  // namespace
 
-Result<JobState> visit(const std::vector<TcpAddress>& coordinator, const Bytes& token,
+Result<JobState> visit(const std::vector<TcpAddress>& coordinator, const Bytes& token, bool encrypt,
                        std::chrono::milliseconds patience) {
-  Result<JobState> job = visit_at(coordinator.front(), token, patience);
+  Result<JobState> job = visit_at(coordinator.front(), token, encrypt, patience);
   for (size_t i = 1; i < coordinator.size() && job.status().code() == Code::kInternal; ++i) {
-    job = visit_at(coordinator[i], token, patience);
+    job = visit_at(coordinator[i], token, encrypt, patience);
   }
   return job;
 }

@@ -13,7 +13,7 @@ namespace jaxhetero {
 
 // Blocks until the coordinator has answered, for at most `patience` and the time of connecting, which is as long again.
 // Tries the addresses of the coordinator one after the other.
-Result<JobState> visit(const std::vector<TcpAddress>& coordinator, const Bytes& token,
+Result<JobState> visit(const std::vector<TcpAddress>& coordinator, const Bytes& token, bool encrypt,
                        std::chrono::milliseconds patience);
 
 }  // namespace jaxhetero

@@ -34,9 +34,13 @@ ReducerServer::~ReducerServer() {
 Status ReducerServer::start() {
   Result<std::vector<TcpAddress>> coordinator = resolve_all(config_.coordinator);
   if (!coordinator.ok()) return coordinator.status();
+  Result<std::shared_ptr<const CryptoLibrary>> crypto = CryptoLibrary::open_if(config_.encrypt);
+  if (!crypto.ok()) return crypto.status();
+  crypto_ = std::move(*crypto);
   if (Status status = loops_.add(); !status.ok()) return status;
   loop_ = &loops_.at(0);
   context_ = std::make_unique<TcpContext>(*loop_, config_.token);
+  context_->crypto = crypto_;
   context_->counters = counters_;
   if (Status status = listen(); !status.ok()) return status;
   member_ = std::make_unique<Member>(*context_, *coordinator, registration(), log_, config_.timeout);
@@ -117,6 +121,7 @@ Status ReducerServer::add_strand(const View& view) {
   auto context = std::make_unique<TcpContext>(loops_.at(index), config_.token, view.job.checksum);
   context->strand = static_cast<uint16_t>(index);
   context->fabric = fabric_;
+  context->crypto = crypto_;
   ReducerStrand::Config config{own_name(view), config_.start_timeout, config_.timeout};
   auto strand =
       std::make_unique<ReducerStrand>(std::move(config), std::move(context), view, log_, strand_callbacks(index));

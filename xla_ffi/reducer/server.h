@@ -48,6 +48,7 @@ struct ReducerServerConfig {
   std::chrono::milliseconds timeout{0};
   uint32_t most_strands = 1;        // the strands that this process can run, where the job does not say how many
   std::vector<Cores> memory_nodes;  // the cores of each that this process may use
+  bool encrypt = false;             // all that goes over sockets
 };
 
 // These settings by name: the names are those of jaxhetero.config.ReducerConfig, and colocated_rank.
@@ -64,6 +65,7 @@ void for_each_reducer_setting(Visit&& visit) {
   visit("timeout_ms", &ReducerServerConfig::timeout);
   visit("most_strands", &ReducerServerConfig::most_strands);
   visit("memory_nodes", &ReducerServerConfig::memory_nodes);
+  visit("encrypt", &ReducerServerConfig::encrypt);
 }
 
 class ReducerServer {
@@ -121,10 +123,12 @@ class ReducerServer {
   EventLoop* loop_ = nullptr;  // the first of them, which is the server's as well
   mutable std::mutex strands_mutex_;
   std::vector<std::unique_ptr<ReducerStrand>> strands_;  // changed under the mutex, on the loop's thread
-  const std::shared_ptr<FabricChoice> fabric_ = std::make_shared<FabricChoice>("", log_);  // takes what workers offer
-  std::unique_ptr<TcpContext> context_;                                                    // the context of the member
-  std::vector<std::unique_ptr<TcpListener>> listeners_;                                    // one for each address
-  std::vector<std::string> addresses_;                                                     // numeric addresses
+  // Takes what workers offer, except that nothing encrypts what goes over a fabric.
+  const std::shared_ptr<FabricChoice> fabric_ = std::make_shared<FabricChoice>(config_.encrypt ? "off" : "", log_);
+  std::shared_ptr<const CryptoLibrary> crypto_;          // null where nothing is encrypted
+  std::unique_ptr<TcpContext> context_;                  // the context of the member
+  std::vector<std::unique_ptr<TcpListener>> listeners_;  // one for each address
+  std::vector<std::string> addresses_;                   // numeric addresses
   std::unique_ptr<StrandDoor> door_;
   std::unique_ptr<Member> member_;
   std::thread thread_;  // the thread of the first loop

@@ -28,7 +28,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
-constexpr size_t kMaxPieces = 256;              // the pieces of one sendmsg or readv; IOV_MAX is 1024
+constexpr size_t kMaxPieces = 256;  // the pieces of one sendmsg or readv; IOV_MAX is 1024
+constexpr size_t kLargeFrameBytes = 4096;
 constexpr size_t kTurnBytes = size_t{1} << 20;  // one connection may move so many before the others have their turn
 
 std::string error_text(int error) { return std::strerror(error); }
@@ -194,7 +195,7 @@ Status TcpConnection::start_handshake(Handshake::Side side) {
   phase_ = Phase::kHandshake;
   const std::optional<Nonce> nonce = fresh_nonce();
   if (!nonce.has_value()) return {Code::kInternal, "the kernel gave no random numbers"};
-  handshake_.emplace(side, context_.token, *nonce, peer_, context_.strand);
+  handshake_.emplace(side, context_.token, *nonce, peer_, context_.strand, context_.crypto != nullptr);
   send_handshake(handshake_->opening());
   return {};
 }
@@ -225,6 +226,7 @@ void TcpConnection::send_handshake(std::span<const std::byte> bytes) {
 
 void TcpConnection::open() {
   phase_ = Phase::kOpen;
+  if (context_.crypto) seal_ = std::make_unique<Seal>(context_.crypto, handshake_->keys());
   handshake_.reset();
   context_.loop.cancel(deadline_);
   admission_.reset();
@@ -235,14 +237,21 @@ void TcpConnection::read_frames() {
   const uint64_t before = received_bytes_;
   while (phase_ == Phase::kOpen) {
     if (received_bytes_ - before >= kTurnBytes) {
-      // epoll reports a readable socket again by itself.
-      if (receives_off_socket()) context_.loop.post([self = shared_from_this()] { self->read_frames(); });
+      // epoll reports a readable socket again by itself, and knows nothing of what was taken off it.
+      if ((receives_off_socket() || seal_) && !std::exchange(read_planned_, true)) {
+        context_.loop.post([self = shared_from_this()] {
+          self->read_planned_ = false;
+          self->read_frames();
+        });
+      }
       return;
     }
     std::array<iovec, kMaxPieces + 1> pieces;
     const auto wanted = std::span(pieces).first(collect_input(pieces));
     const bool from_carrier = receives_off_socket();
-    const Result<size_t> got = from_carrier ? carrier_->read(wanted) : read_socket(wanted);
+    const Result<size_t> got = from_carrier ? carrier_->read(wanted)
+                               : seal_      ? read_sealed(wanted)
+                                            : read_socket(wanted);
     if (!got.ok()) return end(got.status());
     if (got.value() == 0) return;
     received_bytes_ += got.value();
@@ -252,7 +261,7 @@ void TcpConnection::read_frames() {
       carrier_->release_read();
       if (phase_ == Phase::kOpen) carrier_->wake_writer();
     }
-    if (!receives_off_socket() && got.value() < total_bytes(wanted)) return;  // the socket is empty
+    if (!receives_off_socket() && !seal_ && got.value() < total_bytes(wanted)) return;  // the socket is empty
   }
 }
 
@@ -282,6 +291,19 @@ Result<size_t> TcpConnection::read_socket(std::span<const iovec> pieces) {
   return static_cast<size_t>(got);
 }
 
+Result<size_t> TcpConnection::read_sealed(std::span<const iovec> pieces) {
+  while (true) {
+    Result<size_t> opened = seal_->open(pieces);
+    if (opened.status().code() == Code::kProtocol) ++context_.counters->checksum_mismatch_count;
+    if (!opened.ok() || *opened > 0) return opened;
+    const std::span<std::byte> room = seal_->room();
+    const std::array<iovec, 1> into = {iovec{room.data(), room.size()}};
+    Result<size_t> got = read_socket(into);
+    if (!got.ok() || *got == 0) return got;
+    seal_->note_received(*got);
+  }
+}
+
 void TcpConnection::consume(size_t bytes) {
   Incoming& in = incoming_;
   Status status;
@@ -296,6 +318,7 @@ void TcpConnection::consume(size_t bytes) {
       status = finish_frame();
       if (from_socket && receives_off_socket()) {  // what came behind is no header
         carrier_->take_from_socket(std::span(in.header_bytes).first(std::exchange(bytes, 0)));
+        if (seal_) carrier_->take_from_socket(seal_->rest());
       }
     }
   }
@@ -445,7 +468,9 @@ void TcpConnection::write_queued() {
       break;
     }
     collect_output();
-    const Result<size_t> written = sends_off_socket() ? carrier_->write(output_) : write_socket();
+    const Result<size_t> written = sends_off_socket() ? carrier_->write(output_)
+                                   : seal_            ? write_sealed()
+                                                      : write_socket(output_);
     if (!written.ok()) return end_after_reading(written.status());
     if (written.value() == 0) break;
     turn_bytes += written.value();
@@ -463,16 +488,32 @@ void TcpConnection::tell_written() {
 }
 
 // Returns 0 if there is no room now.
-Result<size_t> TcpConnection::write_socket() {
+Result<size_t> TcpConnection::write_socket(std::span<iovec> pieces) {
   msghdr message{};
-  message.msg_iov = output_.data();
-  message.msg_iovlen = output_.size();
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = pieces.size();
   ssize_t sent = 0;
   do {
     sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0 && errno != EAGAIN) return Status(Code::kInternal, error_text(errno));
   return static_cast<size_t>(std::max<ssize_t>(sent, 0));
+}
+
+// A large frame ends its record, so that nobody waits for the next frame to read it. Small ones share a record.
+Result<size_t> TcpConnection::write_sealed() {
+  if (seal_->unsent().empty()) {
+    const size_t front_bytes = kHeaderBytes + queue_.front().payload_bytes;
+    const bool is_large = front_bytes >= kLargeFrameBytes;
+    if (Status status = seal_->close(output_, is_large ? front_bytes - front_written_bytes_ : Seal::kMostBytes);
+        !status.ok()) {
+      return status;
+    }
+  }
+  const std::span<const std::byte> unsent = seal_->unsent();
+  std::array<iovec, 1> piece = {iovec{const_cast<std::byte*>(unsent.data()), unsent.size()}};  // only read
+  const Result<size_t> sent = write_socket(piece);
+  return sent.ok() ? seal_->note_sent(sent.value()) : sent;
 }
 
 void TcpConnection::pop_written(size_t bytes) {
@@ -520,9 +561,14 @@ void TcpConnection::close_with(OutFrame last) {
     return;
   }
   if (carrier_) carrier_->forget_unwritten();
-  // A frame that is half sent must be completed, or the peer would take `last` for the rest of it.
-  queue_.resize(front_written_bytes_ > 0 ? 1 : 0);
-  if (!queue_.empty()) own_payload(queue_.front());
+  // A frame that is half sent must be completed, or the peer would take `last` for the rest of it; and so must those of
+  // a record that is half sent.
+  const size_t begun_bytes = front_written_bytes_ + (seal_ ? seal_->unsent_frame_bytes() : 0);
+  size_t kept = 0;
+  for (size_t bytes = 0; bytes < begun_bytes; bytes += kHeaderBytes + queue_[kept++].payload_bytes) {
+    own_payload(queue_[kept]);
+  }
+  queue_.resize(kept);
   queued_frame_count_ = written_frame_count_ + queue_.size();
   if (last_socket_frame_ > queued_frame_count_)
     last_socket_frame_ = 0;  // our kShared is dropped: we stay on the socket

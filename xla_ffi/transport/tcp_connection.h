@@ -1,5 +1,6 @@
 // A TCP connection: connecting, the handshake that proves the job token, reading and writing frames, closing. Frames
-// may move from the socket to shared memory, between two processes of one host, or to a fabric: see carrier.h.
+// may move from the socket to shared memory, between two processes of one host, or to a fabric: see carrier.h. What
+// goes over the socket after the handshake may be encrypted: see seal.h.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,6 +20,7 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/carrier.h"
 #include "xla_ffi/transport/connection.h"
+#include "xla_ffi/transport/seal.h"
 #include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/transport/tcp_context.h"
 #include "xla_ffi/wire/frame.h"
@@ -89,6 +91,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void read_frames();
   size_t collect_input(std::span<iovec> pieces);
   Result<size_t> read_socket(std::span<const iovec> pieces);
+  Result<size_t> read_sealed(std::span<const iovec> pieces);
   void consume(size_t bytes);
   Status start_frame();
   Status find_place();
@@ -100,7 +103,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void write_queued();
   void tell_written();
   void collect_output();
-  Result<size_t> write_socket();
+  Result<size_t> write_socket(std::span<iovec> pieces);
+  Result<size_t> write_sealed();
   void pop_written(size_t bytes);
   void wait_for_room(bool waits);
   [[nodiscard]] bool may_write() const { return phase_ == Phase::kOpen || phase_ == Phase::kFlushing; }
@@ -128,6 +132,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   EventLoop::TimerId deadline_ = 0;
   std::shared_ptr<void> admission_;
   std::optional<Handshake> handshake_;  // empty once it is done
+  std::unique_ptr<Seal> seal_;          // null where nothing is encrypted
 
   std::unique_ptr<Carrier> carrier_;
   Bytes carrier_payload_;  // the payload of the carrier's frame that is coming in
@@ -136,6 +141,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   Incoming incoming_;
   uint64_t received_bytes_ = 0;
+  bool read_planned_ = false;
 
   std::deque<OutFrame> queue_;
   size_t front_written_bytes_ = 0;  // how much of the first frame in queue_ is written

@@ -10,6 +10,7 @@
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/fabric/choice.h"
 #include "xla_ffi/fabric/endpoint.h"
+#include "xla_ffi/transport/cipher.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/transport/tcp_address.h"
 #include "xla_ffi/wire/codec.h"
@@ -34,6 +35,8 @@ struct TcpContext {
   // Of the processes that connections are made to: which of their strands takes them.
   uint16_t strand = 0;
   std::shared_ptr<Counters> counters = std::make_shared<Counters>();
+  // What encrypts all that goes over sockets; null where nothing does.
+  std::shared_ptr<const CryptoLibrary> crypto = nullptr;
   // Whether connections to peers on this host move to shared memory.
   bool shares_memory = true;
   // The fabric that connections move to else, or may; none without it.

@@ -102,6 +102,14 @@ Digest prove(std::span<const std::byte> token, std::string_view speaker, const N
   return hmac_sha256(token, message);
 }
 
+// One block of its output is as long as a digest, so the first is enough.
+Digest derive_key(std::span<const std::byte> secret, std::span<const std::byte> salt, std::string_view info) {
+  std::vector<std::byte> block;
+  append(block, std::as_bytes(std::span(info)));
+  block.push_back(std::byte{1});
+  return hmac_sha256(hmac_sha256(salt, secret), block);
+}
+
 bool same_digest(const Digest& a, const Digest& b) {
   std::byte difference{0};
   for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];

@@ -1,4 +1,5 @@
-// The proof that a process knows the job token: SHA-256 (FIPS 180-4) and HMAC (RFC 2104). Pure functions.
+// The proof that a process knows the job token, and keys that follow from it: SHA-256 (FIPS 180-4), HMAC (RFC 2104) and
+// HKDF (RFC 5869). Pure functions.
 //
 // They are implemented here so that the build needs no library; tests check them against the published vectors.
 #pragma once
@@ -21,6 +22,9 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> me
 // The proof that one side sends: HMAC over its role `speaker` ("client" or "server") and both nonces. The role keeps a
 // peer from reflecting a proof to its author; fresh nonces keep a proof from being replayed.
 Digest prove(std::span<const std::byte> token, std::string_view speaker, const Nonce& client, const Nonce& server);
+
+// At most 32 bytes of a key: HKDF-SHA256 of `secret`.
+Digest derive_key(std::span<const std::byte> secret, std::span<const std::byte> salt, std::string_view info);
 
 // Compares in constant time.
 bool same_digest(const Digest& a, const Digest& b);

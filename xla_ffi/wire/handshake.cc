@@ -13,6 +13,7 @@ constexpr std::string_view kMagic = "jxhetero";
 constexpr size_t kVersionAt = kMagic.size();
 constexpr size_t kStrandAt = kVersionAt + sizeof(uint16_t);
 constexpr size_t kHelloBytes = Handshake::kHelloBytes;
+constexpr uint16_t kEncrypts = 1 << 15;  // the bit beside the strand
 constexpr size_t kServerHelloBytes = kHelloBytes + sizeof(Digest);
 static_assert(kStrandAt + sizeof(uint16_t) + sizeof(Nonce) == kHelloBytes);
 
@@ -24,32 +25,6 @@ uint16_t read_number(std::span<const std::byte> bytes, size_t at) {
   return static_cast<uint16_t>(std::to_integer<uint16_t>(bytes[at]) | std::to_integer<uint16_t>(bytes[at + 1]) << 8);
 }
 
-Bytes hello(const Nonce& nonce, uint16_t strand = 0) {
-  Bytes bytes;
-  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
-  append(bytes, kProtocolVersion);
-  append(bytes, strand);
-  bytes.insert(bytes.end(), nonce.begin(), nonce.end());
-  return bytes;
-}
-
-// The nonce in a peer's hello, or the reason to refuse it.
-Result<Nonce> read_hello(std::span<const std::byte> bytes, const std::string& peer) {
-  const auto magic = bytes.first(kMagic.size());
-  if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
-    return Status(Code::kProtocol, peer + " does not speak the protocol of jaxhetero");
-  }
-  const uint16_t version = read_number(bytes, kVersionAt);
-  if (version != kProtocolVersion) {
-    return Status(Code::kVersionMismatch, peer + " speaks protocol version " + std::to_string(version) +
-                                              ", this process version " + std::to_string(kProtocolVersion) +
-                                              "; install the same version of jaxhetero everywhere");
-  }
-  Nonce nonce;
-  std::ranges::copy(bytes.subspan(kHelloBytes - nonce.size(), nonce.size()), nonce.begin());
-  return nonce;
-}
-
 Digest read_digest(std::span<const std::byte> bytes) {
   Digest digest;
   std::ranges::copy(bytes.first(digest.size()), digest.begin());
@@ -58,12 +33,47 @@ Digest read_digest(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-uint16_t Handshake::strand_of(std::span<const std::byte, kHelloBytes> hello) { return read_number(hello, kStrandAt); }
+uint16_t Handshake::strand_of(std::span<const std::byte, kHelloBytes> hello) {
+  return read_number(hello, kStrandAt) & ~kEncrypts;
+}
 
-Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand)
-    : side_(side), token_(token), own_nonce_(nonce), strand_(strand), peer_(std::move(peer)) {}
+Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand,
+                     bool encrypts)
+    : side_(side), token_(token), own_nonce_(nonce), strand_(strand), encrypts_(encrypts), peer_(std::move(peer)) {}
 
-Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(own_nonce_, strand_) : Bytes(); }
+Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(strand_) : Bytes(); }
+
+Bytes Handshake::hello(uint16_t strand) const {
+  Bytes bytes;
+  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
+  append(bytes, kProtocolVersion);
+  append(bytes, encrypts_ ? strand | kEncrypts : strand);
+  bytes.insert(bytes.end(), own_nonce_.begin(), own_nonce_.end());
+  return bytes;
+}
+
+// The nonce in a peer's hello, or the reason to refuse it.
+Result<Nonce> Handshake::read_hello(std::span<const std::byte> bytes) const {
+  const auto magic = bytes.first(kMagic.size());
+  if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
+    return Status(Code::kProtocol, peer_ + " does not speak the protocol of jaxhetero");
+  }
+  const uint16_t version = read_number(bytes, kVersionAt);
+  if (version != kProtocolVersion) {
+    return Status(Code::kVersionMismatch, peer_ + " speaks protocol version " + std::to_string(version) +
+                                              ", this process version " + std::to_string(kProtocolVersion) +
+                                              "; install the same version of jaxhetero everywhere");
+  }
+  if (const bool encrypts = (read_number(bytes, kStrandAt) & kEncrypts) != 0; encrypts != encrypts_) {
+    return Status(Code::kVersionMismatch,
+                  peer_ +
+                      (encrypts ? " encrypts, and this process does not" : " does not encrypt, and this process does") +
+                      "; give all processes of the job the same JAXHETERO_ENCRYPT");
+  }
+  Nonce nonce;
+  std::ranges::copy(bytes.subspan(kHelloBytes - nonce.size(), nonce.size()), nonce.begin());
+  return nonce;
+}
 
 size_t Handshake::message_bytes() const {
   if (phase_ == Phase::kDone) return 0;
@@ -81,17 +91,17 @@ Status Handshake::take(size_t bytes, Bytes& reply) {
 }
 
 Status Handshake::take_client_hello(Bytes& reply) {
-  Result<Nonce> client = read_hello(std::span(message_).first(kHelloBytes), peer_);
+  Result<Nonce> client = read_hello(std::span(message_).first(kHelloBytes));
   if (!client.ok()) {
-    // A peer of another version gets an answer, so that its error can name our version. Any other peer gets none.
+    // A peer of another version, or setting, gets an answer, so that its error can name ours. Any other gets none.
     if (client.status().code() == Code::kVersionMismatch) {
-      reply = hello(own_nonce_);
+      reply = hello(0);
       reply.resize(kServerHelloBytes);
     }
     return client.status();
   }
   peer_nonce_ = *client;
-  reply = hello(own_nonce_);
+  reply = hello(0);
   const Digest proof = prove(token_, "server", peer_nonce_, own_nonce_);
   reply.insert(reply.end(), proof.begin(), proof.end());
   phase_ = Phase::kProof;
@@ -100,7 +110,7 @@ Status Handshake::take_client_hello(Bytes& reply) {
 
 Status Handshake::take_server_hello(Bytes& reply) {
   const auto bytes = std::span(message_);
-  Result<Nonce> server = read_hello(bytes.first(kHelloBytes), peer_);
+  Result<Nonce> server = read_hello(bytes.first(kHelloBytes));
   if (!server.ok()) return server.status();
   peer_nonce_ = *server;
   const Digest expected = prove(token_, "server", own_nonce_, peer_nonce_);
@@ -122,6 +132,17 @@ Status Handshake::take_client_proof() {
   }
   phase_ = Phase::kDone;
   return {};
+}
+
+Handshake::Keys Handshake::keys() const {
+  const bool is_client = side_ == Side::kClient;
+  Bytes nonces;
+  for (const Nonce& nonce : {is_client ? own_nonce_ : peer_nonce_, is_client ? peer_nonce_ : own_nonce_}) {
+    nonces.insert(nonces.end(), nonce.begin(), nonce.end());
+  }
+  const Digest of_client = derive_key(token_, nonces, "jaxhetero client");
+  const Digest of_server = derive_key(token_, nonces, "jaxhetero server");
+  return is_client ? Keys{of_client, of_server} : Keys{of_server, of_client};
 }
 
 Status Handshake::hung_up() const {

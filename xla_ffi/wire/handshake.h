@@ -4,6 +4,9 @@
 //   client -> server   magic number, protocol version, the server's strand, client's nonce
 //   server -> client   magic number, protocol version, 0, server's nonce, server's proof
 //   client -> server   client's proof
+//
+// The highest bit of the third number says whether the sender encrypts all that follows. It is never bargained over: a
+// side that finds the other one's bit different from its own ends the handshake.
 #pragma once
 
 #include <array>
@@ -28,7 +31,8 @@ class Handshake {
 
   // `token` outlives the handshake. `nonce` is fresh. `peer` names the other side in error messages. `strand` is that
   // of the server which a client wants.
-  Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand = 0);
+  Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand = 0,
+            bool encrypts = false);
 
   // The bytes to send first; none for a server.
   [[nodiscard]] Bytes opening() const;
@@ -40,11 +44,19 @@ class Handshake {
   [[nodiscard]] Status hung_up() const;
 
   [[nodiscard]] bool is_done() const { return phase_ == Phase::kDone; }
+  // The secret keys of what the two sides send from now on. Both have proved the token.
+  struct Keys {
+    Digest sending;
+    Digest receiving;
+  };
+  [[nodiscard]] Keys keys() const;
   [[nodiscard]] Side side() const { return side_; }
 
  private:
   enum class Phase : uint8_t { kHello, kProof, kDone };
 
+  [[nodiscard]] Bytes hello(uint16_t strand) const;
+  [[nodiscard]] Result<Nonce> read_hello(std::span<const std::byte> bytes) const;
   [[nodiscard]] size_t message_bytes() const;
   [[nodiscard]] size_t left_bytes() const { return message_bytes() - received_bytes_; }
   Status take_client_hello(Bytes& reply);
@@ -56,6 +68,7 @@ class Handshake {
   std::span<const std::byte> token_;
   Nonce own_nonce_;
   uint16_t strand_;
+  bool encrypts_;
   Nonce peer_nonce_{};
   std::string peer_;
   std::array<std::byte, 128> message_{};  // the peer's message

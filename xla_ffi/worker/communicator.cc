@@ -38,7 +38,10 @@ Communicator::~Communicator() {
 Status Communicator::start() {
   Result<std::vector<TcpAddress>> addresses = resolve_all(config_.coordinator);
   if (!addresses.ok()) return addresses.status();
-  fabric_ = std::make_shared<FabricChoice>(config_.fabric, log_);
+  Result<std::shared_ptr<const CryptoLibrary>> crypto = CryptoLibrary::open_if(config_.encrypt);
+  if (!crypto.ok()) return crypto.status();
+  crypto_ = std::move(*crypto);
+  choose_fabric();
   for (const std::string& text : config_.sources) {
     Result<TcpAddress> source = resolve(text, 0);
     if (!source.ok()) return source.status();
@@ -61,6 +64,12 @@ Status Communicator::start() {
     refuse_inbox();
   });
   return {};
+}
+
+// Nothing encrypts what goes over a fabric.
+void Communicator::choose_fabric() {
+  fabric_ = std::make_shared<FabricChoice>(crypto_ ? "off" : config_.fabric, log_);
+  if (crypto_ && !providers_of(config_.fabric).empty()) fabric_->tell("only sockets are encrypted");
 }
 
 Status Communicator::add_strand() {
@@ -101,6 +110,7 @@ std::unique_ptr<TcpContext> Communicator::make_context(EventLoop& loop, size_t s
   context->strand = static_cast<uint16_t>(strand);
   context->shares_memory = config_.shared_memory;
   context->fabric = fabric_;
+  context->crypto = crypto_;
   return context;
 }
 

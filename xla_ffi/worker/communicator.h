@@ -67,6 +67,7 @@ struct CommunicatorConfig {
   uint32_t most_strands = 1;        // the strands that this process can run, where the job does not say how many
   std::vector<Cores> memory_nodes;  // the cores of each that this process may use
   std::string fabric = "off";       // see FabricChoice
+  bool encrypt = false;             // all that goes over sockets
 };
 
 // These settings by name, beside those of `job`: the names are those of jaxhetero.config.Config.
@@ -82,6 +83,7 @@ void for_each_worker_setting(Visit&& visit) {
   visit("shared_memory", &CommunicatorConfig::shared_memory);
   visit("compress", &CommunicatorConfig::compress);
   visit("fabric", &CommunicatorConfig::fabric);
+  visit("encrypt", &CommunicatorConfig::encrypt);
   visit("most_strands", &CommunicatorConfig::most_strands);
   visit("memory_nodes", &CommunicatorConfig::memory_nodes);
 }
@@ -148,6 +150,7 @@ class Communicator {
   enum class Phase : uint8_t { kStarting, kRunning, kLeaving, kLeft, kFailed };
 
   // Start.
+  void choose_fabric();
   Status add_strand();
   Status add_channels();
   [[nodiscard]] std::unique_ptr<TcpContext> make_context(EventLoop& loop, size_t strand) const;
@@ -223,7 +226,8 @@ class Communicator {
 
   std::vector<TcpAddress> sources_;
   std::shared_ptr<FabricChoice> fabric_;
-  std::unique_ptr<TcpContext> context_;  // the context of coordinator and member
+  std::shared_ptr<const CryptoLibrary> crypto_;  // null where nothing is encrypted
+  std::unique_ptr<TcpContext> context_;          // the context of coordinator and member
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Member> member_;
   std::thread thread_;  // the thread of the first loop

@@ -89,6 +89,15 @@ TEST(Prove, DependsOnTokenSpeakerAndBothNonces) {
   }
 }
 
+// RFC 5869, appendix A.1: the first 32 of its bytes.
+TEST(DeriveKey, IsThatOfThePublishedVector) {
+  std::vector<std::byte> salt(13);
+  for (size_t i = 0; i < salt.size(); ++i) salt[i] = static_cast<std::byte>(i);
+  const std::string info = "\xf0\xf1\xf2\xf3\xf4\xf5\xf6\xf7\xf8\xf9";
+  const Digest key = derive_key(std::vector<std::byte>(22, std::byte{0x0b}), salt, info);
+  EXPECT_EQ(hex(key), "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
+}
+
 TEST(SameDigest, SeesEveryBit) {
   const Digest digest = sha256({});
   for (size_t bit = 0; bit < 8 * digest.size(); ++bit) {

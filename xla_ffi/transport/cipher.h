@@ -1,0 +1,69 @@
+// AES-128-GCM (NIST SP 800-38D) by the libcrypto of OpenSSL 3, which is opened at run time: a job that does not encrypt
+// needs no such library.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "xla_ffi/base/status.h"
+
+struct evp_cipher_ctx_st;  // OpenSSL's own names
+struct evp_cipher_st;
+
+namespace jaxhetero {
+
+// Any thread.
+class CryptoLibrary {
+ public:
+  // The library stays loaded for good.
+  static Result<std::shared_ptr<const CryptoLibrary>> open(const char* name = "libcrypto.so.3");
+  // The library if it is wanted, else null.
+  static Result<std::shared_ptr<const CryptoLibrary>> open_if(bool wanted);
+
+ private:
+  friend class Cipher;
+  using Context = evp_cipher_ctx_st;
+
+  Context* (*new_context_)() = nullptr;
+  void (*free_context_)(Context* context) = nullptr;
+  const evp_cipher_st* (*aes_128_gcm_)() = nullptr;
+  int (*start_)(Context* context, const evp_cipher_st* cipher, void* engine, const unsigned char* key,
+                const unsigned char* nonce, int encrypts) = nullptr;
+  int (*update_)(Context* context, unsigned char* out, int* out_bytes, const unsigned char* in, int in_bytes) = nullptr;
+  int (*finish_)(Context* context, unsigned char* out, int* out_bytes) = nullptr;
+  int (*control_)(Context* context, int command, int number, void* data) = nullptr;
+};
+
+inline constexpr size_t kTagBytes = 16;
+
+// One direction of a connection. Its records are numbered from 0, and the number is the nonce: so a record that was
+// dropped, moved or repeated on its way fails like one that was changed. For one record: start(), then update() with
+// what is authenticated and not encrypted, then with the pieces of the text, then the tag.
+class Cipher {
+ public:
+  enum class Direction : uint8_t { kDecrypt = 0, kEncrypt = 1 };
+
+  Cipher(std::shared_ptr<const CryptoLibrary> library, std::span<const std::byte, 16> key, Direction direction);
+
+  // Each returns false if the library fails, which it does only for want of memory.
+  [[nodiscard]] bool start();
+  [[nodiscard]] bool add_plain(std::span<const std::byte> bytes);
+  // `out` has the size of `in`, and may be the same memory.
+  [[nodiscard]] bool update(std::span<const std::byte> in, std::byte* out);
+  [[nodiscard]] bool finish(std::span<std::byte, kTagBytes> tag);
+  // Whether the record is the one that the other side sent.
+  [[nodiscard]] bool is_genuine(std::span<const std::byte, kTagBytes> tag);
+
+ private:
+  std::shared_ptr<const CryptoLibrary> library_;
+  std::unique_ptr<CryptoLibrary::Context, void (*)(CryptoLibrary::Context*)> context_;
+  std::array<std::byte, 16> key_{};
+  Direction direction_;
+  bool has_key_ = false;
+  uint64_t number_ = 0;  // of the next record
+};
+
+}  // namespace jaxhetero
