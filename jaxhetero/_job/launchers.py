@@ -131,6 +131,17 @@ def read_worker(environ: Environment = os.environ) -> Settings:
     return found if launcher is None else found | launcher.read_place(environ) | launcher.read_job(environ)
 
 
+def read_batch_script(environ: Environment = os.environ) -> Settings:
+    """The settings that Slurm tells a batch script: where the job meets, and how often it was started anew.
+
+    Example:
+      >>> from jaxhetero._job.launchers import read_batch_script
+      >>> read_batch_script({"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "gpu[3-4]", "SLURM_RESTART_COUNT": "1"})
+      {'restart_count': 1, 'coordinator': 'gpu3:20017'}
+    """
+    return read_worker({"SLURM_RESTART_COUNT": environ.get("SLURM_RESTART_COUNT", "")}) | _read_slurm(environ)
+
+
 def read_reducer(environ: Environment = os.environ) -> Settings:
     """The settings that a launcher tells a dedicated reducer: where the job meets, and which reducer this is.
 

@@ -35,11 +35,20 @@ from jaxhetero.errors import ConfigError
     type=click.IntRange(min=0),
     help="This number of workers, from rank 0 on, run a reducer as well. Useful with fewer reducers than workers.",
 )
+@click.option(
+    "--elastic",
+    metavar="MIN:MAX",
+    default="",
+    help="Go on when a worker or its node is lost, as long as MIN are left. Each worker has a node of its own.",
+)
 @click.option("--job-name", "name", default="jaxhetero", show_default=True, help="The job's name.")
 @click.option("--time", "time_limit", default="", help="The time limit, as sbatch takes it.")
 @click.option("--output", default="", help="The file of the job's output, as sbatch takes it.")
 @click.option("--start-timeout-ms", type=MILLISECONDS, help="How long to wait for all processes at the start.")
 @click.option("--timeout-ms", type=MILLISECONDS, help="How long a round may go without progress.")
+@click.option(
+    "--lost-after-ms", type=MILLISECONDS, help="With --elastic: after how long without a sign of life one is lost."
+)
 @click.option(
     "--requeue",
     "max_restarts",
@@ -61,6 +70,10 @@ def slurm_command(submit: bool, **options: Any) -> int:
     With reducers it is a heterogeneous job of two components. A reducer that crashes is started anew, and the death of
     its node does not end the job. With --requeue N the job is queued again after workers or their nodes have failed,
     up to N times; JAXHETERO_RESTART_COUNT tells the program how often, and it must resume from its latest checkpoint.
+
+    With --elastic a lost worker or its node does not end the job. The coordinator runs on the node of the batch script,
+    and each worker is a step of its own, which is started again while a node is free. With more --workers-nodes than
+    --workers there are nodes to spare. A minute before the time limit, the workers get SIGTERM, on which they leave.
     """
     from jaxhetero.cluster.slurm import make_job
 

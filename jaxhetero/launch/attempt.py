@@ -25,7 +25,7 @@ from jaxhetero.errors import ConfigError
 from jaxhetero.launch.culprit import USAGE_CODES, find_culprit, find_lasting, is_known
 from jaxhetero.launch.guard import Guard
 from jaxhetero.launch.pipes import LIVE, Pipe, Pipes
-from jaxhetero.launch.process import Process, any_runs, signal_name
+from jaxhetero.launch.process import COORDINATOR, Process, any_runs, signal_name
 from jaxhetero.launch.reducer import LOST
 from jaxhetero.launch.terminal import Display, show_count
 
@@ -64,10 +64,14 @@ class Attempt:
         stop_s: float,
         display: Display,
         most_comebacks: int = 0,
+        failure_words: bytes = b"",
+        place_count: int | None = None,
     ) -> None:
         """``commands`` and ``own_settings`` are by name, "worker 0" or "reducer 1"; all share ``settings``.
 
-        Lost workers of an elastic job are started again, ``most_comebacks`` times in all.
+        Lost workers of an elastic job are started again, ``most_comebacks`` times in all. A process that writes a line
+        which begins with ``failure_words`` has failed, whatever its exit code. With ``place_count``, each worker has a
+        host of its own, such a line names one that is gone, and no more workers run at a time than there are hosts.
         """
         self._commands = commands
         self._settings = settings
@@ -83,6 +87,8 @@ class Attempt:
         self._processes: list[Process] = []
         self._lost: list[Process] = []
         self._comebacks_left = most_comebacks
+        self._failure_words = failure_words
+        self._place_count = place_count
         self._comebacks: dict[str, float] = {}
         """Which lost workers start again, and when, by the monotonic clock."""
         self._exit_stack = contextlib.ExitStack()
@@ -110,8 +116,11 @@ class Attempt:
                 break
             self._start(name, command)
         while not self._is_over():
-            self._run_until(lambda: self._is_over() or bool(self._comebacks))
-            if self._comebacks and not self._run_until(self._is_over, min(self._comebacks.values()) - time.monotonic()):
+            self._run_until(lambda: self._is_over() or bool(self._due()))
+            if self._coordinator_is_done():
+                self._comebacks.clear()  # Nobody would let them in.
+            due = self._due().values()
+            if due and not self._run_until(self._is_over, min(due) - time.monotonic()):
                 self._start_again()
         if self.signals:
             return self._end_after_signal()
@@ -120,6 +129,10 @@ class Attempt:
         return self._end_after_success()
 
     def _is_over(self) -> bool:
+        if self._failure_words:
+            for process in self._processes:
+                if process.ended_ns is not None and process not in self._lost:
+                    self._pipes.drain(process)
         self._note_losses("the workers may go on without it")
         return bool(self.signals or self._failures() or self._workers_ended())
 
@@ -128,14 +141,15 @@ class Attempt:
             if process in self._lost or not self._can_be_lost(process):
                 continue
             self._lost.append(process)
-            goes_on = not self._workers_ended() and not self.signals
+            goes_on = not (self._workers_ended() or self._coordinator_is_done() or self.signals)
             if process.is_coordinator and goes_on:
                 what_next = "starting it again"
                 self._comebacks[process.name] = time.monotonic()
             elif process.is_worker and goes_on and self._comebacks_left:
                 self._comebacks_left -= 1
                 pause_s = self._pause_s(process.name)
-                what_next = f"the others go on, and it is started again in {pause_s:g} s"
+                when = f"in {pause_s:g} s" if self._has_place() else "when a host is free"
+                what_next = f"the others go on, and it is started again {when}"
                 self._comebacks[process.name] = time.monotonic() + pause_s
             else:
                 what_next = what_it_means
@@ -146,9 +160,23 @@ class Attempt:
         losses = sum(lost.name == name for lost in self._lost)
         return min(_FIRST_PAUSE_S * 2.0 ** (losses - 1), _LONGEST_PAUSE_S)
 
+    def _has_place(self) -> bool:
+        """Whether a host is free for one more worker."""
+        if self._place_count is None:
+            return True
+        gone = {process.failure for process in self._processes if process.failure}
+        running = sum(process.is_worker and process.ended_ns is None for process in self._processes)
+        return running < self._place_count - len(gone)
+
+    def _due(self) -> dict[str, float]:
+        """Of what is to start again, all that has a place."""
+        if self._has_place():
+            return self._comebacks
+        return {name: instant for name, instant in self._comebacks.items() if name == COORDINATOR}
+
     def _start_again(self) -> None:
-        for name, instant in list(self._comebacks.items()):
-            if instant <= time.monotonic():
+        for name in list(self._comebacks):
+            if self._due().get(name, math.inf) <= time.monotonic():
                 del self._comebacks[name]
                 self._start(name, self._commands[name])
 
@@ -185,7 +213,7 @@ class Attempt:
         try:
             earlier = sum(process.name == name for process in self._processes)
             log_name = name.replace(" ", "-") + (f"-{earlier + 1}" if earlier else "")
-            process = Process(name, popen, self._log_dir / f"{log_name}.log", self._guard)
+            process = Process(name, popen, self._log_dir / f"{log_name}.log", self._guard, self._failure_words)
         except OSError as error:
             os.killpg(popen.pid, signal.SIGKILL)
             popen.communicate()
@@ -287,6 +315,10 @@ class Attempt:
 
     def _workers_ended(self) -> bool:
         return all(process.ended_ns is not None for process in self._processes if process.is_worker)
+
+    def _coordinator_is_done(self) -> bool:
+        """Whether all workers of an elastic job have left it in order. Their programs may still run."""
+        return any(process.is_coordinator and process.ended_ns and not process.failed() for process in self._processes)
 
     def _children_ended(self) -> bool:
         return all(process.ended_ns is not None for process in self._processes)

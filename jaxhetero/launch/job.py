@@ -23,8 +23,8 @@ from jaxhetero.launch.terminal import Display, show_count
 from jaxhetero.launch.timeline import JobTimeline
 
 _LOOPBACK = "127.0.0.1"
-# Of lost workers of an elastic job, if nobody says how many.
-_MOST_COMEBACKS = 1000
+MOST_COMEBACKS = 1000
+"""How often lost workers of an elastic job are started again, if nobody says how often."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Job:
 
     def comebacks(self) -> int:
         """How often lost workers of an elastic job are started again, in one attempt."""
-        return (self.max_restarts or _MOST_COMEBACKS) if self.elastic else 0
+        return (self.max_restarts or MOST_COMEBACKS) if self.elastic else 0
 
     def commands(self) -> dict[str, Sequence[str]]:
         """The command of each process, by the name of the process: "worker 0", "reducer 1"."""

@@ -23,13 +23,20 @@ _TAIL_BYTES = 1 << 16
 class Process:
     """A child of the launcher, the leader of a session and process group of its own."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log_path: Path, guard: Guard) -> None:
+    def __init__(
+        self, name: str, popen: subprocess.Popen[bytes], log_path: Path, guard: Guard, failure_words: bytes = b""
+    ) -> None:
+        """A process that writes a line which begins with ``failure_words`` has failed, also if its exit code is 0."""
         self.name = name
         self.popen = popen
         self.log_path = log_path
         self.ended_ns: int | None = None
         self.group_gone = False
         self._guard = guard
+        self.failure = ""
+        """The line with ``failure_words``, if there is one."""
+        self._failure_words = failure_words
+        self._rest = b""
         self._log: FileIO | None = log_path.open("wb", buffering=0)
 
     @property
@@ -46,6 +53,8 @@ class Process:
     def code(self) -> int:
         """The exit code as a shell gives it: 128 + number for a signal."""
         code = self.popen.returncode
+        if code == 0 and self.failure:
+            return 1
         return code if code >= 0 else 128 - code
 
     def reap(self) -> None:
@@ -55,8 +64,8 @@ class Process:
             self.send(0)
 
     def failed(self) -> bool:
-        """Whether the process has ended with another exit code than 0."""
-        return self.ended_ns is not None and self.popen.returncode != 0
+        """Whether the process has ended with another exit code than 0, or has told of its failure."""
+        return self.ended_ns is not None and self.code != 0
 
     def send(self, number: int) -> None:
         """Send a signal to the child and to its descendants in the group; 0 only tests whether any of them is left."""
@@ -72,6 +81,11 @@ class Process:
 
     def log(self, data: bytes) -> str | None:
         """Append to the log file; return the error if that fails, and drop later output."""
+        if self._failure_words:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(self._failure_words):
+                    self.failure = line.decode(errors="replace").strip()
         if self._log is None:
             return None
         try:
@@ -99,6 +113,8 @@ class Process:
     def describe_end(self) -> str:
         """For people: ``worker 3 (pid 71) was killed by SIGKILL``."""
         code = self.popen.returncode
+        if code == 0 and self.failure:
+            return f"{self.name} (pid {self.popen.pid}) has failed: {self.failure}"
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
         return f"{self.name} (pid {self.popen.pid}) {how}"
 

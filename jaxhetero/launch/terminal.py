@@ -101,8 +101,10 @@ class Sink:
 class Display:
     """Writes the lines of processes, progress bars and the launcher's own messages to the two sinks."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], launcher: str = "jaxhetero launch") -> None:
+        """``names`` of the processes, and of the launcher itself."""
         self.out, self.err = Sink(_STDOUT), Sink(_STDERR)
+        self._launcher = launcher
         width = max(map(len, names)) + 2
         self._labels = {name: f"[{name}]".ljust(width).encode() for name in names}
         self._colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
@@ -139,7 +141,7 @@ class Display:
 
     def message(self, text: str) -> None:
         """Show a message of the launcher itself."""
-        self._write(self.err, f"jaxhetero launch: {text}\n".encode(errors="replace"))
+        self._write(self.err, f"{self._launcher}: {text}\n".encode(errors="replace"))
 
     def _labelled(self, sink: Sink, name: str, line: bytes) -> bytes:
         label = self._labels[name]

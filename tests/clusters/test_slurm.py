@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from lab.slurm_lab import SlurmLab, missing_tools, slurm_lab
 from models.common.checkpoint import Checkpoints
 from tests.support import trainers
 from tests.support.cluster import ROOT, program_path
+from tests.support.cluster import run as run_program
 from tests.support.launcher import JAXHETERO
 from tests.support.patience import PATIENCE
 
@@ -188,6 +191,12 @@ def test_where_there_is_no_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp
     [
         (("--workers", "3", "--workers-nodes", "2", "--", "true"), "3 processes cannot be shared equally by 2 nodes"),
         (("--workers", "3", "--time", "1\n#SBATCH --uid=0", "--", "true"), "has a line break in it"),
+        (("--workers", "3", "--elastic", "2", "--", "true"), "elastic is '2'; it must be MIN:MAX"),
+        (("--workers", "3", "--elastic", "4:8", "--", "true"), "worker_count is 3; with elastic 4:8 it must be in"),
+        (
+            ("--workers", "4", "--workers-nodes", "2", "--elastic", "2:4", "--", "true"),
+            "4 workers on 2 nodes: with --elastic each worker has a node of its own",
+        ),
         (("--workers", "3"), "give either a command for the workers or --doctor"),
         (("--workers", "3", "--doctor", "--", "true"), "give either a command for the workers or --doctor"),
     ],
@@ -228,3 +237,81 @@ def test_a_lost_worker_queues_the_job_again(lab: SlurmLab, undisturbed: Path, tm
     run.check_end()
     assert trainers.result_of(folder)["first_step"] in (40, 80)
     check_same_bits(folder, undisturbed)
+
+
+ELASTIC = ("--workers-partition", "gpu", "--elastic", "2:4", "--lost-after-ms", "5000")
+STEPS_OF_ELASTIC = 600
+
+
+def slow_training(steps: int = STEPS_OF_ELASTIC) -> tuple[str, ...]:
+    """A program with the parts of all trainers."""
+    return "--", sys.executable, str(program_path("elastic_training.py")), str(steps), "0.05"
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    """What one worker makes of that program: a digest of the weights, and the losses."""
+    (found,) = run_program("elastic_training.py", str(STEPS_OF_ELASTIC), "0", workers=1, reducers=0)
+    return list(found[:2])
+
+
+def check_end_of_elastic(run: Run, alone: list[Any]) -> None:
+    """Trained to the end, and each microbatch counts once."""
+    run.check_end()
+    results = [json.loads(line[line.index('["') :]) for line in run.output().splitlines() if '["' in line]
+    assert results, run.output()
+    assert alone[0] in [digest for digest, _, _ in results]
+    assert all(losses == alone[1] and others == 0 for _, losses, others in results)
+
+
+@needs_slurm
+def test_an_elastic_job_runs_on_without_a_node(lab: SlurmLab, alone: list[Any], tmp_path: Path) -> None:
+    """A killed worker comes back on its node; one whose node is gone does not, and the job is not started again."""
+    run = Run(lab, tmp_path, "--workers", "3", *ELASTIC, *slow_training())
+    run.wait_for("rank 1 is in at step 0")
+    for worker in lab.find("gpu2", "elastic_training"):
+        os.kill(worker, signal.SIGKILL)
+    run.wait_for("warning: worker . .* exited with code 137; the others go on, and it is started again in 0.5 s")
+    run.wait_for(r"is in at step [1-9]")
+    lab.kill_node("gpu3")
+    lab.wait_until_down("gpu3")
+    assert lab.state(run.number) == "RUNNING"
+    check_end_of_elastic(run, alone)
+    assert "Node failure on gpu3; the others go on, and it is started again when a host is free" in run.output()
+    assert run.output().count("3 workers, elastic 2:4") == 1, "the job was started again"
+    assert not list(tmp_path.glob(".jaxhetero-*")), "the token is still there"
+
+
+@needs_slurm
+def test_a_worker_of_an_elastic_job_moves_to_a_spare_node(lab: SlurmLab, alone: list[Any], tmp_path: Path) -> None:
+    """The other one waits for it at its gate, since it may not go on alone."""
+    counts = ("--workers", "2", "--workers-nodes", "3", "--reducers", "1", "--reducers-partition", "cpu")
+    run = Run(lab, tmp_path, *counts, *ELASTIC, *slow_training())
+    run.wait_for("rank 1 is in at step 0")
+    (lost,) = (node for node in ("gpu2", "gpu3") if lab.find(node, "elastic_training"))
+    lab.kill_node(lost)
+    run.wait_for(r"is in at step [1-9]")
+    check_end_of_elastic(run, alone)
+    assert re.search(rf"worker . .* has failed: srun: error: Node failure on {lost}; the others go on", run.output())
+
+
+def test_the_steps_of_an_elastic_job_want_their_settings() -> None:
+    command = [sys.executable, "-m", "jaxhetero.cluster.steps"]
+    found = {**os.environ, "JAXHETERO_COORDINATOR": "here:1", "JAXHETERO_TOKEN": "any"}
+    for arguments, words in (([], "no command"), (["true"], "this job is not elastic: set JAXHETERO_ELASTIC")):
+        done = subprocess.run([*command, *arguments], env=found, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+
+
+@needs_slurm
+def test_a_warning_of_slurm_makes_the_workers_of_an_elastic_job_leave(lab: SlurmLab, tmp_path: Path) -> None:
+    """As the one that comes before the time limit does."""
+    run = Run(lab, tmp_path, "--workers", "2", *ELASTIC, *slow_training(steps=100_000))
+    assert "\n#SBATCH --signal=TERM@60\n" in (tmp_path / "job.sh").read_text()
+    for rank in range(2):
+        run.wait_for(f"rank {rank} is in at step 0")
+    lab.command("scancel", "--signal=TERM", str(run.number))
+    run.check_end()
+    assert re.search("rank . .*(wants to leave|leaves)", run.output())
+    assert "was lost" not in run.output()
