@@ -88,11 +88,18 @@ def environ() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
+    with start_nodes() as running:
+        yield running
+
+
+@contextlib.contextmanager
+def start_nodes(*arguments: str) -> Iterator[Nodes]:
+    """What ray_cluster.py starts with these arguments."""
     if subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode:
         pytest.skip("cannot make namespaces: needs root")
     # Not pytest's folder: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        program = f'ip link set lo up && "{sys.executable}" "{program_path("ray_cluster.py")}"'
+        program = f'ip link set lo up && "{sys.executable}" "{program_path("ray_cluster.py")}" {" ".join(arguments)}'
         unshare = subprocess.Popen(
             [*NAMESPACES, "sh", "-c", program],
             env={**environ(), "RAY_TMPDIR": folder},
@@ -199,6 +206,54 @@ def test_doctor_examines_every_node(nodes: Nodes, tmp_path: Path) -> None:
     assert code == ("nothing to mend" not in output)
 
 
+def test_an_elastic_job_replaces_a_killed_worker_and_those_whose_host_is_to_go(tmp_path: Path) -> None:
+    """All come back while the others go on; the latter leave first, at Ray's notice, and move."""
+    log = tmp_path / "output.txt"
+
+    def told() -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in tmp_path.glob("*-*.json")]
+
+    with (
+        start_nodes("2") as nodes,
+        log.open("w") as file,
+        nodes.start(tmp_path, str(program_path("ray_elastic.py")), "1", stdout=file) as driver,
+    ):
+
+        def waits_for(condition: Callable[[], object]) -> None:
+            wait_for(lambda: condition() or driver.poll() is not None, TIMEOUT_S)
+            assert driver.poll() is None, log.read_text()
+
+        waits_for(lambda: len(told()) == 3)
+        first = told()
+        assert [each["step"] for each in first] == [0, 0, 0]
+        next(iter(nodes.find("ray::ElasticWorker").values())).kill()
+        waits_for(lambda: len(told()) == 4)
+        (back,) = (each for each in told() if each not in first)
+        assert (back["step"] > 0, back["ranks"]) == (True, [0, 1, 2])
+        loss_count = log.read_text().count("was lost: ")
+        assert loss_count
+
+        now = [each for each in first if each["rank"] != back["rank"]] + [back]
+        here = re.findall(r"driver on (\w+)", log.read_text())[0]
+        lost = next(each["node"] for each in now if each["node"] != here)
+        drain = ("drain-node", "--address", nodes.address, "--node-id", lost)
+        why = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot")
+        code, output = nodes.run(tmp_path, "-m", "ray.scripts.scripts", *drain, *why)
+        assert code == 0, output
+        ranks = {each["rank"] for each in now if each["node"] == lost}
+        waits_for(lambda: len(told()) == 4 + len(ranks))
+        moved = [each for each in told() if each not in [*first, back]]
+        assert {each["rank"] for each in moved} == ranks
+        assert all(each["node"] != lost and each["step"] > back["step"] for each in moved)
+        assert log.read_text().count("was lost: ") == loss_count, "somebody has not left in order"
+        (tmp_path / "end").touch()
+        assert driver.wait(TIMEOUT_S) == 0, log.read_text()
+    found = json.loads(re.findall(r"found (.*)", log.read_text())[0])
+    (step, total) = found["0"]
+    assert (step > back["step"], total) == (True, step * (step - 1) / 2)
+    assert found == {str(rank): [step, total] for rank in range(3)}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -208,6 +263,10 @@ def test_doctor_examines_every_node(nodes: Nodes, tmp_path: Path) -> None:
         ({"resources_per_reducer": {}}, "must name at least one resource"),
         ({"resources_per_reducer": {"CPU": 0}}, "more than 0 of each"),
         ({"settings": {"rank": 1}}, "settings has rank, which the run decides"),
+        (
+            {"settings": {"elastic": "2:4"}},
+            "settings has elastic, but Ray Train ends all workers when one of them fails",
+        ),
         ({"settings": {"reducer_count": 1}}, "settings has reducer_count; give reducers instead"),
         ({"settings": {"time_out": 1}}, "settings has 'time_out', which is no setting; there are checksum, "),
         ({"settings": {"timeout_ms": 0}}, "timeout_ms is 0; it must be at least 1"),

@@ -83,6 +83,11 @@ class JaxheteroConfig(JaxConfig):  # type: ignore[misc]
         for name in self.settings:
             if name in _DECIDED_BY_THE_RUN:
                 raise ConfigError(f"settings has {name}, which the run decides; leave it out")
+            if name == "elastic":
+                raise ConfigError(
+                    "settings has elastic, but Ray Train ends all workers when one of them fails; use "
+                    "jaxhetero.cluster.ray.run_elastic in place of a trainer"
+                )
             if name in _FIELDS_OF_THEIR_OWN:
                 raise ConfigError(f"settings has {name}; give {_FIELDS_OF_THEIR_OWN[name]} instead")
             if name not in Config.__dataclass_fields__:
