@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from jaxhetero.config import ENV_PREFIX, Config, ReducerConfig
+from jaxhetero.config import ENV_PREFIX, Config, CoordinatorConfig, ReducerConfig, parse_elastic
+from jaxhetero.errors import ConfigError
 
-_SETTINGS = {ENV_PREFIX + field.name.upper() for kind in (Config, ReducerConfig) for field in fields(kind)}
+_SETTINGS = {
+    ENV_PREFIX + field.name.upper() for kind in (Config, CoordinatorConfig, ReducerConfig) for field in fields(kind)
+}
 _SETTINGS.add(ENV_PREFIX + "TOKEN_FILE")
 # The labels and annotations of three domains, as far as a user may want to name them.
 _DOMAINS = re.compile(r"\b(?:batch\.kubernetes\.io|(?:alpha\.)?jobset\.sigs\.k8s\.io|kueue\.x-k8s\.io)/[\w-]*")
@@ -56,6 +59,44 @@ def job_problems(spec: Any) -> Iterator[str]:
             counted = _COUNTS.get(variable)
             if counted in jobs and value != str(jobs[counted].get("parallelism")):
                 yield f"{name}: {variable} is {value}, but there are {jobs[counted].get('parallelism')} {counted}"
+
+
+def plain_job_problems(job: Any, documents: list[Any]) -> Iterator[str]:
+    """Whether a Job that is in no JobSet finds its coordinator, and whether the workers of an elastic one come back."""
+    spec, found = job["spec"], dict(_variables(job["spec"]))
+    host, _, _ = (found.get("JAXHETERO_COORDINATOR") or "$").rpartition(":")
+    if host and "$" not in host and host not in _names(documents, "Service"):
+        yield f"JAXHETERO_COORDINATOR names the Service '{host}', which is not there"
+    if "JAXHETERO_ELASTIC" not in found:
+        return
+    count = spec.get("completions")
+    try:
+        least, most = parse_elastic(found["JAXHETERO_ELASTIC"] or "")
+        if not least <= (count or 0) <= most:
+            yield f"JAXHETERO_ELASTIC is {least}:{most}, but there are {count} workers"
+    except ConfigError as error:
+        yield f"JAXHETERO_ELASTIC: {error}"
+    if spec.get("completionMode") != "Indexed":
+        yield "completionMode is not Indexed, so its pods have no numbers"
+    if "backoffLimitPerIndex" not in spec:
+        yield "there is no backoffLimitPerIndex, so a lost worker would end the others"
+    if spec.get("parallelism") != count:
+        yield f"parallelism is {spec.get('parallelism')}, but completions is {count}"
+    reducers = [each["spec"].get("parallelism") for each in documents if _reduces(each)]
+    for variable, wanted in {"JAXHETERO_WORKER_COUNT": count, "JAXHETERO_REDUCER_COUNT": sum(reducers)}.items():
+        if found.get(variable) != str(wanted):
+            yield f"{variable} is {found.get(variable)}, but there are {wanted}"
+
+
+def _names(documents: list[Any], kind: str) -> list[str]:
+    return [each["metadata"]["name"] for each in documents if each["kind"] == kind]
+
+
+def _reduces(document: Any) -> bool:
+    if document["kind"] != "Job":
+        return False
+    containers = document["spec"]["template"]["spec"]["containers"]
+    return any(container.get("command") == ["jaxhetero", "reducer"] for container in containers)
 
 
 def _targets(spec: Any) -> Iterator[tuple[str, str]]:

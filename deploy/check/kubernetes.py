@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.check.job import job_problems, name_problems
+from deploy.check.job import job_problems, name_problems, plain_job_problems
 from deploy.check.report import Report
 from deploy.check.tools import find_tool
 
@@ -75,6 +75,8 @@ def _problems(document: Any, documents: list[Any], schema: Any) -> Iterator[str]
         yield from _jobset_problems({"spec": document["spec"]["template"]["spec"]}, schema)
     else:
         yield from _strict_problems(document)
+        if document["kind"] == "Job":
+            yield from plain_job_problems(document, documents)
 
 
 def _jobset_problems(document: Any, schema: Any) -> Iterator[str]:

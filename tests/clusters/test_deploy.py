@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from deploy.check.aws import check_clusters
 from deploy.check.tools import find_tool
 from jaxhetero.cluster.prices import read_prices
 from tests.support.cluster import ROOT, program_path
+from tests.support.launcher import wait_for
 from tests.support.patience import PATIENCE
 
 DEPLOY = ROOT / "deploy"
@@ -63,7 +66,7 @@ def test_the_configurations_are_right() -> None:
         assert f"{path.relative_to(ROOT)}: {expected}\n" in result.output
 
 
-BASE, JOB, TRAINER = "kubernetes/base", "kubernetes/job", "kubernetes/trainer"
+BASE, JOB, TRAINER, ELASTIC = (f"kubernetes/{name}" for name in ("base", "job", "trainer", "elastic"))
 
 
 @kubernetes
@@ -99,6 +102,13 @@ BASE, JOB, TRAINER = "kubernetes/base", "kubernetes/job", "kubernetes/trainer"
         ),
         ("kubernetes/kueue", "kustomization.yaml", "queue-name", "queue_name", "'kueue.x-k8s.io/queue_name'"),
         (TRAINER, "trainjob.yaml", "numNodes", "numNode", "spec.trainer: unknown field 'numNode'"),
+        (ELASTIC, "elastic.yaml", "backoffLimitPerIndex", "backOffLimitPerIndex", "'backOffLimitPerIndex'"),
+        (ELASTIC, "elastic.yaml", "backoffLimitPerIndex", "backoffLimit", "there is no backoffLimitPerIndex"),
+        (ELASTIC, "kustomization.yaml", '"2:4"', '"5:8"', "JAXHETERO_ELASTIC is 5:8, but there are 4 workers"),
+        (ELASTIC, "kustomization.yaml", '"2:4"', '"4"', "elastic is '4'; it must be MIN:MAX"),
+        (ELASTIC, "kustomization.yaml", "    - spec.completions\n", "", "parallelism is 4, but completions is 2"),
+        (ELASTIC, "kustomization.yaml", "fieldPath: metadata.name", "fieldPath: kind", "names the Service 'Service'"),
+        (ELASTIC, "kustomization.yaml", "JAXHETERO_REDUCER_COUNT", "JAXHETERO_WORKER_COUNT", "REDUCER_COUNT is 2, but"),
         (TRAINER, "runtime.yaml", "- name: node # likewise", "- name: worker", "no container 'node'"),
     ],
 )
@@ -165,6 +175,101 @@ def test_what_the_manifests_set_starts_a_job(engine: str, tmp_path: Path) -> Non
         outputs = [process.communicate(timeout=120)[0] for process in processes]
         assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
         assert "rank 1 of 2" in outputs[1]
+
+
+class Pod:
+    """A process in the place of a pod of an elastic job, with its output in a file."""
+
+    def __init__(self, container: Any, environment: dict[str, str], log: Path, *program: str) -> None:
+        command = [*container["command"], *program]
+        start = ["-m", *command] if command[0] == "jaxhetero" else command[1:]
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *start], env=environment, stdout=file, stderr=file, start_new_session=True
+            )
+
+    def wait_for(self, pattern: str) -> None:
+        wait_for(lambda: re.search(pattern, self.log.read_text()) or self.process.poll() is not None, 120 * PATIENCE)
+        assert re.search(pattern, self.log.read_text()), self.log.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(120 * PATIENCE)
+
+    def kill(self) -> None:
+        """All processes in it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@kubernetes
+def test_an_elastic_job_of_the_manifests_replaces_its_workers(tmp_path: Path) -> None:
+    """One is killed, one is taken away with SIGTERM, and pods with the same indices take their places."""
+    import yaml
+
+    host = f"127.{os.getpid() % 250}.{secrets.randbelow(250)}.1"
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    copy = altered(tmp_path, f"{ELASTIC}/kustomization.yaml", "parallelism, value: 4}", "parallelism, value: 3}")
+    text = (copy / ELASTIC / "kustomization.yaml").read_text()
+    (copy / ELASTIC / "kustomization.yaml").write_text(text.replace("parallelism, value: 4}", "parallelism, value: 1}"))
+    command = [find_tool("kubectl") or "", "kustomize", str(copy / ELASTIC)]
+    rendered = subprocess.run(command, capture_output=True, check=True).stdout
+    jobs = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(rendered) if each["kind"] == "Job"}
+    kinds = ("coordinator", "reducers", "workers")
+    counts = [jobs[f"resnet-{kind}"].get("completions", 1) for kind in kinds]
+    assert counts == [1, 1, 3]
+    program = [sys.executable, str(program_path("elastic_training.py")), "500", "0.03"]
+    pods: dict[str, Pod] = {}
+
+    def start(kind: str, index: int) -> Pod:
+        (container,) = jobs[f"resnet-{kind}"]["template"]["spec"]["containers"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        environment |= variables(container, host, token)
+        environment["JAXHETERO_COORDINATOR"] = environment["JAXHETERO_COORDINATOR"].replace("resnet-coordinator", host)
+        if kind != "coordinator":
+            environment["JOB_COMPLETION_INDEX"] = str(index)
+        log = tmp_path / f"{kind}-{index}-{len(pods)}.log"
+        pod = Pod(container, environment, log, *(program if kind == "workers" else []))
+        stack.callback(pod.kill)
+        pods[log.name] = pod
+        return pod
+
+    with contextlib.ExitStack() as stack:
+        first = [start(kind, index) for kind, count in zip(kinds, counts, strict=True) for index in range(count)]
+        workers = first[2:]
+        for worker in workers:
+            worker.wait_for("is in at step 0")
+        workers[1].kill()
+        workers[1] = start("workers", 1)
+        workers[1].wait_for("is in at step [1-9]")
+        workers[2].process.terminate()
+        assert workers[2].wait() == 143
+        workers[2] = start("workers", 2)
+        workers[2].wait_for("is in at step [1-9]")
+        ends = [pod.wait() for pod in (*first[:2], *workers)]
+        outputs = [pod.log.read_text() for pod in pods.values()]
+        assert ends == [0] * 5, outputs
+    results = [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith('["')]
+    assert len(results) == 3
+    assert all(others == 0 for _, _, others in results), "a microbatch did not count once"
+
+
+def test_a_pod_whose_worker_has_left_asks_for_another_one() -> None:
+    pod = [sys.executable, "-m", "jaxhetero.cluster.pod"]
+    assert subprocess.run(pod, cwd=ROOT, capture_output=True, check=False).returncode == 2
+    for code in (0, 3):
+        assert subprocess.run([*pod, "sh", "-c", f"exit {code}"], cwd=ROOT, check=False).returncode == code
+    assert subprocess.run([*pod, "sh", "-c", "kill -KILL $$"], cwd=ROOT, check=False).returncode == 137
+    for code, seen in ((0, 143), (1, 1)):
+        child = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({code})); print('in', flush=True); "
+        command = [*pod, sys.executable, "-c", f"{child}signal.pause()"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in\n"
+            process.terminate()
+            assert process.wait() == seen
 
 
 @cfn_lint
