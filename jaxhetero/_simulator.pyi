@@ -41,7 +41,9 @@ class Job:
     seed: int
     def __init__(self, worker_hosts: Sequence[int], reducer_hosts: Sequence[int], colocated_count: int) -> None: ...
     def set_shape(self, *, chunk_bytes: int, window_chunks: int, measure_rates: bool, strands: int) -> None: ...
-    def add_bucket(self, count: int, dtype: int, ready_s: float) -> None: ...
+    def add_bucket(self, count: int, dtype: int, ready_s: float, priority: int, needed_s: float) -> None:
+        """A step of its own ends with a bucket whose `needed_s` is below 0."""
+
     def part_count(self, count: int, dtype: int) -> int:
         """Into how many parts, one for each strand, the job cuts such a bucket."""
 

@@ -48,6 +48,7 @@ class _Gbits(click.ParamType[float]):
 @click.option("--nic", type=_Gbits(), help="The rate of a worker host's network interfaces together, as in 100gbit.")
 @click.option("--gradient-bytes", type=_Bytes(), help="Of one worker on the wire, as in 1.3GB.")
 @click.option("--step-ms", type=click.FloatRange(min=0), help="A step without an all-reduce between hosts.")
+@click.option("--across-steps", is_flag=True, help="Hide the all-reduce under the next forward pass, too.")
 @click.option("--reducer-type", multiple=True, help="A type of reducer hosts in the file of prices; may be repeated.")
 @click.option("--reducers", multiple=True, type=click.IntRange(min=0), help="A number of them; may be repeated.")
 @click.option("--message-us", type=click.FloatRange(min=0), help="Processor time for each message, in us. [default: 5]")
@@ -141,29 +142,38 @@ def _question(
 
 
 def _show(question: Question, answers: list[Answer], best: Answer) -> None:
+    click.echo(f"{question.workers} workers with {question.workers * question.gpus_per_worker} GPUs, simulated:")
+    _show_steps(question, [(answer, answer.step_s) for answer in answers])
+    across = [(answer, answer.across_step_s) for answer in answers if answer.across_step_s is not None]
+    if across:
+        click.echo("with --across-steps, so under the next forward pass as well:")
+        _show_steps(question, across)
+    click.echo(
+        f"recommended: {f'{best.reducer_count} {best.reducer_type}' if best.reducer_count else 'no reducer hosts'}"
+    )
+
+
+def _show_steps(question: Question, steps: list[tuple[Answer, float]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from jaxhetero.config import colour_wanted
 
-    click.echo(f"{question.workers} workers with {question.workers * question.gpus_per_worker} GPUs, simulated:")
     table = Table(box=None)
     for name in ("reducers", "type", "step, ms", "efficiency", "exposed", "USD/h", "USD/1k steps"):
         table.add_column(name, justify="left" if name == "type" else "right", no_wrap=True)
-    for answer in answers:
+    for answer, step_s in steps:
+        hourly = answer.usd_per_hour
         table.add_row(
             str(answer.reducer_count),
             answer.reducer_type or "in workers",
-            f"{1e3 * answer.step_s:.1f}",
-            f"{100 * answer.efficiency:.1f} %",
-            f"{1e3 * answer.exposed_s:.1f}",
-            "-" if answer.usd_per_hour is None else f"{answer.usd_per_hour:.2f}",
-            "-" if answer.usd_per_step is None else f"{1e3 * answer.usd_per_step:.2f}",
+            f"{1e3 * step_s:.1f}",
+            f"{100 * question.step_s / step_s:.1f} %",
+            f"{1e3 * (step_s - question.step_s):.1f}",
+            "-" if hourly is None else f"{hourly:.2f}",
+            "-" if hourly is None else f"{1e3 * hourly / 3600 * step_s:.2f}",
         )
     Console(no_color=not colour_wanted()).print(table)
-    click.echo(
-        f"recommended: {f'{best.reducer_count} {best.reducer_type}' if best.reducer_count else 'no reducer hosts'}"
-    )
 
 
 def _failures(per_day: float | None, **times: float | None) -> Failures | None:
@@ -183,7 +193,7 @@ def _goodput(failures: Failures, question: Question, best: Answer) -> Goodput:
     return goodput(
         failures,
         workers=question.workers,
-        step_s=best.step_s,
+        step_s=best.fastest_step_s,
         gradient_bytes=question.gradient_bytes,
         worker_gbits=question.worker_gbits,
     )

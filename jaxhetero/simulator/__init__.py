@@ -17,7 +17,7 @@ Example:
 from __future__ import annotations
 
 from jaxhetero.simulator.hosts import Costs, Host, Network
-from jaxhetero.simulator.job import Bucket, Job, Outcome, simulate, simulate_steps
+from jaxhetero.simulator.job import Bucket, Job, Outcome, across_steps, simulate, simulate_steps
 
 __all__ = [
     "Bucket",
@@ -26,6 +26,7 @@ __all__ = [
     "Job",
     "Network",
     "Outcome",
+    "across_steps",
     "simulate",
     "simulate_steps",
 ]

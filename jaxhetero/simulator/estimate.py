@@ -11,7 +11,7 @@ from jaxhetero._job.cores import MOST_CHOSEN_STRANDS
 from jaxhetero.cluster.prices import Instance, read_prices
 from jaxhetero.errors import ConfigError
 from jaxhetero.simulator.hosts import Costs, Host, Network
-from jaxhetero.simulator.job import Bucket, Job, simulate_steps
+from jaxhetero.simulator.job import Bucket, Job, across_steps, simulate_steps
 
 _BUCKET_BYTES = 8 << 20  # of jaxhetero.psum
 _FORWARD_SHARE = 1 / 3  # of a step: the backward pass has twice the products of the forward pass
@@ -39,8 +39,12 @@ class Question:
     network: Network = field(default_factory=Network)
     costs: Costs = field(default_factory=Costs)
     """Of workers and reducers."""
+    across_steps: bool = False
+    """Whether to simulate the step of ``jaxhetero.optimizers.across_steps``, too."""
 
     def __post_init__(self) -> None:
+        if self.across_steps and self.step_s == 0:
+            raise ConfigError("a step of 0 s has no forward pass under which an all-reduce hides")
         if self.workers < 2 or self.gradient_bytes < 1 or self.step_s < 0 or self.worker_gbits <= 0:
             raise ConfigError(
                 "an estimate wants 2 workers or more, a gradient and a rate above 0, and a step from 0 on"
@@ -61,6 +65,15 @@ class Answer:
     usd_per_hour: float | None
     """Of workers and reducers; None without a price of workers."""
     usd_per_step: float | None
+    """Of the faster of both steps."""
+    across_step_s: float | None = None
+    """Of the step whose all-reduce hides under the next forward pass, too; None where the question does not ask it."""
+    across_efficiency: float | None = None
+
+    @property
+    def fastest_step_s(self) -> float:
+        """The faster of both steps."""
+        return self.step_s if self.across_step_s is None else min(self.step_s, self.across_step_s)
 
 
 # Well-known clusters, with BERT-large in float32. 64 sequences of 128 tokens take a V100 286 ms:
@@ -113,29 +126,35 @@ def recommend(answers: Sequence[Answer]) -> Answer:
     """The cheapest step; without prices, the fewest reducers within a hundredth of the fastest step."""
     if all(answer.usd_per_step is not None for answer in answers):
         return min(answers, key=lambda answer: answer.usd_per_step or 0)
-    fastest_s = min(answer.step_s for answer in answers)
-    close = [answer for answer in answers if answer.step_s <= 1.01 * fastest_s]
+    fastest_s = min(answer.fastest_step_s for answer in answers)
+    close = [answer for answer in answers if answer.fastest_step_s <= 1.01 * fastest_s]
     return min(close, key=lambda answer: answer.reducer_count)
 
 
 def _answer(question: Question, count: int, instance: Instance) -> Answer:
-    step_s = _simulate(question, count, instance)
-    usd_per_hour = None
-    if question.worker_usd_per_hour is not None:
-        usd_per_hour = question.workers * question.worker_usd_per_hour + count * instance.usd_per_hour
-    return Answer(
+    job, buckets = _job(question, count, instance), _buckets(question)
+    step_s = simulate_one_strand(job, buckets, question.step_s, question.network)
+    answer = Answer(
         reducer_count=count,
         reducer_type=instance.name if count else "",
         step_s=step_s,
         efficiency=question.step_s / step_s,
         exposed_s=step_s - question.step_s,
-        usd_per_hour=usd_per_hour,
-        usd_per_step=None if usd_per_hour is None else usd_per_hour / 3600 * step_s,
+        usd_per_hour=None,
+        usd_per_step=None,
     )
+    if question.across_steps:
+        later = across_steps(buckets, _FORWARD_SHARE * question.step_s)
+        across_step_s = simulate_one_strand(job, later, question.step_s, question.network)
+        answer = replace(answer, across_step_s=across_step_s, across_efficiency=question.step_s / across_step_s)
+    if question.worker_usd_per_hour is None:
+        return answer
+    usd_per_hour = question.workers * question.worker_usd_per_hour + count * instance.usd_per_hour
+    return replace(answer, usd_per_hour=usd_per_hour, usd_per_step=usd_per_hour / 3600 * answer.fastest_step_s)
 
 
-def _simulate(question: Question, count: int, instance: Instance) -> float:
-    job = Job(
+def _job(question: Question, count: int, instance: Instance) -> Job:
+    return Job(
         (Host.of_gbits(question.worker_gbits),) * question.workers,
         (Host.of_gbits(instance.nic_gbits),) * count,
         question.workers if count * instance.nic_gbits < question.workers * question.worker_gbits else 0,
@@ -143,7 +162,6 @@ def _simulate(question: Question, count: int, instance: Instance) -> float:
         worker_costs=question.costs,
         reducer_costs=question.costs,
     )
-    return simulate_one_strand(job, _buckets(question), question.step_s, question.network)
 
 
 def strands_for(gbits: float) -> int:
@@ -180,7 +198,7 @@ def simulate_one_strand(
     for bucket in reversed(buckets):
         count = job.part_count(bucket.bytes)
         if -turn % strands < count:
-            own.append(Bucket(max(4, bucket.bytes // count), bucket.ready_s))
+            own.append(replace(bucket, bytes=max(4, bucket.bytes // count)))
         turn += count
     workers, reducers = (
         tuple(Host((host.bytes_per_s / strands,), max(1, host.cores // strands)) for host in hosts)
@@ -188,7 +206,11 @@ def simulate_one_strand(
     )
     one = replace(job, workers=workers, reducers=reducers, strands=1)
     call_bytes = call_bytes or sum(bucket.bytes for bucket in buckets)
-    return simulate_steps(one, own[::-1], step_s, network, rounds=1, call_bytes=call_bytes).time_s
+    # A step that takes totals of the one before is as those behind it from the third on.
+    takes_earlier = any(bucket.needed_s is not None for bucket in own)
+    rounds, warmup = (2, 2) if takes_earlier else (1, 1)
+    steps = simulate_steps(one, own[::-1], step_s, network, rounds=rounds, warmup=warmup, call_bytes=call_bytes)
+    return steps.time_s
 
 
 def _buckets(question: Question) -> list[Bucket]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from jaxhetero import _simulator as native
@@ -26,12 +26,14 @@ class Bucket:
     """On the wire."""
     ready_s: float = 0.0
     """When its last gradient is computed, after the start of the step."""
+    priority: int = 0
+    """As of ``jaxhetero.psum_start``: of the buckets on their way, a worker pushes those of the lowest one first."""
+    needed_s: float | None = None
+    """When the next step needs its total, after that step's start; None: its own step ends with it."""
 
     def __post_init__(self) -> None:
-        if self.bytes < 0 or self.ready_s < 0:
-            raise ConfigError(
-                f"a bucket of {self.bytes} bytes that is ready after {self.ready_s} s: both are at least 0"
-            )
+        if min(self.bytes, self.ready_s, self.needed_s or 0.0) < 0:
+            raise ConfigError(f"{self}: no size and no time is below 0")
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class Job:
         job.seed = seed
         number, item_bytes = _DTYPES[self.dtype]
         for bucket in buckets:
-            job.add_bucket(bucket.bytes // item_bytes, number, bucket.ready_s)
+            needed_s = -1.0 if bucket.needed_s is None else bucket.needed_s
+            job.add_bucket(bucket.bytes // item_bytes, number, bucket.ready_s, bucket.priority, needed_s)
         return job
 
 
@@ -202,6 +205,9 @@ def simulate_steps(
 ) -> Outcome:
     """Train steps: each worker's buckets are all-reduced once they are ready, and the next step starts behind the last.
 
+    A total with ``needed_s`` may come later: the next step waits for it there, and what it computes afterwards is late
+    by as much.
+
     Args:
       job: workers and reducers.
       buckets: of a step, in the order in which they are ready. All are of one call of ``jaxhetero.psum``.
@@ -237,6 +243,32 @@ def simulate_steps(
     slowdowns = tuple(chance.lognormvariate(0, straggling) for _ in range(count)) if straggling else ()
     call_bytes = call_bytes or sum(bucket.bytes for bucket in buckets)
     return _run(job, buckets, network or Network(), step_s, rounds, warmup, seed, slowdowns, call_bytes)
+
+
+def across_steps(buckets: Sequence[Bucket], forward_s: float) -> list[Bucket]:
+    """The same buckets where their all-reduce hides under the next forward pass, too: ``optimizers.across_steps``.
+
+    Args:
+      buckets: of the ordinary step, in the order in which the backward pass has them ready.
+      forward_s: the time of the forward pass. It needs the last bucket first, and a bucket's part of it is as that of
+        the backward pass.
+
+    Raises:
+      ConfigError: the backward pass ends before the forward pass.
+
+    Example:
+      >>> from jaxhetero.simulator import Bucket, across_steps
+      >>> [(bucket.priority, bucket.needed_s) for bucket in across_steps([Bucket(8, 3.0), Bucket(8, 5.0)], 2.0)]
+      [(2, 1.333...), (1, 0.0)]
+    """
+    ends_s = [forward_s, *(bucket.ready_s for bucket in buckets)]
+    if not buckets or ends_s[-1] <= forward_s or sorted(ends_s) != ends_s:
+        raise ConfigError(f"a forward pass of {forward_s} s, and buckets ready at {ends_s[1:]}: they come after it")
+    factor = forward_s / (ends_s[-1] - forward_s)
+    return [
+        replace(bucket, priority=len(buckets) - index, needed_s=factor * (ends_s[-1] - bucket.ready_s))
+        for index, bucket in enumerate(buckets)
+    ]
 
 
 def _run(

@@ -31,6 +31,18 @@ def test_it_answers_for_each_number_of_reducers(capsys: pytest.CaptureFixture[st
     assert found["recommended"]["usd_per_step"] == min(answer["usd_per_step"] for answer in answers)
 
 
+def test_it_answers_for_steps_whose_all_reduce_goes_on_under_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*STEP, "--nic", "10gbit", "--reducers", "4", "--across-steps"]
+    assert main([*command, "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    assert answer["across_efficiency"] == pytest.approx(0.06 / answer["across_step_s"])
+    assert answer["efficiency"] < answer["across_efficiency"] <= 1
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert f"{100 * answer['efficiency']:.1f} %" in out
+    assert f"{100 * answer['across_efficiency']:.1f} %" in out
+
+
 @pytest.mark.parametrize("rate", ["25gbit", "25gbps", "25 Gbit/s", "25Gb/s", "25000mbit", "25000Mbps"])
 def test_a_rate_may_be_written_in_many_ways(rate: str) -> None:
     assert _Gbits().convert(rate, None, None) == 25
@@ -65,6 +77,7 @@ def test_slower_messages_make_slower_steps(capsys: pytest.CaptureFixture[str]) -
         ([*STEP[1:], "--nic", "1.2.3gbit"], "100gbit, 100gbps or 800mbit"),
         ([*STEP[1:], "--nic", "10gbit", "--reducer-type", "none"], "c6in.16xlarge"),
         ([*STEP[1:], "--worker-type", "none"], "p3.16xlarge"),
+        ([*STEP[1:5], "--step-ms", "0", "--nic", "10gbit", "--across-steps"], "no forward pass"),
         ([*STEP[1:], "--nic", "10gbit", "--gradient-bytes", "much"], "1.3GB"),
     ],
 )

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import bench.simulate.pipeline
 import bench.simulate.records
 import bench.simulate.scaling
+from bench.accelerator.profiles import PROFILES
+from bench.accelerator.schedule import ideal_across_step_s, ideal_step_s, make_schedule
 from bench.simulate.algorithms import (
     simulate_hierarchy,
     simulate_parameter_server,
@@ -28,6 +30,7 @@ from jaxhetero.simulator import (
     Host,
     Job,
     Network,
+    across_steps,
     simulate,
     simulate_steps,
 )
@@ -146,6 +149,36 @@ def test_one_slow_worker_delays_all() -> None:
     assert uneven.time_s > 1.1 * even.time_s
 
 
+@pytest.mark.parametrize("network_share", [0.5, 1.0, 2.0])
+def test_steps_take_what_is_computed_for_them(network_share: float) -> None:
+    """With its all-reduce under the backward pass alone, and under the next forward pass as well.
+
+    A step is long for the milliseconds that a late and urgent bucket waits for a window.
+    """
+    host = Host.of_gbits(1)
+    goodput = host.bytes_per_s * Network().payload_share
+    profile, scale = PROFILES["bert-large"], 1 / 4
+    time_scale = 4 * profile.parameter_count / goodput / network_share / profile.step_s
+    schedule = make_schedule(profile, scale, time_scale)
+    compute_s = schedule[-1].ready_s
+    buckets = [Bucket(bucket.bytes, bucket.ready_s) for bucket in schedule]
+    ordinary = simulate_steps(job(4, 4, host=host), buckets, compute_s)
+    assert ordinary.time_s == pytest.approx(ideal_step_s(schedule, 1 / goodput), rel=0.02)
+    later = across_steps(buckets, compute_s / 3)
+    across = simulate_steps(job(4, 4, host=host), later, compute_s, rounds=3, warmup=3)
+    assert across.time_s == pytest.approx(ideal_across_step_s(schedule, 1 / goodput), rel=0.03)
+
+
+def test_what_is_needed_first_is_pushed_first() -> None:
+    """A bucket that takes 0.34 s is half there when one that the next step begins with is ready, and takes 0.03 s."""
+    host, step_s = Host.of_gbits(1), 0.4
+    one_s = 4 * MEBI / host.bytes_per_s
+    for priority, waiting_s in ((1, one_s), (3, step_s / 2 + 11 * one_s - step_s)):
+        buckets = [Bucket(40 * MEBI, step_s / 2, 2, step_s / 2), Bucket(4 * MEBI, step_s, priority, 0.0)]
+        outcome = simulate_steps(job(2, 2, host=host), buckets, step_s, PLAIN, rounds=2, warmup=2)
+        assert outcome.time_s == pytest.approx(step_s + waiting_s, rel=0.02)
+
+
 def test_a_full_queue_costs_time() -> None:
     deep = simulate(job(8, 1), 4 * MEBI, Network(piece_bytes=16384), rounds=2)
     shallow = simulate(job(8, 1), 4 * MEBI, Network(queue_bytes=50_000, piece_bytes=16384), rounds=2)
@@ -196,6 +229,9 @@ def test_trees_and_servers_take_what_they_must() -> None:
         lambda: Job((Host.of_gbits(10, interface_count=2),) * 2, colocated=2),
         lambda: Job((HOST,) * 5000, colocated=1),
         lambda: Bucket(-1),
+        lambda: Bucket(1, needed_s=-1.0),
+        lambda: across_steps([Bucket(1, 1.0)], 1.0),
+        lambda: across_steps([Bucket(1, 3.0), Bucket(1, 2.0)], 1.0),
         lambda: Network(hosts_per_leaf=4),
         lambda: Network(queue_bytes=1000),
         lambda: simulate(job(2, 2), 0),

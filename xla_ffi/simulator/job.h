@@ -25,6 +25,8 @@ struct BucketConfig {
   uint64_t count = 0;  // elements
   DType dtype = DType::kF32;
   double ready_s = 0;  // the time after the start of its step
+  int64_t priority = 0;
+  double needed_s = -1;  // the time after the next step's start; where it is below 0, its own step ends with it
 };
 
 struct JobConfig {

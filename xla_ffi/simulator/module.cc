@@ -102,10 +102,10 @@ void bind_two_hop(nb::module_& module) {
           nb::kw_only(), "chunk_bytes"_a, "window_chunks"_a, "measure_rates"_a, "strands"_a)
       .def(
           "add_bucket",
-          [](JobConfig& job, uint64_t count, uint8_t dtype, double ready_s) {
-            job.buckets.push_back({count, static_cast<DType>(dtype), ready_s});
+          [](JobConfig& job, uint64_t count, uint8_t dtype, double ready_s, int64_t priority, double needed_s) {
+            job.buckets.push_back({count, static_cast<DType>(dtype), ready_s, priority, needed_s});
           },
-          "count"_a, "dtype"_a, "ready_s"_a)
+          "count"_a, "dtype"_a, "ready_s"_a, "priority"_a, "needed_s"_a)
       .def(
           "part_count",
           [](const JobConfig& job, uint64_t count, uint8_t dtype) {

@@ -86,8 +86,8 @@ void SimulatedWorker::finish_result(Running& running, const Message& message) {
     for (Link& other : links_) other.rule.push_chunks(other);
   }
   if (!segment.done || --round.open_segment_count > 0) return;
-  running_.erase(message.header.op);
-  job_.end_part(rank_);
+  const auto ended = running_.extract(message.header.op);
+  job_.end_part(rank_, ended.mapped()->round.request);
 }
 
 // --- The reducer.
@@ -134,7 +134,8 @@ TwoHop::TwoHop(const Cluster& cluster, const JobConfig& config)
   }
   connect();
   cut_buckets();
-  train_loops_.resize(config_.shape.worker_count);
+  plan_moments();
+  train_loops_.resize(config_.shape.worker_count, {0, 0, std::vector<size_t>(config_.buckets.size()), false});
   step_ends_s_.resize(size_t{config_.step_count} * config_.shape.worker_count);
   for (uint32_t rank = 0; rank < config_.shape.worker_count; ++rank) start_step(rank);
 }
@@ -179,6 +180,7 @@ void TwoHop::cut_buckets() {
     const BucketConfig& bucket = config_.buckets[i];
     RoundRequest request;
     request.op = mix(config_.seed + i + 1);
+    request.priority = bucket.priority;
     request.sequence = i;
     request.spec = {Kind::kSum, bucket.dtype, 0, 1, bucket.count, 0, config_.call_bytes};
     parts_.push_back(planner.parts_of(request).cut(request));
@@ -191,37 +193,62 @@ Round::Time TwoHop::now() const {
       std::chrono::duration_cast<Round::Time::duration>(std::chrono::duration<double>(1 + events_.now_s())));
 }
 
-// `what`: the rank, and the bucket that is ready.
-void TwoHop::on_event(uint64_t what) {
-  const auto rank = static_cast<uint32_t>(what >> 32);
-  const auto bucket = static_cast<uint32_t>(what);
-  if (bucket == kOwnTime) return end_part(rank);
-  for (const RoundPart& part : parts_[bucket]) {
-    worker(rank, part.strand).call(part.request, train_loops_[rank].step);
+void TwoHop::plan_moments() {
+  for (uint32_t bucket = 0; bucket < config_.buckets.size(); ++bucket) {
+    const BucketConfig& config = config_.buckets[bucket];
+    moments_.push_back({config.ready_s, Moment::Kind::kIsReady, bucket});
+    if (config.needed_s >= 0) moments_.push_back({config.needed_s, Moment::Kind::kNeedsTotal, bucket});
   }
+  const auto order = [](const Moment& moment) { return std::pair(moment.time_s, moment.kind); };
+  std::ranges::stable_sort(moments_, {}, order);
+  const double last_s = moments_.empty() ? 0 : moments_.back().time_s;
+  moments_.push_back({std::max(config_.step_s, last_s), Moment::Kind::kEnds, 0});
+}
+
+void TwoHop::on_event(uint64_t what) { proceed(static_cast<uint32_t>(what)); }
+
+double TwoHop::slowdown(uint32_t rank) const {
+  if (config_.slowdowns.empty()) return 1;
+  return config_.slowdowns[size_t{train_loops_[rank].step} * config_.shape.worker_count + rank];
 }
 
 void TwoHop::start_step(uint32_t rank) {
-  TrainLoop& loop = train_loops_[rank];
-  loop.open_count = 1;
-  const size_t place = size_t{loop.step} * config_.shape.worker_count + rank;
-  const double slowdown = config_.slowdowns.empty() ? 1 : config_.slowdowns[place];
-  const auto plan_event = [&](double after_s, uint32_t bucket) {
-    events_.at(events_.now_s() + slowdown * after_s, *this, uint64_t{rank} << 32 | bucket);
-  };
-  for (uint32_t bucket = 0; bucket < parts_.size(); ++bucket) {
-    loop.open_count += parts_[bucket].size();
-    plan_event(config_.buckets[bucket].ready_s, bucket);
-  }
-  plan_event(config_.step_s, kOwnTime);
+  train_loops_[rank].moment = 0;
+  events_.at(events_.now_s() + slowdown(rank) * moments_[0].time_s, *this, rank);
 }
 
-void TwoHop::end_part(uint32_t rank) {
+// A bucket whose total the next step takes is waited for there; but a second round of it begins only behind the first.
+bool TwoHop::waits(const TrainLoop& loop, const Moment& moment) const {
+  if (moment.kind != Moment::Kind::kEnds) return loop.open_parts[moment.bucket] > 0;
+  for (uint32_t bucket = 0; bucket < parts_.size(); ++bucket) {
+    if (config_.buckets[bucket].needed_s < 0 && loop.open_parts[bucket] > 0) return true;
+  }
+  return false;
+}
+
+void TwoHop::proceed(uint32_t rank) {
   TrainLoop& loop = train_loops_[rank];
-  if (--loop.open_count > 0) return;
+  while (true) {
+    const Moment& moment = moments_[loop.moment];
+    loop.is_waiting = waits(loop, moment);
+    if (loop.is_waiting) return;
+    if (moment.kind == Moment::Kind::kEnds) break;
+    if (moment.kind == Moment::Kind::kIsReady) {
+      loop.open_parts[moment.bucket] = parts_[moment.bucket].size();
+      for (const RoundPart& part : parts_[moment.bucket]) worker(rank, part.strand).call(part.request, loop.step);
+    }
+    const double left_s = moments_[++loop.moment].time_s - moment.time_s;
+    if (left_s > 0) return events_.at(events_.now_s() + slowdown(rank) * left_s, *this, rank);
+  }
   step_ends_s_[size_t{loop.step} * config_.shape.worker_count + rank] = events_.now_s();
   ++ended_count_;
   if (++loop.step < config_.step_count) start_step(rank);
+}
+
+void TwoHop::end_part(uint32_t rank, const RoundRequest& part) {
+  TrainLoop& loop = train_loops_[rank];
+  --loop.open_parts[part.sequence];
+  if (loop.is_waiting) proceed(rank);
 }
 
 Result<bool> TwoHop::run(uint64_t most_events) {

@@ -103,18 +103,33 @@ class TwoHop final : private EventHandler {
   friend class SimulatedWorker;
   friend class SimulatedReducer;
 
+  // A moment of a step at which the program has something to do with a bucket, or ends.
+  struct Moment {
+    enum class Kind : uint8_t { kNeedsTotal, kIsReady, kEnds };
+
+    double time_s = 0;  // after the step's start, where the program waits for no total
+    Kind kind = Kind::kEnds;
+    uint32_t bucket = 0;
+  };
   // A worker's program: steps, one after the other.
   struct TrainLoop {
     uint32_t step = 0;
-    size_t open_count = 0;  // parts of this step's rounds, and its own time
+    size_t moment = 0;               // the place of the next one
+    std::vector<size_t> open_parts;  // by bucket: the parts of its round that runs
+    bool is_waiting = false;         // for the totals of that moment
   };
-  static constexpr uint32_t kOwnTime = ~uint32_t{0};
 
+  // `what`: a rank. Its program has come to its next moment.
   void on_event(uint64_t what) override;
   void connect();
   void cut_buckets();
+  void plan_moments();
   void start_step(uint32_t rank);
-  void end_part(uint32_t rank);
+  // The program goes on until it has to compute or to wait.
+  void proceed(uint32_t rank);
+  [[nodiscard]] bool waits(const TrainLoop& loop, const Moment& moment) const;
+  [[nodiscard]] double slowdown(uint32_t rank) const;
+  void end_part(uint32_t rank, const RoundRequest& part);
   void fail(const Status& why) {
     if (failure_.ok()) failure_ = why;
   }
@@ -138,6 +153,7 @@ class TwoHop final : private EventHandler {
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
   std::vector<std::unique_ptr<SimulatedReducer>> reducers_;
   std::vector<std::vector<RoundPart>> parts_;  // indexed by bucket
+  std::vector<Moment> moments_;                // of each step, in their order
   std::vector<TrainLoop> train_loops_;         // indexed by rank
   std::vector<double> step_ends_s_;
   size_t ended_count_ = 0;  // steps of workers
