@@ -13,7 +13,7 @@ Example:
   ...     jaxhetero.psum(jnp.ones(3), wire_dtype=jnp.int16, name="gradients")
   ... except ConfigError as error:
   ...     print(error)
-  gradients: wire_dtype is int16; it can be bfloat16 or float16 or int8 or int4
+  gradients: wire_dtype is int16; it can be bfloat16, float16, int8, int4 or float8_e4m3fn
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def psum(
       wire_dtype: ``jnp.bfloat16`` or ``jnp.float16`` sends leaves of float32 in half the bytes, and of float64 in a
         quarter. A number is rounded once before it is sent, summed in float32, and the total is rounded once more. The
         result has the dtype of ``x``. A number above 65504 is infinity in float16. Other leaves are sent as they are.
-        ``jnp.int8`` and ``jnp.int4`` send all floats in blocks of small whole numbers, a quarter or an eighth of
-        float32's bytes; the bits are others, and as well defined: see docs/how_to/eight_bits.md.
+        ``jnp.int8``, ``jnp.float8_e4m3fn`` and ``jnp.int4`` send all floats in blocks of small numbers, a quarter or an
+        eighth of float32's bytes; the bits are others, and as well defined: see docs/how_to/eight_bits.md.
       bucket_bytes: how many bytes of leaves one custom call carries, about, from the last leaf to the first; see
         ``jaxhetero.make_buckets``. A call starts as soon as its leaves are computed. Must be the same on all workers.
       who: whether to tell as well who has taken part, which in an elastic job is known only then.

@@ -20,3 +20,4 @@ class Kind(enum.IntEnum):
     UPDATE = 10
     MEAN8 = 11
     MEAN4 = 12
+    MEANFLOAT8 = 13

@@ -47,6 +47,7 @@ PRIMITIVES = {
     Kind.GATHER: Primitive("jaxhetero_all_gather"),
     Kind.MEAN8: Primitive("jaxhetero_mean8"),
     Kind.MEAN4: Primitive("jaxhetero_mean4"),
+    Kind.MEANFLOAT8: Primitive("jaxhetero_mean_float8"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Floats as small whole numbers of a scale that all workers share, block by block: ``wire_dtype`` int8 and int4.
+"""Floats as small numbers of a scale that all workers share, block by block: ``wire_dtype`` int8, int4 and float8.
 
 docs/how_to/eight_bits.md says what is computed.
 """
@@ -11,12 +11,15 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxhetero._collectives.kinds import Kind
 
 _BLOCK = 64
 # The fields of a float32.
 _MANTISSA_BITS = 23
+_MANTISSA = (1 << _MANTISSA_BITS) - 1
+_EXPONENT_OF_ONE = 127
 _LARGEST_EXPONENT = 255
 _MAGNITUDE = 0x7FFFFFFF
 
@@ -29,33 +32,34 @@ class Reduce(Protocol):
 
 @dataclass(frozen=True)
 class Quanta:
-    """The whole numbers of one width, from -largest to largest.
+    """The numbers that are sent, from -largest to largest: here whole ones of 8 bits.
 
     A scale is known by its *exponent*: that of the largest magnitude of its block, as float32 has it, or one more where
     the mantissa is too large. It is a byte, whose maximum over the workers is the exponent of all.
     """
 
     kind: Kind
-    bits: int
+    largest: int
+    fraction_bits: int = 0
+    """The least number above 0 is 2 to the power of minus this."""
 
     @property
-    def largest(self) -> int:
-        return (1 << (self.bits - 1)) - 1
+    def _bits_of_largest(self) -> int:
+        return int(np.float32(self.largest).view(np.int32))
 
     @property
     def _exponent_of_largest(self) -> int:
-        return self.bits - 2
+        return (self._bits_of_largest >> _MANTISSA_BITS) - _EXPONENT_OF_ONE
 
     def exponents(self, blocks: jax.Array) -> jax.Array:
         """Of each block on this worker; 255 where it has no scale."""
         bits = jax.lax.bitcast_convert_type(blocks, jnp.int32) & _MAGNITUDE
         most = jnp.max(bits, axis=1, initial=0)
-        # Of `largest`, which is its upper bits of 1 and zeros.
-        mantissa = (self.largest << (_MANTISSA_BITS - self._exponent_of_largest)) & ((1 << _MANTISSA_BITS) - 1)
-        is_larger = (most & ((1 << _MANTISSA_BITS) - 1)) > mantissa
+        is_larger = (most & _MANTISSA) > (self._bits_of_largest & _MANTISSA)
         exponents = (most >> _MANTISSA_BITS) + is_larger.astype(jnp.int32)
-        # A scale is at least the least normal number.
-        return jnp.clip(exponents, self._exponent_of_largest + 1, _LARGEST_EXPONENT).astype(jnp.uint8)
+        # The least number is at least the least normal one of float32.
+        least = self._exponent_of_largest + 1 + self.fraction_bits
+        return jnp.clip(exponents, least, _LARGEST_EXPONENT).astype(jnp.uint8)
 
     def scales(self, exponents: jax.Array) -> jax.Array:
         """float32, a column; NaN where there is none."""
@@ -64,25 +68,52 @@ class Quanta:
         return jnp.where(exponents == _LARGEST_EXPONENT, jnp.nan, scales)[:, None]
 
     def rounded(self, blocks: jax.Array, exponents: jax.Array) -> jax.Array:
-        """Whole numbers of scales, as float32; 0 where there is no scale."""
-        whole = jnp.round(blocks / self.scales(exponents))
-        return jnp.where(exponents[:, None] == _LARGEST_EXPONENT, 0, whole)
+        """Numbers of scales, as float32; 0 where there is no scale."""
+        numbers = self.round(blocks / self.scales(exponents))
+        return jnp.where(exponents[:, None] == _LARGEST_EXPONENT, 0, numbers)
 
-    def pack(self, whole: jax.Array) -> jax.Array:
-        """As they are sent, int8: of 4 bits, those of the first half of a block are the lower ones."""
-        numbers = whole.astype(jnp.int8)
-        if self.bits == 8:
-            return numbers
-        lower, upper = jnp.split(numbers, 2, axis=1)
+    def round(self, values: jax.Array) -> jax.Array:
+        """To the nearest number, ties to even."""
+        return jnp.round(values)
+
+    def pack(self, numbers: jax.Array) -> jax.Array:
+        """As they are sent, int8."""
+        return numbers.astype(jnp.int8)
+
+    def unpack(self, packed: jax.Array) -> jax.Array:
+        """What ``pack`` took, as float32."""
+        return packed.astype(jnp.float32)
+
+
+class _FourBits(Quanta):
+    """Two whole numbers in a byte: those of the first half of a block are the lower ones."""
+
+    def pack(self, numbers: jax.Array) -> jax.Array:
+        lower, upper = jnp.split(super().pack(numbers), 2, axis=1)
         return (lower & 15) | (upper << 4)
 
     def unpack(self, packed: jax.Array) -> jax.Array:
-        if self.bits == 8:
-            return packed
-        return jnp.concatenate([(packed << 4) >> 4, packed >> 4], axis=1)
+        return super().unpack(jnp.concatenate([(packed << 4) >> 4, packed >> 4], axis=1))
 
 
-QUANTA = {"int8": Quanta(Kind.MEAN8, 8), "int4": Quanta(Kind.MEAN4, 4)}
+class _Floats(Quanta):
+    """Floats of a byte."""
+
+    def round(self, values: jax.Array) -> jax.Array:
+        return values.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+
+    def pack(self, numbers: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(numbers.astype(jnp.float8_e4m3fn), jnp.int8)
+
+    def unpack(self, packed: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn).astype(jnp.float32)
+
+
+QUANTA = {
+    "int8": Quanta(Kind.MEAN8, 127),
+    "int4": _FourBits(Kind.MEAN4, 7),
+    "float8_e4m3fn": _Floats(Kind.MEANFLOAT8, 448, fraction_bits=9),
+}
 
 
 def quanta_of(wire_dtype: Any) -> Quanta | None:
@@ -104,7 +135,7 @@ def _like(blocks: jax.Array, array: jax.Array) -> jax.Array:
 
 
 def round_to_quanta(arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce, label: str) -> list[jax.Array]:
-    """Floats as the workers will contribute them, in their own dtypes: whole numbers of the scales that all share."""
+    """Floats as the workers will contribute them, in their own dtypes: numbers of the scales that all share."""
     blocks = [_blocks_of(array) for array in arrays]
     exponents = reduce([quanta.exponents(block) for block in blocks], Kind.MAX, f"{label} scales")
     values = [quanta.rounded(b, e) * quanta.scales(e) for b, e in zip(blocks, exponents, strict=True)]
@@ -114,7 +145,7 @@ def round_to_quanta(arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce,
 def sum_in_quanta(
     arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce, label: str, worker_count: int
 ) -> list[jax.Array]:
-    """The sum of each array over the workers: of floats in whole numbers of scales, of others as it is."""
+    """The sum of each array over the workers: of floats in numbers of scales, of others as it is."""
     floats = [array for array in arrays if _is_rounded(array)]
     exact = [array for array in arrays if not _is_rounded(array)]
     others = iter(reduce(exact, Kind.SUM, label) if exact else [])
@@ -127,9 +158,8 @@ def sum_in_quanta(
         means = reduce(packed, quanta.kind, label)
         totals = []
         for mean, exponent, array in zip(means, exponents, floats, strict=True):
-            # Exact: a whole number below 2^24 times a power of two.
-            whole = quanta.unpack(mean).astype(jnp.float32) * worker_count
-            totals.append(_like(whole * quanta.scales(exponent), array))
+            # Exact: of the number, its few bits; of the scale, none.
+            totals.append(_like(quanta.unpack(mean) * worker_count * quanta.scales(exponent), array))
         return totals
 
     # Rounding has no derivative; that of the sum is meant.

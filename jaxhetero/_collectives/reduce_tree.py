@@ -99,10 +99,10 @@ def reduce_tree(
 
 def _check_quanta(axes: ReducedAxes, tally: Tally | None, label: str) -> None:
     if world.is_elastic() or tally is not None:
-        raise ConfigError(f"{label}: wire_dtype int8 and int4 go with neither elastic jobs, nor weight, nor who")
+        raise ConfigError(f"{label}: wire_dtype of 8 or 4 bits goes with neither elastic jobs, nor weight, nor who")
     if axes.devices_along > 1:
         raise ConfigError(
-            f"{label}: wire_dtype int8 and int4 are not for several devices of a worker along the workers' axis"
+            f"{label}: wire_dtype of 8 or 4 bits is not for several devices of a worker along the workers' axis"
         )
 
 

@@ -44,7 +44,9 @@ def check_wire_dtype(wire_dtype: Any, label: str, more: Sequence[str] = ()) -> N
     """Raise ``ConfigError`` for anything but None, the 16-bit floats, and ``more``."""
     known = (*_WIRE_DTYPES, *more)
     if wire_dtype is not None and str(jnp.dtype(wire_dtype)) not in known:
-        raise ConfigError(f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {' or '.join(known)}")
+        raise ConfigError(
+            f"{label}: wire_dtype is {jnp.dtype(wire_dtype)}; it can be {', '.join(known[:-1])} or {known[-1]}"
+        )
 
 
 def describe_leaf(leaf: Any) -> str:

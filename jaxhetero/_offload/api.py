@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 from jaxhetero import _compat
 from jaxhetero._collectives.buckets import DEFAULT_BUCKET_BYTES
+from jaxhetero._collectives.quanta import QUANTA
 from jaxhetero._collectives.wire_dtypes import check_wire_dtype
 from jaxhetero._job import world
 from jaxhetero._offload.calls import Options
@@ -86,7 +87,7 @@ def offload(
       (Array([0.9, 0.6], dtype=float32), Array(2.5, dtype=float32))
     """
     check_axis_name(axis_name)
-    check_wire_dtype(wire_dtype, "offload")
+    check_wire_dtype(wire_dtype, "offload", tuple(QUANTA))
     if bucket_bytes < 1:
         raise ConfigError(f"offload: bucket_bytes is {bucket_bytes}; it must be at least 1")
     made = Offload(axis_name, Options(bucket_bytes, wire_dtype))

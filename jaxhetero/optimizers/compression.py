@@ -38,13 +38,13 @@ def error_feedback(wire_dtype: Any, axis_name: AxisName = None) -> optax.Gradien
     gradient descent", 2014; Karimireddy et al., "Error feedback fixes SignSGD", 2019).
 
     Args:
-      wire_dtype: the ``wire_dtype`` of the all-reduce that follows: ``jnp.bfloat16``, ``jnp.float16``, ``jnp.int8`` or
-        ``jnp.int4``.
-      axis_name: that of the all-reduce, which ``jnp.int8`` and ``jnp.int4`` need: workers agree on scales.
+      wire_dtype: the ``wire_dtype`` of the all-reduce that follows: ``jnp.bfloat16``, ``jnp.float16``, ``jnp.int8``,
+        ``jnp.float8_e4m3fn`` or ``jnp.int4``.
+      axis_name: that of the all-reduce, which 8 and 4 bits need: workers agree on scales.
 
     Returns:
       A transformation whose updates have the shapes and dtypes of the gradients, and values that ``wire_dtype`` can
-      hold. Leaves that are not float32 or float64 (not floats, of ``jnp.int8`` and ``jnp.int4``) pass as they are, and
+      hold. Leaves that are not float32 or float64 (not floats, with 8 and 4 bits) pass as they are, and
       their residual stays zero.
 
     The residual has the rounding of this worker's gradients alone. It has neither the rounding of the total by the

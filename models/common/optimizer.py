@@ -54,9 +54,9 @@ class GradientConfig:
     """Gradients of a float16 model need it."""
     loss_scale: float = 1024.0
     """The constant of static scaling, or the initial scale of dynamic scaling."""
-    wire_dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
-    """The dtype in which the workers exchange gradients. The 16-bit dtypes send half the bytes, int8 a quarter, int4 an
-    eighth."""
+    wire_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "int4"] = "float32"
+    """The dtype in which the workers exchange gradients. The 16-bit dtypes send half the bytes, those of 8 bits a
+    quarter, int4 an eighth."""
     error_feedback: bool = False
     """Add the rounding errors of wire_dtype to the gradients of the next step."""
 

@@ -31,6 +31,7 @@ def test_sums_are_as_defined_whoever_sums() -> None:
     assert other[0]["digests"] == results[0]["digests"]
     for result in results:
         assert result["parts"]["int8"] < 0.26
+        assert result["parts"]["float8_e4m3fn"] < 0.26
         assert result["parts"]["int4"] < 0.14
 
 
@@ -39,7 +40,8 @@ def test_what_cannot_be_sent_so_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="wire_dtype is int8; it can be bfloat16 or float16"):
         on_reducers(optax.sgd(1.0), wire_dtype=jnp.int8)
-    with pytest.raises(ConfigError, match="wire_dtype is int4; it can be bfloat16 or float16"):
-        jaxhetero.offload(wire_dtype=jnp.int4)
-    with pytest.raises(ConfigError, match="wire_dtype is int16; it can be bfloat16 or float16 or int8 or int4"):
+    known = "it can be bfloat16, float16, int8, int4 or float8_e4m3fn"
+    with pytest.raises(ConfigError, match=f"offload: wire_dtype is float8_e5m2; {known}"):
+        jaxhetero.offload(wire_dtype=jnp.float8_e5m2)
+    with pytest.raises(ConfigError, match=f"wire_dtype is int16; {known}"):
         error_feedback(jnp.int16)

@@ -594,7 +594,10 @@ std::shared_ptr<std::byte> ReducerStateMachine::reduce(const OpSpec& spec, const
   std::vector<const std::byte*> pieces;
   for (const Piece& piece : chunk.pieces) pieces.push_back(piece.data.get());
   if (is_mean(spec.kind)) {
-    (spec.kind == Kind::kMean8 ? mean_of_8_bits : mean_of_4_bits)(pieces, total.get(), chunk.count);
+    const auto mean = spec.kind == Kind::kMean8   ? mean_of_8_bits
+                      : spec.kind == Kind::kMean4 ? mean_of_4_bits
+                                                  : mean_of_8_bit_floats;
+    mean(pieces, total.get(), chunk.count);
   } else {
     reduce_in_order(arithmetic_of(spec.kind), spec.dtype, pieces, total.get(), chunk.count);
   }

@@ -64,7 +64,7 @@ Status check_state(const OpSpec& spec) {
 }  // namespace
 
 Status check(const OpSpec& spec) {
-  if (spec.kind < Kind::kSum || spec.kind > Kind::kMean4) return malformed("op: unknown kind");
+  if (spec.kind < Kind::kSum || spec.kind > Kind::kMeanFloat8) return malformed("op: unknown kind");
   if (item_bytes(spec.dtype) == 0) return malformed("op: unknown dtype");
   if (is_mean(spec.kind) && spec.dtype != DType::kI8) return malformed("op: a mean of another dtype");
   if (spec.root >= kMaxWorkers) return malformed("op: impossible root");
@@ -114,6 +114,8 @@ std::string_view kind_name(Kind kind) {
       return "mean";
     case Kind::kMean4:
       return "mean of pairs";
+    case Kind::kMeanFloat8:
+      return "mean of floats";
   }
   return "?";
 }

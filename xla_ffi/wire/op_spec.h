@@ -30,9 +30,10 @@ enum class Kind : uint8_t {
   kLoad = 8,     // nobody contributes; the result is a slot of the state
   kMeasure = 9,  // sums over tensors, of the summed contributions and the state, in kTotals frames
   kUpdate = 10,  // the summed contributions change the state; the result is the new weights
-  // Of small whole numbers, int8: see sum/mean.h.
+  // Of small whole numbers, or of floats of 8 bits, which go as int8: see sum/mean.h.
   kMean8 = 11,
   kMean4 = 12,
+  kMeanFloat8 = 13,
 };
 std::string_view kind_name(Kind kind);
 
@@ -121,7 +122,7 @@ inline bool passes_on(Kind kind) { return kind == Kind::kBroadcast || kind == Ki
 // Whether the op is one of those that StateUse is about.
 inline bool uses_state(Kind kind) { return kind >= Kind::kStore && kind <= Kind::kUpdate; }
 
-inline bool is_mean(Kind kind) { return kind == Kind::kMean8 || kind == Kind::kMean4; }
+inline bool is_mean(Kind kind) { return kind >= Kind::kMean8 && kind <= Kind::kMeanFloat8; }
 
 // Whether no element goes either way: a measure after the first one of a step.
 inline bool carries_headers_alone(const OpSpec& spec) { return spec.kind == Kind::kMeasure && spec.state.resumes; }

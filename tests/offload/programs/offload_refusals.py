@@ -56,7 +56,7 @@ def own_processes() -> None:
     refused("must be in one group", lambda: jax.jit(offloaded(groups))(X))
     refused("must be the name of one axis", lambda: jaxhetero.offload(mean, axis_name=("a", "b")))  # type: ignore[call-overload]
     refused("bucket_bytes is 0", lambda: offloaded(mean, bucket_bytes=0))
-    refused("wire_dtype is int8", lambda: offloaded(mean, wire_dtype=jnp.int8))
+    refused("wire_dtype is int16", lambda: offloaded(mean, wire_dtype=jnp.int16))
     refused("a block in a function that JAX traces", lambda: jax.jit(lambda x: jaxhetero.offload().__enter__())(X))
     messages = warnings()
     for _ in range(2):
