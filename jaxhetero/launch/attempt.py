@@ -70,7 +70,7 @@ class Attempt:
         """``commands`` and ``own_settings`` are by name, "worker 0" or "reducer 1"; all share ``settings``.
 
         Lost workers of an elastic job are started again, ``most_comebacks`` times in all. A process that writes a line
-        which begins with ``failure_words`` has failed, whatever its exit code. With ``place_count``, each worker has a
+        with ``failure_words`` has failed, whatever its exit code. With ``place_count``, each worker has a
         host of its own, such a line names one that is gone, and no more workers run at a time than there are hosts.
         """
         self._commands = commands
@@ -91,6 +91,10 @@ class Attempt:
         self._place_count = place_count
         self._comebacks: dict[str, float] = {}
         """Which lost workers start again, and when, by the monotonic clock."""
+        self._joins_before: dict[Process, int] = {}
+        """Of each worker that was started again: how often its rank had been let in before."""
+        self._late: list[Process] = []
+        """Workers that were started again and have not been let in before the job was over."""
         self._exit_stack = contextlib.ExitStack()
         self.signals: list[int] = []
         """The signals that the launcher has received, up to the end of the context."""
@@ -133,6 +137,8 @@ class Attempt:
             for process in self._processes:
                 if process.ended_ns is not None and process not in self._lost:
                     self._pipes.drain(process)
+        if self._coordinator_is_done():
+            self._end_late()
         self._note_losses("the workers may go on without it")
         return bool(self.signals or self._failures() or self._workers_ended())
 
@@ -141,6 +147,8 @@ class Attempt:
             if process in self._lost or not self._can_be_lost(process):
                 continue
             self._lost.append(process)
+            if process in self._late:
+                continue
             goes_on = not (self._workers_ended() or self._coordinator_is_done() or self.signals)
             if process.is_coordinator and goes_on:
                 what_next = "starting it again"
@@ -179,6 +187,22 @@ class Attempt:
             if self._due().get(name, math.inf) <= time.monotonic():
                 del self._comebacks[name]
                 self._start(name, self._commands[name])
+                if self._processes[-1].is_worker:
+                    self._joins_before[self._processes[-1]] = self._join_count(name)
+
+    def _join_count(self, name: str) -> int:
+        return sum(process.joined_ranks.count(int(name.split()[1])) for process in self._processes)
+
+    def _end_late(self) -> None:
+        """End the workers that would find nobody: those that have been let in still have to end by themselves."""
+        for process in self._processes:
+            if process.is_coordinator:
+                self._pipes.drain(process)
+        for process, joins in self._joins_before.items():
+            if process.ended_ns is None and process not in self._late and self._join_count(process.name) == joins:
+                self._late.append(process)
+                self._display.message(f"{process.name} has come back too late: the others have done their work")
+                process.send(signal.SIGTERM)
 
     # Starting
 
@@ -289,7 +313,7 @@ class Attempt:
         A reducer that exits with another error code by itself does end the job. In an elastic job it may also be a
         worker that has failed, if it is started again or enough are left, or the coordinator, if that was killed.
         """
-        if process.ended_ns is None or process in self._lost:
+        if process.ended_ns is None or process in self._lost or process in self._late:
             return process.ended_ns is not None
         if process.is_worker:
             failed = sum(other.failed() for other in self._processes if other.is_worker)
@@ -314,7 +338,8 @@ class Attempt:
         return failures
 
     def _workers_ended(self) -> bool:
-        return all(process.ended_ns is not None for process in self._processes if process.is_worker)
+        workers = [process for process in self._processes if process.is_worker and process not in self._late]
+        return all(process.ended_ns is not None for process in workers)
 
     def _coordinator_is_done(self) -> bool:
         """Whether all workers of an elastic job have left it in order. Their programs may still run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,8 @@ from jaxhetero.launch.terminal import last_lines
 COORDINATOR = "coordinator"
 """The name of the process that coordinates an elastic job."""
 
+# In what an elastic job's coordinator logs: see membership/elastic_gates.cc.
+_JOINS = re.compile(rb"rank (\d+) \([^)]*\) joins")
 _TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
 
@@ -26,7 +29,7 @@ class Process:
     def __init__(
         self, name: str, popen: subprocess.Popen[bytes], log_path: Path, guard: Guard, failure_words: bytes = b""
     ) -> None:
-        """A process that writes a line which begins with ``failure_words`` has failed, also if its exit code is 0."""
+        """A process that writes a line with ``failure_words`` has failed, also if its exit code is 0."""
         self.name = name
         self.popen = popen
         self.log_path = log_path
@@ -35,6 +38,8 @@ class Process:
         self._guard = guard
         self.failure = ""
         """The line with ``failure_words``, if there is one."""
+        self.joined_ranks: list[int] = []
+        """Of a coordinator: the workers that it has let in after the start, as it tells."""
         self._failure_words = failure_words
         self._rest = b""
         self._log: FileIO | None = log_path.open("wb", buffering=0)
@@ -81,11 +86,15 @@ class Process:
 
     def log(self, data: bytes) -> str | None:
         """Append to the log file; return the error if that fails, and drop later output."""
-        if self._failure_words:
+        if self._failure_words or self.is_coordinator:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                if line.startswith(self._failure_words):
-                    self.failure = line.decode(errors="replace").strip()
+                # Behind what a program may have left of a line of its own.
+                _, words, rest = line.partition(self._failure_words) if self._failure_words else (b"", b"", b"")
+                if words:
+                    self.failure = (words + rest).decode(errors="replace").strip()
+                if self.is_coordinator:
+                    self.joined_ranks += map(int, _JOINS.findall(line))
         if self._log is None:
             return None
         try:

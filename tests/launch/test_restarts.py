@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import free_port
+from tests.support.cluster import ROOT, free_port
 from tests.support.launcher import Run, Start
 
 _TOLD = "echo restart $JAXHETERO_RESTART_COUNT at $JAXHETERO_COORDINATOR, ${JAXHETERO_TOKEN%%${JAXHETERO_TOKEN#????}}; "
@@ -96,3 +97,40 @@ def test_ctrl_c_is_the_end(start_launch: Start, script: str, code: int) -> None:
     assert process.returncode == code
     assert "restart 1" not in err
     assert ("not restarted: got SIGINT" in err) == (code == 3)
+
+
+_LATE = """
+import os, pathlib, signal, time
+import jax.numpy as jnp
+import jaxhetero
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.05)
+is_back = os.environ["JAXHETERO_RANK"] == "1" and os.path.exists("died")
+if is_back:
+    pathlib.Path("back").touch()
+    wait_for("over")
+jaxhetero.initialize()
+total, place = jnp.zeros(3), 0
+while place < 20:
+    total, place, team = jaxhetero.elastic.gate(total, place)
+    if place == 10 and jaxhetero.rank() == 1:
+        pathlib.Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if place == 19:
+        wait_for("back")
+    total = total + jaxhetero.pmean(jnp.ones(3))
+    place += 1
+total.block_until_ready()
+jaxhetero.shutdown()
+pathlib.Path("over").touch()
+"""
+
+
+def test_an_elastic_job_that_is_done_waits_for_nobody_who_comes_back(launch: Run, tmp_path: Path) -> None:
+    """Such a worker would look for the others for as long as it may take to start."""
+    (tmp_path / "late.py").write_text(_LATE)
+    arguments = ("--workers", "3", "--elastic", "2:3", "--start-timeout-ms", "3600000")
+    done = launch(*arguments, "--", sys.executable, "late.py", env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert "worker 1 has come back too late: the others have done their work" in done.stderr
