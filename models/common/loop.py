@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import signal
 import threading
@@ -66,6 +67,9 @@ class TensorboardLog:
     def __init__(self, folder: Path | None) -> None:
         self.is_open = False
         self._folder = folder
+        if folder and jaxhetero.elastic.is_elastic():
+            # Any worker may become the first one, and the others would wait for seconds while it imports this.
+            importlib.import_module("tensorboardX")
 
     def scalars(self, step: int, **values: float) -> None:
         """Add one point to each curve."""
@@ -85,7 +89,7 @@ class TensorboardLog:
 
     @cached_property
     def _writer(self) -> Any:
-        from tensorboardX import SummaryWriter  # only one worker needs it
+        from tensorboardX import SummaryWriter  # in a job that is not elastic, only one worker needs it
 
         return SummaryWriter(str(self._folder))
 

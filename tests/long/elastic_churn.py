@@ -30,6 +30,7 @@ from tests.support.cluster import ROOT, program_path
 _LINE = re.compile(r"counted step (\d+) among (\d+) rank (\d+) process (\d+) at (\S+)")
 _AGAIN = re.compile(r"again step (\d+) ")
 _POLL_S = 0.05
+_ENOUGH = 10  # steps for a median
 
 
 @dataclass(frozen=True)
@@ -153,32 +154,36 @@ def check_steps(run: Run, result: dict[str, Any]) -> None:
 
 
 def goodput(run: Run, steps_per_epoch: int) -> dict[str, Any]:
-    """What share of the time the steps would have taken without losses and joins, had they been as fast as their like.
+    """What share of the time the steps would have taken, had each been as fast as the median of its like.
 
-    Their like are the steps among as many workers in front of which nobody has come or gone. So it says what changes
-    and steps done again have cost, and not that fewer workers are slower, nor that those that start take processors
-    from the others of this machine. Steps behind an evaluation are left out.
+    Its like are the steps among as many workers, in front of which nobody has come or gone. So goodput says what losses
+    and joins have cost, and whatever else has held steps up on this machine, but not that fewer workers are slower.
+    ``lost_at_changes`` is the share of the time that steps took longer in which somebody was lost, or in front of which
+    somebody came or went. Steps behind an evaluation are left out.
     """
     ends: dict[int, tuple[float, int]] = {}
     for each in run.counted():
         ends[each.step] = min(ends.get(each.step, (each.at_s, each.member_count)), (each.at_s, each.member_count))
     even: dict[int, list[float]] = {}
-    steps: list[tuple[float, int]] = []
+    steps: list[tuple[float, int, bool]] = []
     for step in sorted(ends):
         if step % steps_per_epoch:
             (before_s, before_size), (at_s, size) = ends[step - 1], ends[step]
-            steps.append((at_s - before_s, size))
-            if before_size == size and step not in run.done_again:
+            is_even = before_size == size and step not in run.done_again
+            steps.append((at_s - before_s, size, is_even))
+            if is_even:
                 even.setdefault(size, []).append(at_s - before_s)
-    usual = {size: statistics.mean(times_s) for size, times_s in sorted(even.items())}
-    taken_s = sum(time_s for time_s, _ in steps)
-    # Where each stay of so many workers was of one step, there is nothing to compare it with.
-    useful_s = sum(usual.get(size, time_s) for time_s, size in steps)
+    overall_s = statistics.median(time_s for times_s in even.values() for time_s in times_s)
+    usual = {size: statistics.median(times_s) for size, times_s in sorted(even.items()) if len(times_s) >= _ENOUGH}
+    taken_s = sum(time_s for time_s, _, _ in steps)
+    lost_s = sum(max(0.0, time_s - usual.get(size, overall_s)) for time_s, size, is_even in steps if not is_even)
     return {
-        "goodput": round(useful_s / taken_s, 4),
+        "goodput": round(sum(usual.get(size, overall_s) for _, size, _ in steps) / taken_s, 4),
+        "lost_at_changes": round(lost_s / taken_s, 4),
         "train_s": round(taken_s, 1),
-        "mean_member_count": round(sum(time_s * size for time_s, size in steps) / taken_s, 2),
+        "mean_member_count": round(sum(time_s * size for time_s, size, _ in steps) / taken_s, 2),
         "step_ms_by_member_count": {size: round(1000 * time_s, 1) for size, time_s in usual.items()},
+        "slowest_steps_ms": [round(1000 * time_s) for time_s, _, _ in sorted(steps, reverse=True)[:5]],
     }
 
 
@@ -190,6 +195,7 @@ def churn(
     epochs: int = 20,
     microbatches: int = 10,
     preset: str = "mnist",
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Kill one worker after the other while they train, and compare with one worker that nothing happens to.
 
@@ -201,11 +207,12 @@ def churn(
       epochs: of the training.
       microbatches: in which the workers share out a step.
       preset: of models.resnet.
+      folder: where logs and results are kept, a new one. Default: nowhere.
     """
     arguments = ["--preset", preset, "--epochs", str(epochs), "--microbatches", str(microbatches)]
     counts: dict[str, Any] = {"workers": workers, "reducers": reducers, "elastic": f"{least}:{workers}"}
     with tempfile.TemporaryDirectory() as name:
-        top = Path(name)
+        top = folder or Path(name)
         with training(top / "churn", top / "cache", arguments, **counts) as run:
             turn = 0
             run.wait_until(run.counted)
