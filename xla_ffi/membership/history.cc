@@ -4,7 +4,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace jaxhetero {
@@ -31,10 +35,20 @@ std::string json_of(const std::vector<uint32_t>& ranks) {
   return "[" + list + "]";
 }
 
+// Of a coordinator that was killed while it wrote: nobody has been told that view.
+void drop_unfinished_line(const std::string& file) {
+  std::ifstream earlier(file, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(earlier), {});
+  const size_t end = text.rfind('\n') + 1;  // 0 where there is no line
+  std::error_code ignored;                  // what cannot be mended cannot be opened either
+  if (end < text.size()) std::filesystem::resize_file(file, end, ignored);
+}
+
 }  // namespace
 
 Status History::open(const std::string& file) {
   if (file.empty()) return {};
+  drop_unfinished_line(file);
   file_.open(file, std::ios::app);
   if (file_.is_open()) return {};
   return {Code::kInvalidArgument, "cannot write history_file " + file + ": " + std::strerror(errno)};
@@ -49,10 +63,11 @@ void History::note(const View& view, const std::map<uint64_t, Report::Op>& compl
     if (!op.group.empty()) ops += ", \"group\": " + json_of(op.group);
     ops += "}";
   }
-  file_ << "{\"view\": " << view.number << ", \"members\": " << json_of(view.ranks())
-        << ", \"joining\": " << json_of(view.joining) << ", \"gate\": " << view.gate << ", \"rounds\": [" << ops
-        << "]}\n"
-        << std::flush;
+  // As one piece: a coordinator may be killed at any time.
+  const std::string line = "{\"view\": " + std::to_string(view.number) + ", \"members\": " + json_of(view.ranks()) +
+                           ", \"joining\": " + json_of(view.joining) + ", \"gate\": " + std::to_string(view.gate) +
+                           ", \"rounds\": [" + ops + "]}\n";
+  file_ << line << std::flush;
 }
 
 }  // namespace jaxhetero

@@ -1,0 +1,56 @@
+#include "xla_ffi/membership/history.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "xla_ffi/wire/messages.h"
+
+namespace jaxhetero {
+namespace {
+
+std::string text_of(const std::string& file) {
+  std::ifstream stream(file);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+std::string line_of(uint32_t view) {
+  return "{\"view\": " + std::to_string(view) + R"(, "members": [0, 2], "joining": [], "gate": 7, "rounds": [)" +
+         R"({"op": "a \"sum\"", "complete": 3, "group": [0, 1]}]})" + "\n";
+}
+
+void note(const std::string& file, uint32_t view_number) {
+  View view;
+  view.number = view_number;
+  view.members = {{0, 0}, {2, 0}};
+  view.gate = 7;
+  History history;
+  ASSERT_TRUE(history.open(file).ok());
+  history.note(view, {{5, {5, 3, false, false, {0, 1}, {}, "a \"sum\""}}});
+}
+
+TEST(History, HasALineForEachView) {
+  const std::string file = testing::TempDir() + "history_of_views";
+  std::ofstream(file).close();
+  note(file, 1);
+  note(file, 2);
+  EXPECT_EQ(text_of(file), line_of(1) + line_of(2));
+}
+
+// Of one that was killed while it wrote, whose view nobody has been told.
+TEST(History, DropsTheUnfinishedLineOfAnEarlierCoordinator) {
+  const std::string file = testing::TempDir() + "history_with_an_unfinished_line";
+  std::ofstream(file) << line_of(1) << line_of(2).substr(0, 40);
+  note(file, 3);
+  EXPECT_EQ(text_of(file), line_of(1) + line_of(3));
+  std::ofstream(file) << "{";
+  note(file, 4);
+  EXPECT_EQ(text_of(file), line_of(4));
+}
+
+TEST(History, SaysWhereItCannotBeWritten) { EXPECT_FALSE(History().open("/nowhere/history").ok()); }
+
+}  // namespace
+}  // namespace jaxhetero
