@@ -46,9 +46,11 @@ bool ElasticCoordinator::takes(const Guest& guest, FrameType type) const {
     case FrameType::kReport:
     case FrameType::kMeet:
     case FrameType::kMet:
+      return guest.is_worker();
+    // Whoever is admitted later says it again then.
     case FrameType::kPresent:
     case FrameType::kLeave:
-      return guest.is_worker();
+      return guest.is_worker() || is_early(guest);
     case FrameType::kAccuse:
       return guest.is_registered();
     case FrameType::kProgress:
@@ -58,6 +60,10 @@ bool ElasticCoordinator::takes(const Guest& guest, FrameType type) const {
     default:
       return Coordinator::takes(guest, type);
   }
+}
+
+bool ElasticCoordinator::is_early(const Guest& guest) const {
+  return std::ranges::any_of(early_, [&guest](const auto& entry) { return entry.first == guest.connection; });
 }
 
 Status ElasticCoordinator::on_frame_of_elastic(Guest& guest, const FrameHeader& header) {
@@ -106,7 +112,7 @@ Status ElasticCoordinator::admit(Guest& guest, Registration registration) {
       registration.rank >= static_cast<int32_t>((is_worker ? registration.job : job_).first_worker_count);
   const bool is_unknown = !is_worker && !job_.is_elastic();
   if (phase_ < Phase::kStarted && (is_extra || is_unknown || !returns_.empty())) {
-    early_.emplace_back(guest.connection.get(), std::move(registration));
+    early_.emplace_back(guest.connection, std::move(registration));
     return {};
   }
   if (job_.is_elastic()) return Coordinator::admit(guest, std::move(registration));
@@ -119,7 +125,7 @@ Status ElasticCoordinator::admit(Guest& guest, Registration registration) {
 // Those who are still too early wait on.
 void ElasticCoordinator::admit_early() {
   for (auto& [connection, registration] : std::exchange(early_, {})) {
-    const auto found = guests_.find(connection);
+    const auto found = guests_.find(connection.get());
     if (found == guests_.end()) continue;
     const Status status = admit(found->second, std::move(registration));
     if (!status.ok()) refuse(*connection, status);

@@ -48,6 +48,7 @@ class ElasticCoordinator final : public Coordinator {
 
  private:
   [[nodiscard]] bool takes(const Guest& guest, FrameType type) const override;
+  [[nodiscard]] bool is_early(const Guest& guest) const;
   Status on_frame_of_elastic(Guest& guest, const FrameHeader& header) override;
   void on_fault(const Guest& guest, const Status& why) override;
   void on_goodbye(Guest& guest, const Idle& idle) override;
@@ -109,18 +110,19 @@ class ElasticCoordinator final : public Coordinator {
   Heartbeat own_beat_;
   const std::chrono::milliseconds rejoin_timeout_;
   std::function<void(const Status&)> on_end_;
-  bool may_start_ = false;                                   // members of an earlier coordinator would have come
-  std::vector<std::pair<Connection*, Registration>> early_;  // whoever is admitted later
-  std::map<uint32_t, Report> reports_;                       // keyed by rank; empty but while the view changes
-  std::map<uint64_t, Report::Op> complete_;                  // by op, how many rounds were when the view changed last
+  bool may_start_ = false;  // members of an earlier coordinator would have come
+  std::vector<std::pair<std::shared_ptr<TcpConnection>, Registration>> early_;  // whoever is admitted later
+  std::map<uint32_t, Report> reports_;       // keyed by rank; empty but while the view changes
+  std::map<uint64_t, Report::Op> complete_;  // by op, how many rounds were when the view changed last
   History history_;
   std::map<uint32_t, std::set<uint32_t>> accusers_;  // by rank, those who call it stuck in this view
   std::optional<Gathering> meeting_;
   uint64_t meeting_count_ = 0;
-  uint64_t shortage_count_ = 0;            // how often too few were left
-  bool has_met_ = false;                   // the change of view that is under way lets workers in and out
-  std::set<uint32_t> leavers_;             // the ranks of members that want to leave
-  std::map<Connection*, Return> returns_;  // empty but while members of an earlier coordinator's job come back
+  uint64_t shortage_count_ = 0;  // how often too few were left
+  bool has_met_ = false;         // the change of view that is under way lets workers in and out
+  std::set<uint32_t> leavers_;   // the ranks of members that want to leave
+  // Empty but while members of an earlier coordinator's job come back.
+  std::map<std::shared_ptr<TcpConnection>, Return> returns_;
 };
 
 }  // namespace jaxhetero

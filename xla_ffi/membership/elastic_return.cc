@@ -52,7 +52,7 @@ Status ElasticCoordinator::on_return(Guest& guest) {
   guest.phase = who.role == Role::kWorker ? Guest::Phase::kRegistered : Guest::Phase::kReady;
   view_.number = std::max(view_.number, back->heard_view + 1);
   const bool is_first = returns_.empty();
-  returns_[guest.connection.get()] = std::move(*back);
+  returns_[guest.connection] = std::move(*back);
   if (is_first) await_members();
   const View* const newest = newest_view();
   if (newest != nullptr && have_all_returned(*newest)) resume();
@@ -63,9 +63,9 @@ Status ElasticCoordinator::on_return(Guest& guest) {
 void ElasticCoordinator::await_members() {
   log_.add(Severity::kInfo, "members of a job come back that has had another coordinator before");
   for (auto& [connection, guest] : guests_) {
-    if (guest.phase != Guest::Phase::kRegistered || returns_.contains(connection)) continue;
+    if (guest.phase != Guest::Phase::kRegistered || returns_.contains(guest.connection)) continue;
     guest.phase = Guest::Phase::kConnected;
-    early_.emplace_back(connection, std::move(guest.registration));
+    early_.emplace_back(guest.connection, std::move(guest.registration));
   }
   context_.loop.after(lost_after_, [this] {
     if (phase_ == Phase::kGathering) resume();
@@ -76,7 +76,7 @@ void ElasticCoordinator::await_members() {
 const View* ElasticCoordinator::newest_view() const {
   const View* newest = nullptr;
   for (const auto& [connection, back] : returns_) {
-    const bool is_here = guests_.contains(connection);
+    const bool is_here = guests_.contains(connection.get());
     if (!is_here || back.registration.role != Role::kWorker) continue;
     if (newest == nullptr || back.view.number > newest->number) newest = &back.view;
   }
@@ -88,7 +88,8 @@ bool ElasticCoordinator::has_returned(const View& view, Role role, uint32_t numb
     const auto& [connection, back] = entry;
     const Registration& who = back.registration;
     const int32_t own = role == Role::kWorker ? who.rank : who.number;
-    return guests_.contains(connection) && who.role == role && own == static_cast<int32_t>(number) && is_in(view, back);
+    return guests_.contains(connection.get()) && who.role == role && own == static_cast<int32_t>(number) &&
+           is_in(view, back);
   });
 }
 
@@ -118,7 +119,7 @@ void ElasticCoordinator::resume() {
            (is_inside && !view_.has_member(static_cast<uint32_t>(reducer.colocated_rank)));
   });
   const auto is_stale = [this](const Guest& guest) {
-    const auto back = returns_.find(guest.connection.get());
+    const auto back = returns_.find(guest.connection);
     return back != returns_.end() && !is_in(view_, back->second);
   };
   let_go_all(is_stale, "it had been dropped before the coordinator was started again");

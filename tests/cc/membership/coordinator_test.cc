@@ -19,10 +19,14 @@
 #include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/membership/member.h"
 #include "xla_ffi/membership/visit.h"
+#include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_context.h"
 #include "xla_ffi/transport/tcp_listener.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/elastic_messages.h"
+#include "xla_ffi/wire/frame.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
@@ -343,6 +347,62 @@ TEST(Start, MayBeDestroyedInAnyState) {
 }
 
 // A process that was stopped finds its beat due and, behind it, all that others have sent meanwhile.
+// A worker that waits at a gate already while the coordinator, which was started again, does not know yet who it is.
+class EarlyComer final : public ConnectionOwner {
+ public:
+  EarlyComer(const TcpAddress& coordinator, Registration registration) : registration_(std::move(registration)) {
+    thread_.call([&] { connection_ = TcpConnection::connect(context_, coordinator, *this, kPatience); });
+  }
+  ~EarlyComer() override {
+    thread_.call([this] { connection_->close(); });
+    thread_.stop();
+  }
+  // Whether it is answered, and not closed.
+  bool wait_answered() { return answered_.get_future().get(); }
+
+ private:
+  void on_open(Connection&) override {
+    connection_->send(OutFrame::control(FrameType::kRegister, encode(registration_)));
+    connection_->send(OutFrame::control(FrameType::kPresent, {}, header_of(Presence{1})));
+    connection_->send(OutFrame::control(FrameType::kLeave, {}));
+    connection_->send(OutFrame::control(FrameType::kAsk, {}));
+  }
+  Status on_header(Connection&, const FrameHeader& header, std::vector<iovec>& into) override {
+    payload_.resize(header.payload_bytes);
+    into = as_pieces(payload_);
+    return {};
+  }
+  Status on_frame(Connection&, const FrameHeader& header) override {
+    if (header.type == FrameType::kState) end(true);
+    return {};
+  }
+  void on_close(Connection&, const Status&) override { end(false); }
+  void end(bool answered) {
+    if (!std::exchange(has_ended_, true)) answered_.set_value(answered);
+  }
+
+  const Registration registration_;
+  LoopThread thread_;
+  TcpContext context_{thread_.loop(), bytes_of("secret")};
+  std::shared_ptr<TcpConnection> connection_;
+  Bytes payload_;
+  bool has_ended_ = false;
+  std::promise<bool> answered_;
+};
+
+TEST(Start, OfAnElasticJobWaitsForWhomIsNotNeededYet) {
+  Job job({.workers = 3, .least = 2});
+  job.start_coordinator();
+  Registration registration;
+  registration.rank = 3;
+  registration.job = job.worker_config(0).job;
+  registration.job.first_worker_count = 2;
+  registration.version = "1.0";
+  registration.host_name = "host-3";
+  EarlyComer comer(job.address(), registration);
+  EXPECT_TRUE(comer.wait_answered());
+}
+
 // --- Visits.
 
 TEST(Visit, BeforeTheStartLearnsWhoIsMissing) {
