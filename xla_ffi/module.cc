@@ -443,6 +443,7 @@ void bind_communicator(nb::module_& module) {
           "timeout_ms"_a, Unlocked())
       .def("say_given", &Communicator::say_given, "view"_a)
       .def("say_met", &Communicator::say_met)
+      .def("is_candidate", &Communicator::is_candidate)
       .def("say_present", &Communicator::say_present, "view"_a)
       .def("ask_to_leave", &Communicator::ask_to_leave)
       .def(

@@ -286,7 +286,11 @@ void begin_step(std::span<const std::byte> from, bool stores_weights, StateModel
   uint32_t version = 0;
   std::memcpy(&version, from.last(sizeof version).data(), sizeof version);
   StateUse& state = request.spec.state;
-  if (stores_weights) version = models.start(state.number, version);
+  if (stores_weights) {
+    version = models.start(state.number, version);
+  } else {
+    models.note(state.number, version);
+  }
   state.number = StateModels::number_for(state.number, version);
   request.op = StateModels::number_for(request.op, version);
   if (const uint32_t model = StateModels::model_of(version); model > 0) {

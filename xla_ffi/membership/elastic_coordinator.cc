@@ -224,6 +224,7 @@ Status ElasticCoordinator::on_report(Guest& guest) {
 
 void ElasticCoordinator::decide() {
   view_.joining.clear();
+  note_states();
   for (const auto& [rank, report] : reports_) {
     if (!report.has_state) view_.joining.push_back(rank);
   }
@@ -244,6 +245,15 @@ void ElasticCoordinator::decide() {
   view_.commits.clear();
   view_.counts.clear();
   consider_meeting();
+}
+
+// Who keeps what of optimizers follows from one view after the other. Reducers may have heard of the latest one that
+// any member has entered.
+void ElasticCoordinator::note_states() {
+  const auto newest = std::ranges::max_element(reports_ | std::views::values, {}, [](const Report& report) {
+    return report.states.empty() ? 0 : report.planned_view;
+  });
+  view_.states = (*newest).states;
 }
 
 // From this gate on, steps are dealt to the members. Earlier ones stay as they were dealt: some have passed those

@@ -73,6 +73,7 @@ class ElasticCoordinator final : public Coordinator {
   void refuse_all(const Status& why) override;
   Status on_report(Guest& guest);
   void decide();
+  void note_states();
   Status on_accusation(const Guest& guest);
 
   // Gates.

@@ -111,6 +111,7 @@ void ElasticCoordinator::resume() {
   view_.number = number;
   view_.commits.clear();
   view_.is_short = false;
+  view_.is_settled = false;
   job_ = view_.job;
   std::erase_if(view_.members, [&](const View::Member& m) { return !has_returned(view, Role::kWorker, m.rank); });
   std::erase_if(view_.reducers, [&](const View::Reducer& reducer) {

@@ -35,12 +35,13 @@ Status BackupKeeper::back_up(const FrameHeader& header, std::span<const std::byt
 Status BackupKeeper::take_copy(const StateCopy& copy) {
   KeptState* const state = states_.open(copy.number, copy.count, copy.slot_count, copy.is_backed_up);
   if (state == nullptr) return malformed("copy of a state: of another size");
+  if (state->can_undo() != copy.has_earlier) return malformed("copy of a state: of another kind of job");
   const size_t bytes = copy.part.count * sizeof(float);
   const std::byte* from = copy.values.data();
-  for (uint32_t slot = 0; slot < copy.slot_count + (copy.has_gradient ? 1 : 0); ++slot, from += bytes) {
-    const std::span<float> to = slot < copy.slot_count ? state->slot(slot, copy.part) : state->gradient(copy.part);
+  for (const std::span<float> to : arrays_of(*state, copy.part, copy.has_gradient)) {
     if (to.size() != copy.part.count) return {Code::kInternal, "there is no memory to back up a state"};
     if (bytes > 0) std::memcpy(to.data(), from, bytes);
+    from += bytes;
   }
   state->stamp(copy.part, {copy.version, copy.op, copy.round});
   return {};

@@ -47,6 +47,13 @@ void Backups::note(const Copy& copy) {
   }
 }
 
+void Backups::take_back(const Copy& copy) {
+  for (Backup& backup : backups_[copy.state]) {
+    if (backup.reducer != copy.reducer || overlap(copy.part, backup.part) != copy.part) continue;
+    backup.copied_end = std::min(backup.copied_end, copy.part.offset);
+  }
+}
+
 std::vector<Backups::Copy> Backups::assigned(uint64_t number, const KeptState& state, const Range& chunk) {
   std::vector<Copy> copies;
   for (const Backup& backup : backups_of(number, state)) {

@@ -33,6 +33,8 @@ class Backups {
   // A backup has this part, or will have it before anything else that is sent to it from now on. Its parts come in
   // order and without gaps: one that does not is still to be copied.
   void note(const Copy& copy);
+  // Nor will it have this piece, which was noted, or what is behind it.
+  void take_back(const Copy& copy);
 
   // The parts of a chunk that are to be backed up; and those of them that the backups have.
   [[nodiscard]] std::vector<Copy> assigned(uint64_t number, const KeptState& state, const Range& chunk);
@@ -62,7 +64,8 @@ class Backups {
 
 // All that a strand keeps of optimizers.
 struct KeptOptimizers {
-  explicit KeptOptimizers(uint32_t own_number) : backups(own_number) {}
+  // `can_undo`: see KeptState.
+  explicit KeptOptimizers(uint32_t own_number, bool can_undo = false) : states(can_undo), backups(own_number) {}
 
   KeptStates states;
   Backups backups;

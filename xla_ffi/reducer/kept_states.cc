@@ -24,6 +24,22 @@ void KeptState::clear_states(const Range& part) {
   }
 }
 
+bool KeptState::note_earlier(const Range& part) {
+  for (uint32_t number = 0; number < slot_count(); ++number) {
+    const std::span<float> to = earlier(number, part);
+    const std::span<float> from = slot(number, part);
+    if (to.size() != part.count || from.size() != part.count) return false;
+    std::ranges::copy(from, to.begin());
+  }
+  return true;
+}
+
+void KeptState::undo(const Range& part) {
+  for (uint32_t number = 0; number < slot_count(); ++number) {
+    std::ranges::copy(earlier(number, part), slot(number, part).begin());
+  }
+}
+
 // From now on a run begins there.
 void KeptState::split(uint64_t offset) {
   const auto next = stamps_.upper_bound(offset);
@@ -56,6 +72,16 @@ std::vector<KeptState::Run> KeptState::runs(const Range& part) const {
   return runs;
 }
 
+std::vector<std::span<float>> arrays_of(KeptState& state, const Range& part, bool with_gradient) {
+  std::vector<std::span<float>> arrays;
+  for (uint32_t slot = 0; slot < state.slot_count(); ++slot) arrays.push_back(state.slot(slot, part));
+  if (with_gradient) arrays.push_back(state.gradient(part));
+  for (uint32_t slot = 0; state.can_undo() && slot < state.slot_count(); ++slot) {
+    arrays.push_back(state.earlier(slot, part));
+  }
+  return arrays;
+}
+
 Result<KeptState*> KeptStates::find(const OpSpec& spec) {
   const bool is_new = !states_.contains(spec.state.number);
   if (is_new && spec.kind != Kind::kStore) {
@@ -76,7 +102,7 @@ KeptState* KeptStates::find(uint64_t number) {
 
 KeptState* KeptStates::open(uint64_t number, uint64_t count, uint32_t slot_count, bool is_backed_up) {
   if (states_.size() >= kMostStates && !states_.contains(number)) return nullptr;
-  KeptState& state = states_.try_emplace(number, count, slot_count, is_backed_up).first->second;
+  KeptState& state = states_.try_emplace(number, count, slot_count, is_backed_up, can_undo_).first->second;
   const bool is_same =
       state.count() == count && state.slot_count() == slot_count && state.is_backed_up() == is_backed_up;
   return is_same ? &state : nullptr;

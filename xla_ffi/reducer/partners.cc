@@ -20,6 +20,17 @@ void Partners::enter(const StatePlan& plan) {
   }
 }
 
+void Partners::enter(const StatePlan& plan, uint32_t view, const std::vector<uint32_t>& members) {
+  enter(plan);
+  own_.view = view;
+  own_.members = members;
+  for (auto& [number, link] : links_) {
+    link.waiting.clear();
+    link.is_announced = false;
+    if (link.is_open) link.connection->send(OutFrame::control(FrameType::kPartner, encode(own_)));
+  }
+}
+
 void Partners::send(uint32_t partner, OutFrame frame) {
   if (closed_) return;
   const auto [found, is_new] = links_.try_emplace(partner);
@@ -34,6 +45,7 @@ void Partners::send(uint32_t partner, OutFrame frame) {
       return;
     }
     link.connection = TcpConnection::connect(context_, *address, *this, patience_);
+    link.is_announced = own_.members.empty();
   }
   if (link.is_open) return link.connection->send(std::move(frame));
   link.waiting.push_back(std::move(frame));
@@ -55,7 +67,8 @@ void Partners::on_open(Connection& connection) {
 Status Partners::on_header(Connection& connection, const FrameHeader& header, std::vector<iovec>& into) {
   const auto found = link_of(connection);
   if (found == links_.end()) return {Code::kProtocol, "it was given up"};
-  if (header.type != FrameType::kBackedUp && header.type != FrameType::kCopied) {
+  const bool is_reply = header.type == FrameType::kBackedUp || header.type == FrameType::kCopied;
+  if (!is_reply && (header.type != FrameType::kPartner || own_.members.empty())) {
     return {Code::kProtocol, "it sent a frame of type " + std::to_string(int(header.type))};
   }
   found->second.control.resize(header.payload_bytes);
@@ -64,7 +77,13 @@ Status Partners::on_header(Connection& connection, const FrameHeader& header, st
 }
 
 Status Partners::on_frame(Connection& connection, const FrameHeader& header) {
-  if (const auto found = link_of(connection); found != links_.end()) callbacks_.on_reply(found->first, header);
+  const auto found = link_of(connection);
+  if (found == links_.end()) return {};
+  if (header.type == FrameType::kPartner) {
+    found->second.is_announced = header.round == own_.view;
+  } else if (found->second.is_announced) {
+    callbacks_.on_reply(found->first, header);
+  }
   return {};
 }
 

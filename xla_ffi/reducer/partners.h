@@ -1,6 +1,10 @@
 // The connections of a strand of a reducer to its partners, which back up what it keeps of optimizers: a connection to
 // each, made when something is sent to it for the first time. They outlive the views of the job.
 //
+// In an elastic job, a round that begins anew in another view may have another sum. So each view is announced on each
+// connection, before anything that is of it. A partner of a later view takes nothing of an earlier one, and replies to
+// an earlier view do not count.
+//
 // The strand's thread only; nothing blocks.
 #pragma once
 
@@ -36,6 +40,8 @@ class Partners final : private ConnectionOwner {
 
   // From now on reducers are where the plan says. Connections to those that are not in it any more close.
   void enter(const StatePlan& plan);
+  // The same in another view of an elastic job, which has these members.
+  void enter(const StatePlan& plan, uint32_t view, const std::vector<uint32_t>& members);
   // Sends a frame to a reducer of the plan; one that cannot be reached is reported lost.
   void send(uint32_t partner, OutFrame frame);
   // Closes all connections; no callback follows.
@@ -45,6 +51,7 @@ class Partners final : private ConnectionOwner {
   struct Link {
     std::shared_ptr<TcpConnection> connection;
     bool is_open = false;
+    bool is_announced = true;       // the partner has heard of the view
     std::vector<OutFrame> waiting;  // frames that wait until the connection is open
     Bytes control;
   };
@@ -57,7 +64,7 @@ class Partners final : private ConnectionOwner {
   void lose(uint32_t partner, const std::string& why);
 
   TcpContext& context_;
-  const Join own_;
+  Join own_;
   const std::chrono::milliseconds patience_;
   const Callbacks callbacks_;
   StatePlan plan_;

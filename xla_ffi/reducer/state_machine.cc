@@ -212,6 +212,7 @@ Status ReducerStateMachine::use_state(uint64_t op_id, OpState& op, const OpDescr
     op.state = std::move(*made);
     op.steps.resize(worker_count());
     op.description = description;
+    op.description.spec.group.clear();  // partners have nothing to do with the members
   }
   if (!op.state || op.description.shard != description.shard) {
     return malformed("op: another shard than the other workers'");
@@ -477,9 +478,15 @@ void ReducerStateMachine::answer_state(uint64_t op_id, OpState& op, const Chunk&
 std::shared_ptr<const std::byte> ReducerStateMachine::contribution_of(const OpState& op, const Chunk& chunk) {
   const OpSpec& spec = op.spec;
   if (chunk.count == 0 || spec.kind == Kind::kLoad) return nullptr;
-  if (spec.kind == Kind::kStore) return chunk.pieces[spec.place_of(spec.root)].data;
+  if (spec.kind == Kind::kStore) return chunk.pieces[spec.state.is_of_all ? 0 : spec.place_of(spec.root)].data;
   if (spec.state.resumes) return nullptr;
-  return spec.dtype == DType::kF32 ? reduce(spec, chunk) : reduce_widened(spec, chunk);
+  const std::shared_ptr<std::byte> total =
+      spec.dtype == DType::kF32 ? reduce(spec, chunk) : reduce_widened(spec, chunk);
+  if (spec.state.averages) {
+    const float factor = 1.0f / static_cast<float>(chunk.pieces.size());
+    for (float& sum : std::span(reinterpret_cast<float*>(total.get()), chunk.count)) sum *= factor;
+  }
+  return total;
 }
 
 Result<std::shared_ptr<std::byte>> ReducerStateMachine::run_state(

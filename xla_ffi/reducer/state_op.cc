@@ -96,15 +96,20 @@ Status StateOp::run_alike(const KeptState::Run& run, std::span<const float> cont
   if (!run.stamp.has_value()) return is_lost();
   const KeptState::Stamp done{inputs_.version + 1, op_, *round_};
   const bool is_done = spec_.kind == Kind::kUpdate && *run.stamp == done;
+  // In a later view of an elastic job, others may take part in the same round.
+  if (is_done && state_->can_undo()) {
+    state_->undo(run.range);
+    return compute(run.range, contribution, answer);
+  }
   // Nobody has a later state than the reducers. What is behind was kept here once, for a reducer that is lost now.
   if (run.stamp->version < inputs_.version) return is_lost();
   if (run.stamp->version > inputs_.version && !is_done) return is_elsewhere(inputs_.version, run.stamp->version);
-  if (update_ && !is_done) {
-    if (Status status = compute(run.range, contribution, answer); !status.ok()) return status;
-    if (spec_.kind == Kind::kUpdate) state_->stamp(run.range, done);
-    if (narrows()) return {};
-  }
-  return answer.empty() ? Status() : give(run.range, answer);
+  if (!update_ || is_done) return answer.empty() ? Status() : give(run.range, answer);
+  const bool updates = spec_.kind == Kind::kUpdate;
+  if (updates && state_->can_undo() && !state_->note_earlier(run.range)) return no_memory();
+  if (Status status = compute(run.range, contribution, answer); !status.ok()) return status;
+  if (updates) state_->stamp(run.range, done);
+  return {};
 }
 
 Status StateOp::store(const Range& part, std::span<const float> values) {
@@ -134,7 +139,9 @@ Status StateOp::compute(const Range& part, std::span<const float> gradient, std:
     if (answer.empty()) unwanted_.resize(part.count * sizeof(uint16_t));
     narrowed = answer.empty() ? std::span(unwanted_) : answer;
   }
-  return update_->run(spec_.state.first + part.offset, {gradient, slots, narrowed}, totals_);
+  const Status status = update_->run(spec_.state.first + part.offset, {gradient, slots, narrowed}, totals_);
+  if (!status.ok() || answer.empty() || narrows()) return status;
+  return give(part, answer);
 }
 
 // The weights, or the slot that is loaded, as workers get it.

@@ -36,7 +36,8 @@ class StateOp {
 
   // All of a chunk is here. `contribution`: the root's elements of a store, or the summed gradients; empty where there
   // are none. Writes the answer, which is empty where nobody wants one. What a round has done already it does not do
-  // again. An error where the elements are not kept here, or are of another step.
+  // again; but where updates can be undone it undoes and does it again, as its contributions may be others. An error
+  // where the elements are not kept here, or are of another step.
   Status run(const Range& chunk, std::span<const float> contribution, std::span<std::byte> answer);
   // The round is over.
   void finish_step() { round_.reset(); }

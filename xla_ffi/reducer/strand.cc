@@ -20,7 +20,7 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
       log_(log),
       callbacks_(std::move(callbacks)),
       view_(view),
-      kept_(std::make_shared<KeptOptimizers>(view.own_index)),
+      kept_(std::make_shared<KeptOptimizers>(view.own_index, view.job.is_elastic())),
       partners_(*context_, {view.job_id, view.own_index, 0, 0}, config_.timeout,
                 {[this](uint32_t, const FrameHeader& header) { note_reply(header); },
                  [this](uint32_t partner, const std::string& why) { lose_partner(partner, why); }}),
@@ -139,9 +139,14 @@ Status ReducerStrand::take_plan(const Peer& peer) {
     return {};
   }
   planned_view_ = view_.number;
-  partners_.enter(*plan);
+  if (view_.job.is_elastic()) {
+    partners_.enter(*plan, view_.number, members_);
+    if (copying_.has_value()) kept_->backups.take_back(*copying_);  // nobody knows whether it has come
+  } else {
+    partners_.enter(*plan);
+  }
   kept_->backups.enter(*plan, kept_->states);
-  copying_to_.reset();
+  copying_.reset();
   copy_next();
   return {};
 }
@@ -217,15 +222,9 @@ void ReducerStrand::enter_view(const Join& join) {
 
 // A frame of a reducer that this one backs up.
 Status ReducerStrand::serve_partner(Peer& peer, const FrameHeader& header) {
-  if (header.type == FrameType::kPartner) {
-    Result<Join> join = decode_join(peer.control);
-    if (!join.ok()) return join.status();
-    if (join->job_id != view_.job_id || peer.rank.has_value() || peer.keeper) {
-      return {Code::kProtocol, "it is no reducer of this job"};
-    }
-    peer.keeper = std::make_unique<BackupKeeper>(kept_->states);
-    return {};
-  }
+  if (header.type == FrameType::kPartner) return greet_partner(peer);
+  // The job goes on without the partner, or the partner will do this again in the next view.
+  if (peer.partner_view != (view_.job.is_elastic() ? view_.number : 0)) return {};
   FrameHeader reply = header;
   reply.payload_bytes = 0;
   if (header.type == FrameType::kBackUp) {
@@ -249,28 +248,47 @@ Status ReducerStrand::serve_partner(Peer& peer, const FrameHeader& header) {
   return {};
 }
 
+// In an elastic job, at the beginning of each view. This reducer may hear of the view from it first.
+Status ReducerStrand::greet_partner(Peer& peer) {
+  Result<Join> join = decode_join(peer.control);
+  if (!join.ok()) return join.status();
+  const bool is_elastic = view_.job.is_elastic();
+  if (join->job_id != view_.job_id || peer.rank.has_value() || (peer.keeper && !is_elastic)) {
+    return {Code::kProtocol, "it is no reducer of this job"};
+  }
+  peer.keeper = std::make_unique<BackupKeeper>(kept_->states);
+  if (!is_elastic) return {};
+  if (join->view > view_.number) enter_view(*join);
+  peer.partner_view = join->view;
+  FrameHeader reply;
+  reply.round = join->view;
+  peer.connection->send(OutFrame::control(FrameType::kPartner, {}, reply));
+  return {};
+}
+
 void ReducerStrand::note_reply(const FrameHeader& header) {
   if (header.type == FrameType::kBackedUp) {
     reducer_->note_backed_up(header, outgoing_);
     return deliver();
   }
-  copying_to_.reset();
+  copying_.reset();
   copy_next();
 }
 
 // The coordinator makes a new view, in which others back this reducer up.
 void ReducerStrand::lose_partner(uint32_t partner, const std::string& why) {
   kept_->backups.forget(partner);
-  if (copying_to_ == partner) copying_to_.reset();
+  if (copying_.has_value() && copying_->reducer == partner) copying_.reset();
   if (!closing_) callbacks_.on_lost({view_.number, partner, config_.own_name + ": " + why});
 }
 
 // Of what a backup lacks, a piece at a time, while rounds go on.
 void ReducerStrand::copy_next() {
-  if (copying_to_.has_value() || closing_) return;
+  if (copying_.has_value() || closing_) return;
+  if (view_.job.is_elastic() && planned_view_ != view_.number) return;  // the plan of the view is still to come
   const std::optional<Backups::Copy> piece = kept_->backups.next_to_copy(kept_->states, kCopyElements);
   if (!piece.has_value()) return note_settled();
-  copying_to_ = piece->reducer;
+  copying_ = piece;
   KeptState& state = *kept_->states.find(piece->state);
   const KeptState::Stamp stamp = *state.runs(piece->part).front().stamp;
   StateCopy copy{.number = piece->state,
@@ -282,10 +300,10 @@ void ReducerStrand::copy_next() {
                  .op = stamp.op,
                  .round = stamp.round,
                  .has_gradient = state.has_gradient(),
+                 .has_earlier = state.can_undo(),
                  .values = {}};
-  for (uint32_t slot = 0; slot < state.slot_count() + (copy.has_gradient ? 1 : 0); ++slot) {
-    const bool is_gradient = slot == state.slot_count();
-    const auto values = std::as_bytes(is_gradient ? state.gradient(piece->part) : state.slot(slot, piece->part));
+  for (const std::span<float> array : arrays_of(state, piece->part, copy.has_gradient)) {
+    const auto values = std::as_bytes(array);
     copy.values.insert(copy.values.end(), values.begin(), values.end());
   }
   kept_->backups.note(*piece);

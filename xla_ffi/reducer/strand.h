@@ -76,6 +76,7 @@ class ReducerStrand final : private ConnectionOwner {
     std::shared_ptr<TcpConnection> connection;
     std::optional<uint32_t> rank;          // set once it has joined
     std::unique_ptr<BackupKeeper> keeper;  // set for a reducer that this one backs up
+    uint32_t partner_view = 0;             // the view that the partner is in; of an elastic job
     Bytes control;                         // the payload of its latest frame that is no chunk
     int64_t control_bytes = 0;             // bytes in frames that are no data of the program
     int64_t data_bytes = 0;                // the most that has passed beyond those
@@ -94,6 +95,7 @@ class ReducerStrand final : private ConnectionOwner {
   Status take_step(const Peer& peer, const FrameHeader& header);
   Status take_plan(const Peer& peer);
   Status serve_partner(Peer& peer, const FrameHeader& header);
+  Status greet_partner(Peer& peer);
   void note_reply(const FrameHeader& header);
   void lose_partner(uint32_t partner, const std::string& why);
   void copy_next();
@@ -116,7 +118,7 @@ class ReducerStrand final : private ConnectionOwner {
   const std::shared_ptr<KeptOptimizers> kept_;
   Partners partners_;
   std::optional<uint32_t> planned_view_;          // the view whose plan of states is here
-  std::optional<uint32_t> copying_to_;            // the partner that a copy is under way to
+  std::optional<Backups::Copy> copying_;          // the copy that is under way
   std::optional<Settled> settled_;                // the latest report
   std::unique_ptr<ReducerStateMachine> reducer_;  // the state machine of the view
   std::vector<uint32_t> members_;                 // the members of the view of an elastic job

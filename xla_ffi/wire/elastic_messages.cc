@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "xla_ffi/wire/state_plan.h"
+
 namespace jaxhetero {
 
 template <typename Codec, typename Message>
@@ -22,6 +24,8 @@ void fields(Codec& codec, Message& report)
 {
   codec(report.view, report.gate, report.has_state);
   codec.list(report.ops, kMaxOps * kMaxStrands);
+  codec(report.planned_view);
+  codec.list(report.states, kMaxControlBytes);
 }
 
 template <typename Codec, typename Message>
@@ -93,7 +97,8 @@ Result<Report> decode_report(std::span<const std::byte> bytes) {
   Report report;
   fields(reader, report);
   const auto has_ranks = [](const Report::Op& op) { return are_ranks(op.group); };
-  if (!reader.finished() || !std::ranges::all_of(report.ops, has_ranks)) return malformed("report");
+  const bool has_plan = report.states.empty() || decode_state_plan(report.states).ok();
+  if (!reader.finished() || !std::ranges::all_of(report.ops, has_ranks) || !has_plan) return malformed("report");
   return report;
 }
 

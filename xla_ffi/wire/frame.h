@@ -49,7 +49,9 @@ enum class FrameType : uint8_t {
   kStep = 27,      // worker -> reducer: StepInputs, before the first chunk of a round of an op that uses a state
   kTotals = 28,    // reducer -> worker: StepTotals, before the last chunk of a round of a measure
   // Between reducers, of which one backs up what the other one keeps of an optimizer.
-  kPartner = 29,   // to the one that backs up: Join, with the number of the reducer as the rank
+  // To the one that backs up: Join, with the number of the reducer as the rank; in an elastic job in each view, and the
+  // reply has the number of the view as the round.
+  kPartner = 29,
   kBackUp = 30,    // to the one that backs up: the summed contributions to a chunk, or nothing where it has them
   kBackedUp = 31,  // the reply to kBackUp
   kCopy = 32,      // to the one that backs up: StateCopy

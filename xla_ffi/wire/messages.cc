@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <utility>
+
+#include "xla_ffi/wire/state_plan.h"
 
 namespace jaxhetero {
 
@@ -92,6 +95,7 @@ void fields(Codec& codec, Message& view)
   codec(view.gate, view.is_short);
   codec.list(view.counts, kMaxOps * kMaxStrands);
   codec.list(view.deals, kMaxDeals);
+  codec.list(view.states, kMaxControlBytes);
 }
 
 template <typename Codec, typename Message>
@@ -121,8 +125,13 @@ template <typename Codec, typename Message>
 void fields(Codec& codec, Message& copy)
   requires IsA<Message, StateCopy>
 {
+  auto has = static_cast<uint8_t>((copy.has_gradient ? 1 : 0) + (copy.has_earlier ? 2 : 0));
   codec(copy.number, copy.count, copy.slot_count, copy.is_backed_up, copy.part.offset, copy.part.count, copy.version,
-        copy.op, copy.round, copy.has_gradient);
+        copy.op, copy.round, has);
+  if constexpr (!std::is_const_v<Message>) {
+    copy.has_gradient = (has & 1) != 0;
+    copy.has_earlier = (has & 2) != 0;
+  }
 }
 
 template <typename Codec, typename Message>
@@ -305,6 +314,7 @@ Result<View> decode_view(std::span<const std::byte> bytes) {
   const auto has_ranks = [](const View::Deal& deal) { return are_ranks(deal.ranks); };
   if (!is_sane || !are_ranks(view->ranks()) || !are_ranks(view->joining)) return malformed("view");
   if (!std::ranges::all_of(view->deals, has_ranks)) return malformed("view");
+  if (!view->states.empty() && !decode_state_plan(view->states).ok()) return malformed("view");
   return view;
 }
 
@@ -335,11 +345,10 @@ Result<StateCopy> decode_state_copy(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   StateCopy copy;
   fields(reader, copy);
-  const uint64_t arrays = uint64_t{copy.slot_count} + (copy.has_gradient ? 1 : 0);
   const bool is_sane = reader.ok() && copy.slot_count >= 1 && copy.slot_count <= kMaxStateSlots &&
                        copy.part.count > 0 && overlap(copy.part, {0, copy.count}) == copy.part &&
                        copy.part.count <= kMaxControlBytes / sizeof(float) &&
-                       reader.rest().size() == arrays * copy.part.count * sizeof(float);
+                       reader.rest().size() == copy.array_count() * copy.part.count * sizeof(float);
   if (!is_sane) return malformed("copy of a state");
   copy.values.assign(reader.rest().begin(), reader.rest().end());
   return copy;

@@ -107,6 +107,7 @@ struct View {
   bool is_short = false;          // too few members are left: nobody passes a gate before more have come
   std::vector<Count> counts;      // for them
   std::vector<Deal> deals;        // in the order of the gates
+  Bytes states;                   // the StatePlan of the latest view that any member has entered; nothing at the start
 
   // Whether this rank takes part.
   [[nodiscard]] bool has_member(uint32_t rank) const {
@@ -140,7 +141,13 @@ struct StateCopy {
   uint64_t op = 0;
   uint64_t round = 0;
   bool has_gradient = false;
-  Bytes values;  // the float32 of each slot, and then of the gradients
+  bool has_earlier = false;  // of an elastic job
+  Bytes values;  // the float32 of each slot, then of the gradients, then of each slot before the latest update
+
+  // How many arrays of float32 there are.
+  [[nodiscard]] uint64_t array_count() const {
+    return uint64_t{slot_count} * (has_earlier ? 2 : 1) + (has_gradient ? 1 : 0);
+  }
 };
 
 // What workers know of a step of an optimizer whose state reducers keep. All workers send the same.

@@ -34,7 +34,7 @@ Stake stake_of(const OpSpec& spec, uint32_t worker_count, uint32_t rank) {
     case Kind::kBroadcast:
       return {spec.root == rank ? all : nothing, all, true};
     case Kind::kStore:
-      return {spec.root == rank ? all : nothing, nothing, false};
+      return {spec.root == rank || spec.state.is_of_all ? all : nothing, nothing, false};
     case Kind::kLoad:
       return {nothing, all, false};
     case Kind::kMeasure:
@@ -57,7 +57,8 @@ Status check_state(const OpSpec& spec) {
   const bool is_sane = use.number != 0 && use.slot < use.slot_count && use.slot_count <= kMaxStateSlots &&
                        (moves ? spec.dtype == DType::kF32 : is_float) &&
                        (use.weights == DType::kF32 || use.weights == DType::kBF16) &&
-                       use.first <= std::numeric_limits<uint64_t>::max() / 16 && spec.group.empty();
+                       use.first <= std::numeric_limits<uint64_t>::max() / 16 && spec.group.empty() &&
+                       !(moves && use.averages) && (spec.kind == Kind::kStore || !use.is_of_all);
   return is_sane ? Status() : malformed("op: impossible use of a state");
 }
 

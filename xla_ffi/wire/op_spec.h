@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "xla_ffi/base/status.h"
@@ -49,6 +50,9 @@ struct StateUse {
   DType weights = DType::kF32;  // the dtype of the result of an update
   bool is_backed_up = true;     // other reducers back the state up
   uint64_t first = 0;           // the first element of this part, where strands carry parts of a bucket
+  // Of elastic jobs, where nobody knows beforehand who takes part.
+  bool averages = false;   // the mean of the contributions is wanted, not their sum
+  bool is_of_all = false;  // all contribute the same to a store, and there is no root
 
   bool operator==(const StateUse&) const = default;
 };
@@ -103,11 +107,13 @@ struct OpSpec {
 // the row of each leaf, one after the other.
 inline bool has_rows(Kind kind) { return kind == Kind::kScatter || kind == Kind::kGather; }
 // Of an elastic job, the largest bucket in one part whose total is given to the program at once, and not only when all
-// members have it: 4 KiB, and what tells the participants.
+// members have it: 4 KiB, and what tells the participants. Not where reducers keep a state: they can undo what they
+// have done in a round only as long as nobody has been given it.
 inline constexpr size_t kMostBytesGivenAtOnce = size_t{5} << 10;
 inline constexpr size_t kMostTotalBytes = 2 * kMostBytesGivenAtOnce;  // of such a total, as the program has it
 inline bool is_given_at_once(const OpSpec& spec) {
-  return spec.bucket_count == 0 && spec.total_count * item_bytes(spec.dtype) <= kMostBytesGivenAtOnce;
+  return spec.state.number == 0 && spec.bucket_count == 0 &&
+         spec.total_count * item_bytes(spec.dtype) <= kMostBytesGivenAtOnce;
 }
 
 // Whether they are different, in their order, and below the most that a job can have.
@@ -168,11 +174,18 @@ std::string describe_ranks(std::span<const uint32_t> ranks);
 // For people: "sum of float32[1024] in 2 leaves over ranks 0, 2".
 std::string describe(const OpSpec& spec);
 
+// What is of elastic jobs alone shares a byte with what others have.
 template <typename Codec, typename Use>
 void fields(Codec& codec, Use& use)
   requires IsA<Use, StateUse>
 {
-  codec(use.number, use.slot_count, use.slot, use.update, use.resumes, use.weights, use.is_backed_up, use.first);
+  auto how = static_cast<uint8_t>((use.resumes ? 1 : 0) + (use.averages ? 2 : 0) + (use.is_of_all ? 4 : 0));
+  codec(use.number, use.slot_count, use.slot, use.update, how, use.weights, use.is_backed_up, use.first);
+  if constexpr (!std::is_const_v<Use>) {
+    use.resumes = (how & 1) != 0;
+    use.averages = (how & 2) != 0;
+    use.is_of_all = (how & 4) != 0;
+  }
 }
 
 template <typename Codec, typename Spec>

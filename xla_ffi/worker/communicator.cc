@@ -406,7 +406,12 @@ void Communicator::report(uint32_t view) {
     loops_.ask<Ops>([this](size_t index) { return strands_[index]->report(); },
                     [this, view](const std::vector<Ops>& of_strands) {
                       if (has_ended() || view != view_.number) return;
-                      Report report{view, {}, gate_.next(), gate_.has_state()};
+                      Report report;
+                      report.view = view;
+                      report.gate = gate_.next();
+                      report.has_state = gate_.has_state();
+                      report.planned_view = planner_.view_number();
+                      report.states = planner_.encoded_states();
                       for (const Ops& ops : of_strands) report.ops.insert(report.ops.end(), ops.begin(), ops.end());
                       for (const View::Count& earlier : earlier_) {  // of those that have not been begun here
                         const auto begun = std::ranges::find(report.ops, earlier.op, &Report::Op::op);

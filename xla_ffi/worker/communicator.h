@@ -137,6 +137,8 @@ class Communicator {
   }
   // Of an elastic job: what the program does at a gate, and what it has done there; see Gate. Any thread.
   Result<std::optional<Gate::Turn>> wait_at_gate(std::chrono::milliseconds patience);
+  // Whether it still waits to be let into a job that had started before. Any thread.
+  [[nodiscard]] bool is_candidate() const { return is_candidate_; }
   void say_met();
   void say_given(uint32_t view) { gate_.note_given(view); }
   void say_present(uint32_t view);
@@ -247,7 +249,7 @@ class Communicator {
   bool has_said_goodbye_ = false;    // this worker has said goodbye in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
-  bool is_candidate_ = false;  // has not been let into the job yet, which had started before
+  std::atomic<bool> is_candidate_ = false;  // has not been let into the job yet, which had started before
   bool wants_to_leave_ = false;
   std::vector<View::Count> earlier_;  // rounds of ops before this worker came
 };

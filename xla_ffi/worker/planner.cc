@@ -35,7 +35,22 @@ void Planner::enter(const View& view) {
   }
   places_.clear();
   for (const View::Reducer& reducer : reducers_) places_.push_back({reducer.colocated_rank >= 0});
+  if (job_.is_elastic()) state_plan_ = std::make_shared<StatePlan>(next_state_plan(view));
   make_plans();
+}
+
+// Of an elastic job. What comes before a view is in the view: not all members have gone through the same ones.
+StatePlan Planner::next_state_plan(const View& view) const {
+  std::vector<StatePlan::Member> members;
+  for (const View::Reducer& reducer : reducers_) members.push_back(member_of(reducer));
+  if (view.states.empty()) {
+    const std::vector<uint32_t> shares = balanced_shares(worker_count_, places_);
+    for (size_t i = 0; i < shares.size(); ++i) members[i].share = shares[i];
+    return StatePlan(members);
+  }
+  StatePlan plan = decode_state_plan(view.states).value();
+  plan.enter(members, view.is_settled);
+  return plan;
 }
 
 // From the view and the rates only, which are the same on every worker.

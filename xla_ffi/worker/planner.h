@@ -70,6 +70,10 @@ class Planner {
     return request.is_internal ? even_parts_ : parts_;
   }
 
+  // The latest view that has been entered, and its plan of states, as Report has it. Before the first: nothing.
+  [[nodiscard]] uint32_t view_number() const { return view_number_; }
+  [[nodiscard]] Bytes encoded_states() const { return state_plan_ ? encode(*state_plan_) : Bytes(); }
+
   // The measurement's next round; nothing once it is over, or if the job wants none. The planner outlives the round.
   std::optional<RoundRequest> next_probe();
   // That round is complete.
@@ -84,6 +88,7 @@ class Planner {
   void take_rates();
   void make_plans();
   [[nodiscard]] StatePlan make_state_plan() const;
+  [[nodiscard]] StatePlan next_state_plan(const View& view) const;
   [[nodiscard]] bool is_slower_than_codes() const;
   [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] std::vector<uint32_t> strand_shares() const;

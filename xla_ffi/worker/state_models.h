@@ -36,6 +36,15 @@ class StateModels {
     return model << 28 | counts.stores++ % 16 << 24;
   }
 
+  // A worker that has come to an elastic job meets a version of a store that it has not taken part in. Any thread.
+  void note(uint64_t number, uint32_t version) {
+    const std::lock_guard lock(mutex_);
+    Counts& counts = counts_[number];
+    if (model_of(version) < counts.models) return;
+    counts.models = model_of(version) + 1;
+    counts.stores = (version >> 24) % 16 + 1;
+  }
+
   static uint32_t model_of(uint32_t version) { return version >> 28; }
   // The number of a state, or of an op, for the model of this version.
   static uint64_t number_for(uint64_t number, uint32_t version) {

@@ -96,6 +96,33 @@ TEST_F(OneOfThree, BacksUpWhatHasBeenCopiedAndNothingElse) {
   EXPECT_EQ(backups.copied(5, state, own)[0].part, first->part) << "behind a gap";
 }
 
+TEST(KeptState, UndoesItsLatestUpdate) {
+  KeptState state(100, 2, true, true);
+  EXPECT_TRUE(state.can_undo());
+  EXPECT_FALSE(KeptState(100, 2, true).can_undo());
+  state.slot(0, {10, 1})[0] = 1;
+  state.slot(1, {10, 1})[0] = 2;
+  ASSERT_TRUE(state.note_earlier({10, 2}));
+  state.slot(0, {10, 2})[1] = state.slot(0, {10, 1})[0] = 3;
+  state.slot(1, {10, 1})[0] = 4;
+  state.undo({10, 2});
+  EXPECT_EQ(state.slot(0, {10, 1})[0], 1.0f);
+  EXPECT_EQ(state.slot(0, {10, 2})[1], 0.0f);
+  EXPECT_EQ(state.slot(1, {10, 1})[0], 2.0f);
+}
+
+// A view of an elastic job has ended while a copy was under way.
+TEST_F(OneOfThree, CopiesAgainWhatMayNotHaveCome) {
+  state.stamp(own, {1, 1, 1});
+  const std::optional<Backups::Copy> first = backups.next_to_copy(states, 5000);
+  backups.note(*first);
+  const std::optional<Backups::Copy> second = backups.next_to_copy(states, 5000);
+  backups.note(*second);
+  backups.take_back(*second);
+  EXPECT_EQ(backups.copied(5, state, own)[0].part, first->part);
+  EXPECT_EQ(backups.next_to_copy(states, 5000)->part, second->part);
+}
+
 TEST_F(OneOfThree, CopiesAgainToANewNeighbour) {
   state.stamp({0, kCount}, {1, 1, 1});
   copy_all();

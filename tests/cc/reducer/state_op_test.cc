@@ -99,7 +99,52 @@ class StateTest : public ReducerTest {
     return run(spec_of(Kind::kLoad, slot), kLoadOp + slot, 0, {version, {}}, {none, none, none});
   }
 
-  const std::shared_ptr<KeptOptimizers> kept_ = std::make_shared<KeptOptimizers>(kOwnNumber);
+  std::shared_ptr<KeptOptimizers> kept_ = std::make_shared<KeptOptimizers>(kOwnNumber);
+};
+
+// Of an elastic job, whose views may have other members.
+class ElasticStateTest : public StateTest {
+ protected:
+  ElasticStateTest() {
+    kept_ = std::make_shared<KeptOptimizers>(kOwnNumber, true);
+    enter({0, 1, 2});
+  }
+
+  void enter(std::vector<uint32_t> members) {
+    members_ = members;
+    ReducerStateMachine::Job job{{"a", "b", "c"}, {3, 1, 0, kChunkBytes, kWindow}, std::move(members)};
+    reducer_ = std::make_unique<ReducerStateMachine>(std::move(job), std::make_shared<LentMemory>(), kept_);
+  }
+  static OpSpec spec_of(Kind kind, uint32_t slot = 0) {
+    OpSpec spec = jaxhetero::spec_of(kind, slot);
+    spec.state.averages = kind == Kind::kUpdate || kind == Kind::kMeasure;
+    spec.state.is_of_all = kind == Kind::kStore;
+    return spec;
+  }
+  // So many chunks of a round, of which the last member gets the results.
+  Values run(const OpSpec& spec, uint64_t op, uint64_t round, const StepInputs& inputs, const Values& of_each,
+             uint64_t chunks = 3) {
+    specs_[op] = spec;
+    FrameHeader header;
+    header.op = op;
+    header.round = round;
+    const Bytes update = spec.kind == Kind::kUpdate ? encode(momentum()) : Bytes();
+    for (const uint32_t rank : members_) {
+      EXPECT_TRUE(reducer_->describe_op(rank, header, {spec, "op", {0, kCount}, update}, sent_).ok());
+      EXPECT_TRUE(step(rank, op, round, inputs).ok());
+    }
+    for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (const uint32_t rank : members_) {
+        Values own = of_each;
+        for (float& value : own) value *= static_cast<float>(1 + rank);
+        EXPECT_TRUE(push(rank, push_header(rank, spec, chunk, round, op), own).ok());
+      }
+    }
+    EXPECT_TRUE(reducer_->fault().ok()) << reducer_->fault().message();
+    return chunks < 3 ? Values() : take_results(members_.back(), spec, round, op);
+  }
+
+  std::vector<uint32_t> members_;
 };
 
 StepInputs inputs_of(uint64_t version, float rate) { return {version, {std::bit_cast<uint32_t>(rate)}}; }
@@ -200,6 +245,69 @@ TEST_F(StateTest, ARoundThatRunsAgainChangesNothing) {
   describe_all(spec, kUpdateOp, encode(momentum()));
   EXPECT_EQ(run(spec, kUpdateOp, 0, inputs_of(0, 0.25f), {ones, ones, ones}), weights);
   EXPECT_EQ(load(0, 1), weights);
+}
+
+// Rank 1 is lost while two chunks of three have counted it. No worker has been given the round.
+TEST_F(ElasticStateTest, ARoundThatBeginsAnewCountsThoseWhoAreLeft) {
+  run(spec_of(Kind::kStore), kStoreOp, 0, {}, Values(kCount, 1.0f));
+  const OpSpec spec = spec_of(Kind::kUpdate);
+  Values moment(kCount, 0.0f);
+  Values weights(kCount, 1.0f);  // those of rank 0, the first member
+  const auto advance = [&](float mean) {
+    for (uint64_t i = 0; i < kCount; ++i) {
+      moment[i] = moment[i] * 0.5f + mean;
+      weights[i] -= moment[i] * 0.25f;
+    }
+  };
+  const Values ones(kCount, 1.0f);
+  advance((1.0f + 2.0f + 3.0f) * (1.0f / 3.0f));
+  EXPECT_EQ(run(spec, kUpdateOp, 0, inputs_of(0, 0.25f), ones), weights);
+  sent_.clear();
+  enter({0, 1, 2});
+  run(spec, kUpdateOp, 1, inputs_of(1, 0.25f), ones, 2);
+  sent_.clear();
+  enter({0, 2});
+  advance((1.0f + 3.0f) * (1.0f / 2.0f));
+  EXPECT_EQ(run(spec, kUpdateOp, 1, inputs_of(1, 0.25f), ones), weights);
+  sent_.clear();
+  enter({0, 2});
+  EXPECT_EQ(run(spec, kUpdateOp, 1, inputs_of(1, 0.25f), ones), weights) << "nothing is done twice";
+  EXPECT_TRUE(std::ranges::equal(kept_->states.find(77)->slot(1, {0, kCount}), moment));
+}
+
+// What a backup has of a round that begins anew is undone there as well, also where it was copied meanwhile.
+TEST_F(ElasticStateTest, ABackupFollowsARoundThatBeginsAnew) {
+  const Values ones(kCount, 1.0f);
+  run(spec_of(Kind::kStore), kStoreOp, 0, {}, ones);
+  run(spec_of(Kind::kUpdate), kUpdateOp, 0, inputs_of(0, 0.25f), ones);
+  KeptState& own = *kept_->states.find(77);
+  KeptStates theirs(true);
+  BackupKeeper keeper(theirs);
+  const KeptState::Stamp stamp = *own.runs({0, kCount})[0].stamp;
+  StateCopy copy{77, kCount, 2, true, {0, kCount}, stamp.version, stamp.op, stamp.round, false, true, {}};
+  for (const std::span<float> array : arrays_of(own, copy.part, false)) {
+    const auto bytes = std::as_bytes(array);
+    copy.values.insert(copy.values.end(), bytes.begin(), bytes.end());
+  }
+  Result<StateCopy> sent = decode_state_copy(encode(copy));
+  ASSERT_TRUE(sent.ok());
+  ASSERT_TRUE(keeper.take_copy(*sent).ok());
+  sent_.clear();
+  enter({2});
+  run(spec_of(Kind::kUpdate), kUpdateOp, 0, inputs_of(0, 0.25f), ones);
+  FrameHeader header;
+  header.op = kUpdateOp;
+  header.count = kCount;
+  ASSERT_TRUE(keeper.describe_op(kUpdateOp, {spec_of(Kind::kUpdate), "", {0, kCount}, encode(momentum())}).ok());
+  ASSERT_TRUE(keeper.take_step(header, inputs_of(0, 0.25f)).ok());
+  const Values mean(kCount, 3.0f);
+  ASSERT_TRUE(keeper.back_up(header, std::as_bytes(std::span(mean))).ok());
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    EXPECT_TRUE(std::ranges::equal(theirs.find(77)->slot(slot, {0, kCount}), own.slot(slot, {0, kCount})));
+  }
+  copy.has_earlier = false;
+  copy.values.resize(copy.array_count() * kCount * sizeof(float));
+  EXPECT_EQ(keeper.take_copy(copy).code(), Code::kProtocol) << "a round could not be undone";
 }
 
 // Workers get what a partner has as well, and the partner has the same.

@@ -9,6 +9,7 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/wire/codec.h"
 #include "xla_ffi/wire/messages.h"
+#include "xla_ffi/wire/state_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -67,10 +68,22 @@ TEST(JoinOfAFixedJob, HasNoMembers) {
 }
 
 TEST(Report, KeepsEveryField) {
-  const Report report{9, {{1, 2, true, false, {0, 3}, {}}, {4, 5, false, true, {}, bytes_of("x")}}};
+  Report report;
+  report.view = 9;
+  report.ops = {{1, 2, true, false, {0, 3}, {}}, {4, 5, false, true, {}, bytes_of("x")}};
+  report.planned_view = 8;
+  report.states = encode(StatePlan(std::vector<StatePlan::Member>{{0, 0, "a", 1, 1}}));
   const Bytes bytes = encode(report);
-  EXPECT_EQ(encode(*decode_report(bytes)), bytes);
-  EXPECT_EQ(decode_report(encode(Report{9, {{1, 2, true, false, {3, 3}, {}}}})).status().code(), Code::kProtocol);
+  Result<Report> decoded = decode_report(bytes);
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(encode(*decoded), bytes);
+  EXPECT_EQ(decoded->planned_view, 8u);
+  EXPECT_EQ(decoded->states, report.states);
+  report.states.pop_back();
+  EXPECT_EQ(decode_report(encode(report)).status().code(), Code::kProtocol) << "half a plan";
+  report.states.clear();
+  report.ops = {{1, 2, true, false, {3, 3}, {}}};
+  EXPECT_EQ(decode_report(encode(report)).status().code(), Code::kProtocol);
 }
 
 TEST(Meeting, IsInTheHeader) {

@@ -77,6 +77,32 @@ TEST(Planner, BalancesWithinTheGroup) {
   EXPECT_EQ(shares_of_group({0, 2}, 2), Shares({5, 5, 0, 5, 0, 5}));
 }
 
+// In an elastic job, a worker that has come and one that has been there from the start have the same plan of states.
+TEST(Planner, GoesOnFromThePlanThatAViewTells) {
+  const JobShape job{.worker_count = 4, .reducer_count = 2, .failover = true, .least_worker_count = 2};
+  ASSERT_TRUE(job.is_elastic());
+  View view;
+  view.number = 100;
+  view.job = job;
+  view.members = {{0, 0}, {1, 0}, {2, 0}};
+  view.reducers = {{0, "10.0.0.1", 4000, "a", -1, {}}, {1, "10.0.0.2", 4000, "b", -1, {}}};
+  Planner planner(job);
+  EXPECT_TRUE(planner.encoded_states().empty());
+  planner.enter(view);
+  EXPECT_EQ(planner.view_number(), 100u);
+  EXPECT_EQ(planner.plans().states->owners().size(), 2u);
+  view.number = 101;
+  view.states = planner.encoded_states();
+  view.members = {{0, 0}, {2, 0}, {3, 101}};
+  view.reducers[1] = {1, "10.0.0.3", 4000, "c", -1, {}, 101};
+  planner.enter(view);
+  Planner of_comer(job);
+  of_comer.enter(view);
+  EXPECT_EQ(of_comer.encoded_states(), planner.encoded_states());
+  EXPECT_EQ(planner.plans().states->owners().size(), 1u) << "what reducer 1 had, its neighbour goes on with";
+  EXPECT_EQ(planner.plans().states->candidates().size(), 1u);
+}
+
 // Two strands of one interface have together what the only strand of another one has.
 TEST(Planner, GivesRailsEqualShares) {
   EXPECT_EQ(shares_of(3, 2), Shares({3, 6, 3}));

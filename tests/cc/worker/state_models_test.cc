@@ -32,6 +32,17 @@ TEST(StateModels, APushTakesThePlaceOfTheLatestModelOrOfThatOfItsState) {
   EXPECT_EQ(StateModels::model_of(models.start(7, first + 3)), 0);
 }
 
+// One that has come to an elastic job makes the same next model as the others.
+TEST(StateModels, AWorkerThatHasComeKnowsModelsByTheirVersions) {
+  StateModels models;
+  StateModels of_comer;
+  const uint32_t first = models.start(7, StateModels::kNew);
+  const uint32_t second = models.start(7, StateModels::kNew);
+  of_comer.note(7, second + 5);
+  of_comer.note(7, first + 5);
+  EXPECT_EQ(of_comer.start(7, StateModels::kNew), models.start(7, StateModels::kNew));
+}
+
 TEST(StateModels, NoVersionOfAStoreIsNearThatOfAnother) {
   StateModels models;
   const uint32_t first = models.start(7, StateModels::kNew);
