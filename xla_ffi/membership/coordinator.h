@@ -120,7 +120,7 @@ class Coordinator : protected ConnectionOwner {
   virtual void lose_worker(uint32_t rank, const std::string& why);
   virtual void lose(const Registration& process, const std::string& why);
   virtual void lose_silent(const std::vector<Registration>& workers, const std::string& why);
-  void note_settled();
+  virtual void note_settled();
   virtual void change_view(const std::string& why);
   virtual void note_members() {}
   virtual void tell_view();

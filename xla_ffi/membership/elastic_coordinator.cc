@@ -365,13 +365,23 @@ void ElasticCoordinator::on_goodbye(Guest& guest, const Idle&) {
   const auto stays = [](const auto& entry) {
     return entry.second.is_worker() && entry.second.is_member() && entry.second.phase != Guest::Phase::kLeaving;
   };
-  if (std::ranges::any_of(guests_, stays)) {
-    context_.loop.after(kLeaveTogether, [this, number = view_.number] {
-      if (phase_ == Phase::kStarted && view_.number == number) release_leavers();
-    });
-    return;
-  }
+  if (std::ranges::any_of(guests_, stays)) return release_later();
   end_in_order();
+}
+
+void ElasticCoordinator::release_later() {
+  context_.loop.after(kLeaveTogether, [this, number = view_.number] {
+    if (phase_ == Phase::kStarted && view_.number == number) release_leavers();
+  });
+}
+
+// Whoever has to stay until then may leave.
+void ElasticCoordinator::note_settled() {
+  Coordinator::note_settled();
+  if (phase_ != Phase::kStarted || !are_states_backed_up()) return;
+  const auto leaves = [](const auto& entry) { return entry.second.phase == Guest::Phase::kLeaving; };
+  if (std::ranges::any_of(guests_, leaves)) release_later();
+  consider_meeting();
 }
 
 void ElasticCoordinator::end_in_order() {
@@ -384,11 +394,17 @@ void ElasticCoordinator::end_in_order() {
 
 // Others have more to do. They go on without those who are done, however few are left.
 void ElasticCoordinator::release_leavers() {
+  std::set<uint32_t> done;
+  for (const auto& [connection, guest] : guests_) {
+    if (guest.phase == Guest::Phase::kLeaving) done.insert(static_cast<uint32_t>(guest.registration.rank));
+  }
+  keep_backups(done);
   std::set<int32_t> ranks;
   std::string names;
   for (const auto& [connection, guest] : guests_) {
-    if (guest.phase != Guest::Phase::kLeaving) continue;
-    ranks.insert(guest.registration.rank);
+    const int32_t rank = guest.registration.rank;
+    if (guest.phase != Guest::Phase::kLeaving || !done.contains(static_cast<uint32_t>(rank))) continue;
+    ranks.insert(rank);
     append_list(names, named(guest.registration));
   }
   if (release(ranks)) change_view(names + " has left");

@@ -52,6 +52,8 @@ class ElasticCoordinator final : public Coordinator {
   Status on_frame_of_elastic(Guest& guest, const FrameHeader& header) override;
   void on_fault(const Guest& guest, const Status& why) override;
   void on_goodbye(Guest& guest, const Idle& idle) override;
+  void note_settled() override;
+  void release_later();
   void end_in_order();
   void release_leavers();
   bool release(const std::set<int32_t>& ranks);
@@ -83,6 +85,9 @@ class ElasticCoordinator final : public Coordinator {
   [[nodiscard]] bool may_come_in(const Guest& guest);
   [[nodiscard]] Guest* find_inside(uint32_t rank);
   [[nodiscard]] std::set<uint32_t> ranks_to_leave() const;
+  [[nodiscard]] bool keep_states() const;
+  [[nodiscard]] bool are_states_backed_up() const;
+  void keep_backups(std::set<uint32_t>& ranks) const;
   void consider_meeting();
   void on_answer(const Guest& guest, const Meeting& answer);
   void on_met(const Guest& guest, const Meeting& meeting);
@@ -122,6 +127,7 @@ class ElasticCoordinator final : public Coordinator {
   uint64_t shortage_count_ = 0;  // how often too few were left
   bool has_met_ = false;         // the change of view that is under way lets workers in and out
   std::set<uint32_t> leavers_;   // the ranks of members that want to leave
+  std::set<uint32_t> going_;     // those of them that leave in the change of view that is under way
   // Empty but while members of an earlier coordinator's job come back.
   std::map<std::shared_ptr<TcpConnection>, Return> returns_;
 };

@@ -39,8 +39,9 @@ void ElasticCoordinator::on_wish_to_leave(const Guest& guest) {
   consider_meeting();
   if (!is_new || ranks_to_leave().contains(rank)) return;
   log_.add(Severity::kWarning, named(guest.registration) +
-                                   " wants to leave, and stays until others have come: without it the job would have "
-                                   "fewer workers than it needs, or no reducer");
+                                   " wants to leave, and stays until others have come, or what its reducer keeps of "
+                                   "optimizers is backed up: without it the job would have fewer workers than it "
+                                   "needs, no reducer, or less of that");
 }
 
 bool ElasticCoordinator::may_come_in(const Guest& guest) {
@@ -74,8 +75,33 @@ std::set<uint32_t> ElasticCoordinator::ranks_to_leave() const {
   const auto can_go = [&] {
     return view_.members.size() - ranks.size() >= job_.least_worker_count && std::ranges::any_of(view_.reducers, stays);
   };
+  keep_backups(ranks);
   while (!ranks.empty() && !can_go()) ranks.erase(std::prev(ranks.end()));
   return ranks;
+}
+
+// Whether reducers keep something of optimizers.
+bool ElasticCoordinator::keep_states() const {
+  return !view_.states.empty() || std::ranges::any_of(guests_, [](const auto& entry) {
+    return entry.second.settled.has_value() && entry.second.settled->has_states;
+  });
+}
+
+bool ElasticCoordinator::are_states_backed_up() const {
+  return std::ranges::all_of(view_.reducers, [this](const View::Reducer& reducer) {
+    const Guest* const guest = find_reducer(reducer.number);
+    return guest != nullptr && guest->settled.has_value() && guest->settled->view == view_.number;
+  });
+}
+
+// The reducers inside workers that leave go one by one, each once all that it keeps has a backup.
+void ElasticCoordinator::keep_backups(std::set<uint32_t>& ranks) const {
+  if (!keep_states()) return;
+  bool may_go = are_states_backed_up();
+  for (const View::Reducer& reducer : view_.reducers) {
+    if (reducer.colocated_rank < 0 || !ranks.contains(static_cast<uint32_t>(reducer.colocated_rank))) continue;
+    if (!std::exchange(may_go, false)) ranks.erase(static_cast<uint32_t>(reducer.colocated_rank));
+  }
 }
 
 void ElasticCoordinator::consider_meeting() {
@@ -106,14 +132,14 @@ void ElasticCoordinator::on_met(const Guest& guest, const Meeting& meeting) {
     if (may_come_in(candidate)) append_list(names, named(candidate.registration) + " joins");
   }
   for (const uint32_t rank : ranks_to_leave()) append_list(names, "rank " + std::to_string(rank) + " leaves");
+  going_ = ranks_to_leave();
   change_view(names);
   has_met_ = true;
 }
 
 // All members stand at the same gate, and have ended their programs.
 void ElasticCoordinator::let_in_and_out() {
-  std::set<int32_t> leaving;
-  for (const uint32_t rank : ranks_to_leave()) leaving.insert(static_cast<int32_t>(rank));
+  const std::set<int32_t> leaving(going_.begin(), going_.end());
   for (auto& [connection, guest] : guests_) {
     if (!may_come_in(guest)) continue;
     const auto rank = static_cast<uint32_t>(guest.registration.rank);

@@ -107,7 +107,8 @@ struct View {
   bool is_short = false;          // too few members are left: nobody passes a gate before more have come
   std::vector<Count> counts;      // for them
   std::vector<Deal> deals;        // in the order of the gates
-  Bytes states;                   // the StatePlan of the latest view that any member has entered; nothing at the start
+  // The StatePlan of the latest view that any member has entered; nothing where none has used a state.
+  Bytes states;
 
   // Whether this rank takes part.
   [[nodiscard]] bool has_member(uint32_t rank) const {

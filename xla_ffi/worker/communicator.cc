@@ -411,7 +411,7 @@ void Communicator::report(uint32_t view) {
                       report.gate = gate_.next();
                       report.has_state = gate_.has_state();
                       report.planned_view = planner_.view_number();
-                      report.states = planner_.encoded_states();
+                      if (uses_states_) report.states = planner_.encoded_states();
                       for (const Ops& ops : of_strands) report.ops.insert(report.ops.end(), ops.begin(), ops.end());
                       for (const View::Count& earlier : earlier_) {  // of those that have not been begun here
                         const auto begun = std::ranges::find(report.ops, earlier.op, &Report::Op::op);
