@@ -51,6 +51,8 @@ class StateCall:
       worker_count: as in ``primitive.all_reduce``.
       devices: those of each worker that share the call.
       caller: the number of the one that makes it.
+      is_elastic: nobody knows beforehand who takes part. All contribute the same to a store.
+      averages: in an elastic job, of a measure or an update: it is given the mean of the gradients, not their sum.
       is_shared: what the devices share is still to be written around the call.
     """
 
@@ -69,6 +71,8 @@ class StateCall:
     devices: WorkerDevices = field(default_factory=WorkerDevices)
     caller: int = 0
     is_shared: bool = False
+    is_elastic: bool = False
+    averages: bool = False
 
     @property
     def leaf_count(self) -> int:
@@ -220,6 +224,8 @@ def state_attributes(ctx: Any, call: StateCall, *, by_number_on_host: bool = Fal
             "name all axes of the mesh"
         )
     state = [call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up, call.caller]
+    if call.is_elastic:
+        state += [call.averages, call.kind is Kind.STORE]
     return replace(attributes, state=np.array(state, np.int64), update=np.frombuffer(call.update, np.uint8))
 
 

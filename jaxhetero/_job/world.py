@@ -314,6 +314,12 @@ def is_elastic() -> bool:
     return current().is_elastic
 
 
+def is_coming() -> bool:
+    """Whether this process waits to be let into an elastic job that had started before. Does not block."""
+    communicator = current()._communicator
+    return communicator is not None and current().is_elastic and communicator.is_candidate()
+
+
 def refuse_elastic(what: str) -> None:
     """``ConfigError`` in an elastic job; ``what`` needs a number of workers that does not change."""
     if current().is_elastic:

@@ -191,6 +191,10 @@ def on_reducers(
     A reducer that joins gets a share with what is kept of it. The job ends where a share is lost with its backup, or
     has none, as with a reducer alone: start again from a checkpoint.
 
+    In an elastic job workers may be lost as well. ``mean`` is then over those who have taken part in a bucket. All
+    workers give ``init`` and ``push`` the same. One that comes calls ``init`` as the others did, and gets its result
+    from them at its first gate.
+
     Does not block, as any JAX computation.
 
     Raises:
@@ -278,7 +282,6 @@ class _Home:
 
         Of such a state, reducers need not be told what is 0.
         """
-        world.refuse_elastic(f"{self.label}: on_reducers")
         is_new = place == _NEW_MODEL
         self._check_dtypes(params, "params")
         axis_name = self._axis_name_here()
@@ -291,6 +294,10 @@ class _Home:
             # With memory of its own: a step may be given both, to use their memory.
             kept = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
             return ReducersState((), opt_state, plan.model, kept)
+        own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
+        kept = plan.with_states(dict(zip(plan.update.worker_states, own, strict=True)))
+        if world.is_coming():  # the others have stored it, and hand the state over at the gate
+            return ReducersState(tuple(jnp.uint32(0) for _ in plan.buckets), kept, plan.model)
         versions = []
         for number, bucket in enumerate(plan.buckets):
             version = jax.device_put(np.uint32(place)) if isinstance(place, int) else place.versions[number]
@@ -308,9 +315,9 @@ class _Home:
                 ]
                 (version,) = self._call(plan, number, Kind.STORE, devices, (), slot=slot)(*arrays, version)
             versions.append(version)
-        own = [jnp.asarray(states[index]) for index in plan.update.worker_states]
-        own = api.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
-        kept = plan.with_states(dict(zip(plan.update.worker_states, own, strict=True)))
+        if not world.is_elastic():  # there all give the same
+            own = api.broadcast(own, axis_name=axis_name, name=f"{self.label} state")
+            kept = plan.with_states(dict(zip(plan.update.worker_states, own, strict=True)))
         return ReducersState(tuple(versions), kept, plan.model)
 
     def pull(self, state: ReducersState) -> tuple[Any, Any]:
@@ -362,6 +369,7 @@ class _Home:
 
     def start(self, gradients: Any, state: ReducersState, priorities: Sequence[int]) -> StartedUpdate:
         """Begin an update, which ``finish`` ends in this program or in a later one. A priority for each gradient."""
+        world.refuse_elastic(f"{self.label}: across_steps around on_reducers")
         self._check(state, gradients, "gradients")
         refuse_invariant(gradients, self.axis_name, self.label, mean=None)
         leaves = jax.tree.leaves(gradients)
@@ -422,10 +430,12 @@ class _Home:
             slot_count=plan.buckets[bucket].slot_count,
             results=results,
             is_backed_up=self.backups > 0,
-            worker_count=world.size(),
+            worker_count=world.capacity(),
             devices=devices,
             caller=bucket % devices.count,
             is_shared=devices.count > 1,
+            is_elastic=world.is_elastic(),
+            averages=world.is_elastic() and self.mean and kind in (Kind.MEASURE, Kind.UPDATE),
             **options,
         )
 
@@ -496,7 +506,7 @@ class _Home:
 
     def _scaled(self) -> optax.GradientTransformation:
         """``tx`` on the sum of the gradients."""
-        if not self.mean or world.size() == 1:
+        if not self.mean or world.is_elastic() or world.size() == 1:  # of an elastic job, reducers know the number
             return self.tx
         factor = np.float32(1 / world.size())
 

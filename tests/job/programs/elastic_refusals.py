@@ -31,7 +31,8 @@ with jax.set_mesh(jax.make_mesh((1,), ("workers",))):
     ):
         refused("does not work in an elastic job", jax.shard_map(call, in_specs=jax.P(), out_specs=jax.P()), x)
 refused("jaxhetero.offload", jaxhetero.offload(jax.jit(lambda x: x + 1)), x)
-refused("on_reducers", optimizers.on_reducers(optax.sgd(0.1)).init, x)
+across = optimizers.across_steps(optimizers.on_reducers(optax.sgd(0.1)))
+refused("across_steps around on_reducers", across.send, across.init(x), x)
 refused("jaxhetero.pipeline", pipeline.value_and_grad(lambda p, x: (p * x).sum(), stages=2, microbatches=1), x, x)
 refused("size() is called while a program is traced", jax.jit(lambda x: x * jaxhetero.size()), x)
 refused("initialized already", jaxhetero.initialize)
