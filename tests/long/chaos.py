@@ -3,6 +3,7 @@
     python -m tests.long.chaos --rounds 300 --seed 0
     python -m tests.long.chaos --rounds 300 --server      # with optimizers that the reducers run
     python -m tests.long.chaos --rounds 300 --elastic     # of workers and the coordinator as well: elastic_chaos.py
+    python -m tests.long.chaos --rounds 100 --elastic --server
 
 The instants, the victims and the jobs' shapes follow from the seed: from 2 to 8 reducers, some jobs with more of them
 inside the workers; one at a time, two at once, or one while the loss of another is being dealt with. As many new ones
@@ -158,10 +159,10 @@ def main(
         seed: Of everything that is random.
         strikes_per_job: How often to kill one or two of them before the job ends and another begins.
         server: Train with optimizers that the reducers run, AdamW and LAMB.
-        elastic: Workers, reducers and the coordinator are killed, and workers come and leave.
+        elastic: Workers, reducers and the coordinator are killed, and workers come and leave. With ``server``, too.
     """
     if elastic:
-        return run_elastic_jobs(rounds, seed, strikes_per_job)
+        return run_elastic_jobs(rounds, seed, strikes_per_job, server)
     options: dict[str, Any] = {}
     if server:
         options = {"program": "reducers_training.py", "arguments": ("adamw", "lamb"), "backed_up": True}
