@@ -1,5 +1,6 @@
 // The reducer's state machine, driven as its server drives it: whatever workers push, describe and leave, in any order.
-// A partner backs up what it keeps of an optimizer.
+// A partner backs up what it keeps of an optimizer. In an elastic job, which an input of odd length is about, a worker
+// that is lost makes another view, in which the others begin anew what has not ended.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -47,9 +49,11 @@ Bytes an_update(bool has_outputs) {
   return encode(update);
 }
 
-OpSpec spec_with_state(Kind kind) {
+OpSpec spec_with_state(Kind kind, bool is_elastic) {
   OpSpec spec{kind, DType::kF32, 0, 1, kTotalCount, 0};
   spec.state = {.number = 9, .slot_count = 2};
+  spec.state.averages = is_elastic && kind >= Kind::kMeasure;
+  spec.state.is_of_all = is_elastic && kind == Kind::kStore;
   return spec;
 }
 
@@ -61,7 +65,14 @@ StatePlan a_plan() {
 
 class Server {
  public:
-  explicit Server(FuzzedDataProvider& input) : input_(input) { kept_->backups.enter(a_plan(), kept_->states); }
+  Server(FuzzedDataProvider& input, bool is_elastic)
+      : input_(input),
+        is_elastic_(is_elastic),
+        kept_(std::make_shared<KeptOptimizers>(0, is_elastic)),
+        partners_(is_elastic) {
+    kept_->backups.enter(a_plan(), kept_->states);
+    begin_view();
+  }
 
   void act() {
     const auto rank = input_.ConsumeIntegralInRange<uint32_t>(0, kWorkers - 1);
@@ -75,10 +86,11 @@ class Server {
         leave(rank, {});
         break;
       case 2:
+        if (is_elastic_) return lose(rank);
         leave(rank, {Code::kInternal, "it closed the connection"});
         break;
       case 3:
-        reducer_.report_late(now_ms_, 20, outgoing_);
+        reducer_->report_late(now_ms_, 20, outgoing_);
         break;
       case 4:
         finish(rank);
@@ -106,6 +118,7 @@ class Server {
   void describe(uint32_t rank) {
     FrameHeader header;
     header.op = op();
+    if (is_elastic_) header.round = next_[rank][header.op].round;
     OpDescription description{specs_[header.op], input_.ConsumeRandomLengthString(20), {}, {}};
     if (uses_state(description.spec.kind)) description.shard = {0, kTotalCount};
     if (description.spec.kind >= Kind::kMeasure) description.update = an_update(description.spec.kind == Kind::kUpdate);
@@ -133,7 +146,7 @@ class Server {
     }
     Result<OpDescription> received = decode_op_description(encode(description));
     if (!received.ok()) return leave(rank, received.status());
-    check(rank, reducer_.describe_op(rank, header, std::move(*received), outgoing_));
+    check(rank, reducer_->describe_op(rank, header, std::move(*received), outgoing_));
   }
 
   // Mostly the inputs of the step that comes next.
@@ -147,7 +160,7 @@ class Server {
     if (input_.ConsumeIntegralInRange(0, 15) == 0) inputs.scalars.push_back(input_.ConsumeIntegral<uint32_t>());
     Result<StepInputs> received = decode_step_inputs(encode(inputs));
     if (!received.ok()) std::abort();
-    check(rank, reducer_.take_step(rank, header, std::move(*received), outgoing_));
+    check(rank, reducer_->take_step(rank, header, std::move(*received), outgoing_));
   }
 
   // Mostly what a worker would push next, so that rounds do end.
@@ -177,7 +190,7 @@ class Server {
     Result<FrameHeader> header = decode(encode(sent));
     if (!header.ok()) return leave(rank, header.status());
     if (header->payload_bytes > 0 && input_.ConsumeBool() && lend(rank, *header)) return;
-    Result<std::span<std::byte>> memory = reducer_.start_push(rank, *header, now_ms_, outgoing_);
+    Result<std::span<std::byte>> memory = reducer_->start_push(rank, *header, now_ms_, outgoing_);
     if (!memory.ok()) return leave(rank, memory.status());
     if (!memory->empty() && memory->size() != header->payload_bytes) std::abort();
     std::ranges::fill(*memory, std::byte{1});
@@ -188,7 +201,7 @@ class Server {
   // Whether that settles it.
   bool lend(uint32_t rank, const FrameHeader& header) {
     const auto payload = std::make_shared<std::vector<std::byte>>(header.payload_bytes, std::byte{2});
-    Result<bool> is_read = reducer_.take_lent(rank, header, {payload, payload->data()}, now_ms_, outgoing_);
+    Result<bool> is_read = reducer_->take_lent(rank, header, {payload, payload->data()}, now_ms_, outgoing_);
     if (!is_read.ok()) {
       leave(rank, is_read.status());
     } else if (*is_read) {
@@ -201,8 +214,8 @@ class Server {
     if (!pushing_[rank].has_value()) return;
     const Push push = *pushing_[rank];
     pushing_[rank].reset();
-    if (reducer_.fault().ok()) std::ranges::fill(push.memory, std::byte{2});
-    const Status status = reducer_.finish_push(rank, push.header, now_ms_, outgoing_);
+    if (reducer_->fault().ok()) std::ranges::fill(push.memory, std::byte{2});
+    const Status status = reducer_->finish_push(rank, push.header, now_ms_, outgoing_);
     if (!status.ok()) return leave(rank, status);
     advance(rank, push.header);
   }
@@ -225,7 +238,37 @@ class Server {
   void leave(uint32_t rank, const Status& why) {
     gone_[rank] = true;
     pushing_[rank].reset();
-    reducer_.leave(rank, why, outgoing_);
+    reducer_->leave(rank, why, outgoing_);
+  }
+
+  // With those who are there.
+  void begin_view() {
+    std::vector<uint32_t> members;
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+      if (is_elastic_ && !gone_[rank]) members.push_back(rank);
+    }
+    outgoing_.clear();
+    reducer_ = std::make_unique<ReducerStateMachine>(
+        ReducerStateMachine::Job{{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}, members},
+        std::make_shared<LentMemory>(), kept_);
+  }
+
+  // The partner takes nothing of the view that ends, and others push what not all of them have completed.
+  void lose(uint32_t lost) {
+    if (gone_[lost] || std::ranges::count(gone_, false) == 1) return;
+    gone_[lost] = true;
+    for (uint64_t op = 0; op < kOps; ++op) {
+      uint64_t least = std::numeric_limits<uint64_t>::max();
+      for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+        if (!gone_[rank]) least = std::min(least, next_[rank][op].round);
+      }
+      for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+        next_[rank][op] = first_pushes()[op];
+        next_[rank][op].round = least;
+      }
+    }
+    for (std::optional<Push>& push : pushing_) push.reset();
+    begin_view();
   }
 
   // What a server would send: headers that a worker can decode, and payloads that are there.
@@ -254,7 +297,7 @@ class Server {
       Result<StepInputs> inputs = decode_step_inputs(payload);
       if (!inputs.ok() || !keeper_.take_step(frame.header, *inputs).ok()) std::abort();
     } else if (keeper_.back_up(frame.header, payload).ok()) {
-      reducer_.note_backed_up(frame.header, outgoing_);
+      reducer_->note_backed_up(frame.header, outgoing_);
     }
   }
 
@@ -270,18 +313,18 @@ class Server {
   }
 
   FuzzedDataProvider& input_;
+  const bool is_elastic_;
   const std::array<OpSpec, kOps> specs_{OpSpec{Kind::kSum, DType::kF32, 0, 1, kTotalCount, 0},
                                         OpSpec{Kind::kBroadcast, DType::kF32, 0, 1, kTotalCount, 0},
                                         OpSpec{Kind::kSum, DType::kBF16, 0, 1, kTotalCount, 0, 0, 0, 0, {0, 2}},
                                         OpSpec{Kind::kScatter, DType::kF32, 0, 1, kTotalCount, 0},
                                         OpSpec{Kind::kGather, DType::kF32, 0, 1, kTotalCount, 0},
-                                        spec_with_state(Kind::kStore),
-                                        spec_with_state(Kind::kLoad),
-                                        spec_with_state(Kind::kMeasure),
-                                        spec_with_state(Kind::kUpdate)};
-  const std::shared_ptr<KeptOptimizers> kept_ = std::make_shared<KeptOptimizers>(0);
-  ReducerStateMachine reducer_{
-      {{"a", "b", "c"}, {kWorkers, 1, 0, kChunkBytes, kWindow}}, std::make_shared<LentMemory>(), kept_};
+                                        spec_with_state(Kind::kStore, is_elastic_),
+                                        spec_with_state(Kind::kLoad, is_elastic_),
+                                        spec_with_state(Kind::kMeasure, is_elastic_),
+                                        spec_with_state(Kind::kUpdate, is_elastic_)};
+  const std::shared_ptr<KeptOptimizers> kept_;
+  std::unique_ptr<ReducerStateMachine> reducer_;
   KeptStates partners_;
   BackupKeeper keeper_{partners_};
   std::array<std::array<FrameHeader, kOps>, kWorkers> next_{first_pushes(), first_pushes(), first_pushes()};
@@ -296,7 +339,7 @@ class Server {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider input(data, size);
-  Server server(input);
+  Server server(input, size % 2 == 1);
   while (input.remaining_bytes() > 0) server.act();
   return 0;
 }
