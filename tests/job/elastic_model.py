@@ -57,8 +57,8 @@ BREAKS = {
     "deal_too_soon": Break("data is dealt to new members from the gate that the last one comes to", ("kill",)),
     "go_early": Break("the others go on before a joiner has its state",
                       ("join", "join", "join", "kill", "reducer"), 1000),
-    "state_once": Break("a joiner that gets its state while the view changes does not say so again",
-                        ("join", "join", "join", "kill", "kill", "kill", "kill"), 400),
+    "state_in_change": Break("a joiner takes its state while the view changes, and says so in the earlier one alone",
+                             ("join", "join", "join", "kill", "kill", "kill", "kill"), 400),
     "no_counts": Break("a joiner is not told how many rounds there have been", ("join",)),
     "wait_for_candidate": Break("a coordinator that was started again waits for a member that had not heard that it is",
                                 ("join", "join", "coordinator"), 700),
@@ -331,8 +331,6 @@ class Worker(Process):
             self.gate = self.gate_end = self.step  # a step has one round of each op
             if self.early is not None:
                 self.on_state(*self.early)
-        elif self.name in view.joining and self.broken != "state_once":
-            self.send(coordinator, "ready", view.number)
         for joiner in view.joining if self.has_state and self.name not in view.joining else ():
             self.send(joiner, "state", view.number, self.step, self.state)
         self.wants_to_leave and self.send(coordinator, "leave")
@@ -350,6 +348,8 @@ class Worker(Process):
     def on_state(self, sender: Name, view: int, step: int, state: int) -> None:
         if self.has_state or self.out:
             return
+        if self.halted and self.view is not None and view <= self.view.number and self.broken != "state_in_change":
+            return  # it may have said that it has none, and then all give it again
         if self.view is None or view > self.view.number:
             self.early = (sender, view, step, state)
             return

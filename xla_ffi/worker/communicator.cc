@@ -270,9 +270,6 @@ void Communicator::join(const View& view) {
   if (!view.counts.empty() && std::ranges::find(view.joining, config_.rank) != view.joining.end()) {
     earlier_ = view.counts;
   }
-  if (gate_.has_state() && std::ranges::find(view.joining, config_.rank) != view.joining.end()) {  // came meanwhile
-    member_->send(OutFrame::control(FrameType::kPresent, {}, header_of(Presence{view.number})));
-  }
   if (wants_to_leave_) member_->send(OutFrame::control(FrameType::kLeave, {}));
   joined_strand_count_ = 0;
   has_said_goodbye_ = false;

@@ -63,7 +63,7 @@ void Gate::note_given(uint32_t view) {
 
 std::optional<Presence> Gate::take_state(uint32_t view) {
   const std::lock_guard lock(mutex_);
-  if (view != view_.number) return {};
+  if (view != view_.number || is_halted_) return {};
   has_state_ = true;
   return Presence{view};
 }

@@ -54,7 +54,8 @@ class Gate {
   std::optional<Meeting> meet();
   // It has sent what a kGive of this view asks for, or need not.
   void note_given(uint32_t view);
-  // It has the state of a kTake: in this view. Nothing if that is over.
+  // It has the state of a kTake: in this view. Nothing if that is over, or ends: the worker may have said that it has
+  // none, and then gets it again in the next one.
   std::optional<Presence> take_state(uint32_t view);
 
   // --- The coordinator, by way of the communicator.

@@ -96,6 +96,24 @@ TEST(Gate, GivesOneThatComesTheStateOfTheOthers) {
   EXPECT_EQ(next(gate)->gate, 5u);
 }
 
+// The others give it again in the next view, as it has reported that it has none.
+TEST(Gate, TakesNoStateWhileTheViewChanges) {
+  Gate gate(1);
+  View before = view_of(1, {0, 1});
+  before.is_candidate = true;
+  gate.enter(before);
+  gate.enter(view_of(2, {0, 1}, {1}));
+  EXPECT_EQ(next(gate)->what, What::kTake);
+  gate.halt();
+  EXPECT_FALSE(gate.has_state());
+  EXPECT_FALSE(gate.take_state(2).has_value());
+  EXPECT_FALSE(gate.has_state());
+  gate.enter(view_of(3, {0, 1}, {1}));
+  EXPECT_EQ(next(gate)->what, What::kTake);
+  EXPECT_EQ(gate.take_state(3)->view, 3u);
+  EXPECT_TRUE(gate.has_state());
+}
+
 TEST(Gate, EndsWithTheJob) {
   Gate gate(0);
   gate.enter(view_of(1, {0, 1}));
