@@ -44,8 +44,8 @@ class Job:
     def add_bucket(self, count: int, dtype: int, ready_s: float, priority: int, needed_s: float) -> None:
         """A step of its own ends with a bucket whose `needed_s` is below 0."""
 
-    def part_count(self, count: int, dtype: int) -> int:
-        """Into how many parts, one for each strand, the job cuts such a bucket."""
+    def part_counts(self, cluster: Cluster) -> list[int]:
+        """Into how many parts, one for each strand, the job cuts each of its buckets."""
 
 class TwoHop:
     step_ends_s: list[float]

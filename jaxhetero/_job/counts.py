@@ -72,6 +72,11 @@ class Metrics:
     """Messages for which the fabric had no room at first."""
     fabric_error_count: int = 0
     """Operations of the fabric that failed."""
+    message_ns: int = 0
+    """Nanoseconds of a core that it costs a worker to send or to receive a message, as measured at the start; 0 where
+    the cores had little to do, or nothing was measured."""
+    byte_ps: int = 0
+    """Picoseconds that each of its bytes costs beside that."""
     refused_count: int = 0
     """Connections from processes that did not prove the job's token: strangers, port scans. This count and those below
     include the reducer in this process."""

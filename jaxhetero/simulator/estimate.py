@@ -195,8 +195,8 @@ def simulate_one_strand(
     own: list[Bucket] = []
     # Where not all strands carry a bucket, they take turns. This one begins with the last bucket, which ends the step.
     turn = 0
-    for bucket in reversed(buckets):
-        count = job.part_count(bucket.bytes)
+    counts = job.part_counts(buckets, network)
+    for bucket, count in zip(reversed(buckets), reversed(counts), strict=True):
         if -turn % strands < count:
             own.append(replace(bucket, bytes=max(4, bucket.bytes // count)))
         turn += count

@@ -93,10 +93,9 @@ class Job:
             self.colocated,
         )
 
-    def part_count(self, bucket_bytes: int) -> int:
-        """How many strands carry a part of such a bucket."""
-        number, item_bytes = _DTYPES[self.dtype]
-        return self.to_native([], 0).part_count(bucket_bytes // item_bytes, number)
+    def part_counts(self, buckets: Sequence[Bucket], network: Network) -> list[int]:
+        """How many strands carry a part of each of these buckets."""
+        return self.to_native(buckets, 0).part_counts(make_cluster(self.hosts, network))
 
     def to_native(self, buckets: Sequence[Bucket], seed: int) -> native.Job:
         """What the native module takes."""

@@ -136,6 +136,15 @@ def test_a_slow_processor_is_the_limit() -> None:
     assert outcome.time_s >= 2 * 16 * MEBI / 1e9, "each byte is sent and received"
 
 
+def test_messages_leave_the_cores_time_for_the_bytes_of_many_hosts() -> None:
+    """BERT-large on 64 hosts of 100 Gbit/s, where a message costs 5 us."""
+    schedule = make_schedule(PROFILES["bert-large"], 1, 1)
+    buckets, compute_s = [Bucket(bucket.bytes, bucket.ready_s) for bucket in schedule], schedule[-1].ready_s
+    hosts = (Host.of_gbits(100),) * 64
+    step_s = simulate_one_strand(Job(hosts, hosts, strands=8), buckets, compute_s, Network())
+    assert compute_s / step_s > 0.93
+
+
 def test_memory_is_a_limit_of_all_strands_together() -> None:
     narrow = replace(HOST, memory_gb_per_s=0.5)
     outcome = simulate(replace(job(2, 2, host=narrow), strands=4), 16 * MEBI, rounds=2)

@@ -1,9 +1,11 @@
-// The cores on which a thread may run.
+// The cores on which a thread may run, and its time on them.
 #pragma once
 
 #include <sched.h>
 
+#include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <vector>
 
 namespace jaxhetero {
@@ -31,6 +33,13 @@ inline void keep_to(const Cores& cores) {
     if (core < CPU_SETSIZE) CPU_SET(core, &set);
   }
   if (CPU_COUNT(&set) > 0) sched_setaffinity(0, sizeof(set), &set);
+}
+
+// How long the calling thread has been on a core.
+inline std::chrono::nanoseconds thread_cpu_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 }  // namespace jaxhetero

@@ -36,6 +36,8 @@ struct CountersOf {
   Number live_reducer_count{0};  // reducers of the view (worker)
   Number live_worker_count{0};   // workers of the view (worker)
   Number joined_count{0};        // workers of the view that have joined (reducer)
+  Number message_ns{0};          // what a message costs a core, as measured at the start; 0 if it was not (worker)
+  Number byte_ps{0};             // what each byte of it costs beside that (worker)
 };
 // Each strand writes counters of its own; any thread reads them.
 using Counters = CountersOf<std::atomic<uint64_t>>;
@@ -69,6 +71,8 @@ void for_each_counter(Visit&& visit) {
   visit("live_reducer_count", &Counters::live_reducer_count, &Metrics::live_reducer_count);
   visit("live_worker_count", &Counters::live_worker_count, &Metrics::live_worker_count);
   visit("joined_count", &Counters::joined_count, &Metrics::joined_count);
+  visit("message_ns", &Counters::message_ns, &Metrics::message_ns);
+  visit("byte_ps", &Counters::byte_ps, &Metrics::byte_ps);
 }
 
 inline void add(Metrics& total, const Metrics& more) {

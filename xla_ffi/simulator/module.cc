@@ -107,11 +107,8 @@ void bind_two_hop(nb::module_& module) {
           },
           "count"_a, "dtype"_a, "ready_s"_a, "priority"_a, "needed_s"_a)
       .def(
-          "part_count",
-          [](const JobConfig& job, uint64_t count, uint8_t dtype) {
-            return part_count(job, {count, static_cast<DType>(dtype)});
-          },
-          "count"_a, "dtype"_a)
+          "part_counts", [](const JobConfig& job, const Cluster& cluster) { return part_counts(cluster, job); },
+          "cluster"_a)
       .def_rw("strand_count", &JobConfig::strand_count)
       .def_rw("worker_costs", &JobConfig::worker_costs)
       .def_rw("reducer_costs", &JobConfig::reducer_costs)

@@ -7,12 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/wire/frame.h"
+
 namespace jaxhetero::simulator {
 namespace {
 
 using Clock = EventLoop::Clock;
 
-// A round of the measurement as long as its bytes take at the interfaces.
+// A round of the measurement as long as its bytes take at the interfaces, or its messages on the cores.
 class NoiselessProbe {
  public:
   NoiselessProbe(const View& view, const Cluster& cluster, const JobConfig& job)
@@ -26,12 +28,25 @@ class NoiselessProbe {
       return outcome;
     }
     strands_.clear();
+    own_s_ = 0;
+    message_count_ = 0;
     for (const RoundPart& part : parts) strands_.push_back(part.strand);
     Clock::time_point last;
+    const uint64_t items_per_chunk = request.plan->items_per_chunk(parts[0].request.spec.total_count, sizeof(float));
+    const auto k = static_cast<double>(request.plan->owner_count());
     for (const Shard& shard : request.plan->cut(request.op, request.spec.total_count, sizeof(float))) {
       const View::Reducer& reducer = view_.reducers[shard.reducer];
       const uint64_t bytes = shard.count * sizeof(float);
-      const Clock::time_point end = after(static_cast<double>(bytes) / link_rate(reducer, *request.plan));
+      const uint64_t part_count = shard.count / parts.size();
+      // Of a strand, to this reducer and back.
+      const uint64_t messages = 2 * std::max<uint64_t>(1, (part_count + items_per_chunk - 1) / items_per_chunk);
+      const double own_s = time_on_core(job_.worker_costs, messages, 2 * part_count * sizeof(float));
+      const double its_s = time_on_core(job_.reducer_costs, messages, 2 * part_count * sizeof(float));
+      const double time_s = std::max(
+          {static_cast<double>(bytes) / link_rate(reducer, *request.plan), k * own_s, job_.shape.worker_count * its_s});
+      own_s_ += own_s;
+      message_count_ += messages;
+      const Clock::time_point end = after(time_s);
       outcome.entry.parts.push_back({reducer.number, bytes, end});
       last = std::max(last, end);
     }
@@ -40,13 +55,19 @@ class NoiselessProbe {
     const auto rate_of = [&](uint32_t strand) { return rates[strand % rates.size()]; };
     const double slowest = rate_of(std::ranges::min(strands_, {}, rate_of));
     for (const uint32_t strand : strands_) {
-      outcome.strand_ends.emplace_back(strand, Clock::time_point(std::chrono::duration_cast<Clock::duration>(
-                                                   last.time_since_epoch() * (slowest / rate_of(strand)))));
+      const Clock::time_point end(
+          std::chrono::duration_cast<Clock::duration>(last.time_since_epoch() * (slowest / rate_of(strand))));
+      outcome.strand_parts.push_back({strand, end, after(own_s_).time_since_epoch(), message_count_});
     }
     return outcome;
   }
 
  private:
+  static double time_on_core(const Costs& costs, uint64_t messages, uint64_t bytes) {
+    return static_cast<double>(messages) * (costs.s_per_message + kHeaderBytes * costs.s_per_byte) +
+           static_cast<double>(bytes) * costs.s_per_byte;
+  }
+
   static Clock::time_point after(double time_s) {
     return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time_s)));
   }
@@ -86,6 +107,9 @@ class NoiselessProbe {
   const Cluster& cluster_;
   const JobConfig& job_;
   std::vector<uint32_t> strands_;  // the strands that carry the round
+  // Of each strand of a worker, in the round.
+  double own_s_ = 0;
+  uint64_t message_count_ = 0;
 };
 
 }  // namespace
@@ -108,11 +132,17 @@ View view_of(const Cluster& cluster, const JobConfig& job) {
   return view;
 }
 
-uint32_t part_count(const JobConfig& job, const BucketConfig& bucket) {
-  OpSpec spec;
-  spec.dtype = bucket.dtype;
-  spec.total_count = bucket.count;
-  return PartPlan(job.shape, std::vector<uint32_t>(job.strand_count, 1)).part_count(spec);
+std::vector<uint32_t> part_counts(const Cluster& cluster, const JobConfig& job) {
+  Planner planner(job.shape);
+  prepare(planner, view_of(cluster, job), cluster, job);
+  std::vector<uint32_t> counts;
+  for (const BucketConfig& bucket : job.buckets) {
+    RoundRequest request;
+    request.spec.dtype = bucket.dtype;
+    request.spec.total_count = bucket.count;
+    counts.push_back(planner.parts_of(request).part_count(request.spec));
+  }
+  return counts;
 }
 
 void prepare(Planner& planner, const View& view, const Cluster& cluster, const JobConfig& job) {

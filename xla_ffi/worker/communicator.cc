@@ -219,6 +219,8 @@ void Communicator::probe_rates() {
 
 void Communicator::open_to_program() {
   if (config_.rank == 0 && config_.job.measure_rates) log_.add(Severity::kInfo, planner_.rates_text());
+  counters_->message_ns = (planner_.costs().message_ps + 500) / 1000;
+  counters_->byte_ps = (planner_.costs().byte_fs + 500) / 1000;
   phase_ = Phase::kRunning;
   note_ready({});
   on_strands([plans = planner_.plans()](WorkerStrand& strand) { strand.open_to_program(plans); });

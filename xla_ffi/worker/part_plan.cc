@@ -16,6 +16,15 @@ namespace {
 // A part of a bucket has at least this for every reducer: each part costs wake-ups.
 constexpr uint64_t kLeastPartShardBytes = uint64_t{64} << 10;
 constexpr uint64_t kLeastShardChunks = 2;  // the fewest chunks of a shard where the job sets their size
+// Where the cost of a message is known, a part of a shard may be smaller: as large as makes its bytes cost as much.
+constexpr uint64_t kLeastDearShardBytes = uint64_t{16} << 10;
+
+uint64_t least_part_shard_bytes(const JobShape& job, const MessageCosts& costs) {
+  if (job.chunk_bytes > 0) return kLeastShardChunks * job.chunk_bytes;
+  if (costs.message_ps == 0) return kLeastPartShardBytes;
+  const uint64_t even_bytes = costs.message_ps * 1000 / std::max<uint64_t>(costs.byte_fs, 1);
+  return std::clamp(even_bytes, kLeastDearShardBytes, kLeastPartShardBytes);
+}
 
 // Columns of a bucket that consists of rows of `width` elements.
 struct Columns {
@@ -58,11 +67,10 @@ RoundRequest part_of(const RoundRequest& whole, uint32_t number, const Columns& 
 
 }  // namespace
 
-PartPlan::PartPlan(const JobShape& job, std::vector<uint32_t> shares)
+PartPlan::PartPlan(const JobShape& job, std::vector<uint32_t> shares, const MessageCosts& costs)
     : shares_(std::move(shares)),
       worker_count_(job.worker_count),
-      least_bytes_(total_reducer_count(job) *
-                   (job.chunk_bytes > 0 ? kLeastShardChunks * job.chunk_bytes : kLeastPartShardBytes)) {}
+      least_bytes_(total_reducer_count(job) * least_part_shard_bytes(job, costs)) {}
 
 PartPlan PartPlan::of_all_strands(const JobShape& job, uint32_t strand_count) {
   PartPlan plan(job, std::vector<uint32_t>(strand_count, 1));

@@ -9,6 +9,7 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 
@@ -20,8 +21,8 @@ struct RoundPart {
 
 class PartPlan {
  public:
-  // `shares`: of each strand, relative to the others; none is 0.
-  PartPlan(const JobShape& job, std::vector<uint32_t> shares);
+  // `shares`: of each strand, relative to the others; none is 0. `costs`: of messages, where they are known.
+  PartPlan(const JobShape& job, std::vector<uint32_t> shares, const MessageCosts& costs = {});
   // One that gives every strand a part, however small.
   static PartPlan of_all_strands(const JobShape& job, uint32_t strand_count);
 

@@ -66,8 +66,12 @@ void Planner::make_plans() {
   strand_count_ = strands_for_rates();
   even_parts_ = PartPlan(job_, std::vector<uint32_t>(most_strands_, 1));
   probe_parts_ = PartPlan::of_all_strands(job_, most_strands_);
-  parts_ = PartPlan(job_, strand_shares());
-  if (window_bytes_ > 0) pace_.window_bytes = window_bytes_ / strand_count_;
+  if (window_bytes_ > 0) {
+    pace_.window_bytes = window_bytes_ / strand_count_;
+    pace_.costs = probe_->costs();
+    pace_.strand_bytes_per_s = probe_->most_bytes_per_s() / strand_count_;
+  }
+  parts_ = PartPlan(job_, strand_shares(), pace_.costs);
   plan_ = std::make_shared<ShardPlan>(balanced_shares(worker_count_, rated), pace_);
   if (!job_.is_elastic()) state_plan_ = std::make_shared<StatePlan>(make_state_plan());
 }
@@ -140,7 +144,8 @@ std::optional<RoundRequest> Planner::next_probe() {
 }
 
 void Planner::start_probe() {
-  probe_.emplace(job_.worker_count, places_, ShardPlan::Pace{.chunk_bytes = job_.chunk_bytes}, rail_count_);
+  const ShardPlan::Pace pace{.chunk_bytes = job_.chunk_bytes};
+  probe_.emplace(job_.worker_count, places_, pace, rail_count_, most_strands_);
   probe_view_ = view_number_;
   for (const View::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
 }
@@ -149,14 +154,17 @@ void Planner::finish_probe(const RoundOutcome& round) {
   const auto us_until = [&](RoundRecord::Time end) {
     return std::chrono::duration_cast<std::chrono::microseconds>(end - round.entry.record.first_push).count();
   };
-  RateProbe::Times times{{}, std::vector<int64_t>(rail_count_)};
+  RateProbe::Times times;
+  times.rails_us.resize(rail_count_);
   for (const RoundRecord::Part& part : round.entry.parts) {
     const auto place = static_cast<size_t>(std::ranges::find(probed_, part.reducer) - probed_.begin());
     if (place < probed_.size()) times.shards.push_back({place, us_until(part.end)});
   }
-  for (const auto& [strand, end] : round.strand_ends) {
-    int64_t& longest = times.rails_us[strand % rail_count_];
-    longest = std::max(longest, us_until(end));
+  for (const StrandPart& part : round.strand_parts) {
+    int64_t& longest = times.rails_us[part.strand % rail_count_];
+    longest = std::max(longest, us_until(part.end));
+    times.cpu_ns += part.cpu.count();
+    times.message_count += static_cast<int64_t>(part.message_count);
   }
   probe_->finish(is_undisturbed(), times);
 }
@@ -178,7 +186,12 @@ std::string Planner::rates_text() const {
             std::to_string(reducer.number) + " (host " + reducer.host_name + ")";
     if (text.size() > 1000) break;
   }
-  return text + "; windows of " + std::to_string(window_bytes_) + " bytes where shards are large";
+  text += "; windows of " + std::to_string(window_bytes_) + " bytes where shards are large";
+  if (const MessageCosts& costs = pace_.costs; costs.message_ps > 0) {
+    text += "; a message takes " + std::to_string(costs.message_ps / 1000) + " ns of a core, and a MB beside it " +
+            std::to_string(costs.byte_fs / 1000) + " us";
+  }
+  return text;
 }
 
 }  // namespace jaxhetero

@@ -79,6 +79,8 @@ class Planner {
   // That round is complete.
   void finish_probe(const RoundOutcome& round);
   [[nodiscard]] bool has_started_probe() const { return probe_.has_value(); }
+  // What it has found of the costs of messages; 0 if nothing.
+  [[nodiscard]] const MessageCosts& costs() const { return pace_.costs; }
   // The outcome of a measurement that is over, for the log:
   // "measured 23 MB/s; 50 % of that at reducer 3 (host c); windows of 20000 bytes where shards are large"
   [[nodiscard]] std::string rates_text() const;

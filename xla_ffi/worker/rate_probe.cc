@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "xla_ffi/sum/reduce.h"
@@ -14,12 +15,23 @@ constexpr uint64_t kAgreeOp = ~uint64_t{0};
 // An op for each size and sort: an op's rounds are all of one size, and a reducer counts the rounds that it sees.
 uint64_t push_op(uint64_t probe_bytes, bool colocated) { return kAgreeOp - 2 * probe_bytes - (colocated ? 1 : 0); }
 
+// Behind those of the first series: a size is a multiple of 64 KiB, and below 2^40.
+constexpr uint64_t kLargeChunksOps = 2;
+
 // Of each rail. Sixteen chunks: the times of fewer would depend on the links' turns more than on their rates.
 constexpr uint64_t kFirstShardBytes = 256 << 10;
 constexpr uint64_t kMostProbeBytes = 64 << 20;
 constexpr uint64_t kGrowth = 4;
 constexpr uint64_t kLongEnoughUs = 60'000;
 constexpr int kProbes = 4;
+// Of the second series: the size of chunks, and how many go over each link and strand at least.
+constexpr uint64_t kLargeChunkBytes = 64 << 10;
+constexpr uint64_t kLargeChunks = 4;
+constexpr int kCostProbes = 2;  // enough for the time on cores, which other work lengthens little
+// In sixteenths of the time: cores that are less busy are no limit of any plan, and those that are busier were one of
+// the probe.
+constexpr uint64_t kBusyPart = 2;
+constexpr uint64_t kBoundPart = 12;
 // Measured; see notebook/links.md.
 constexpr uint64_t kWindowUs = 7'000;
 
@@ -41,12 +53,13 @@ uint32_t snapped(uint64_t rate, uint64_t slack) {
 }  // namespace
 
 RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace,
-                     uint32_t rail_count)
+                     uint32_t rail_count, uint32_t strand_count)
     : worker_count_(worker_count),
       reducers_(reducers),
       pace_(pace),
       rail_count_(rail_count),
-      own_(1 + reducers.size() + rail_count),
+      strand_count_(strand_count),
+      own_(1 + reducers.size() + rail_count + 2),
       totals_(own_.size()) {
   own_[0] = 1;
   start_sort(std::ranges::all_of(reducers_, &ReducerPlace::colocated));
@@ -54,11 +67,24 @@ RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& red
 
 void RateProbe::start_sort(bool colocated) {
   colocated_ = colocated;
-  std::vector<uint32_t> shares;
-  for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated ? 1 : 0);
-  plan_ = std::make_shared<ShardPlan>(std::move(shares), pace_);
+  has_large_chunks_ = false;
+  make_plan(pace_);
   probed_count_ = plan_->owner_count();
   start_size(probed_count_ * rail_count_ * kFirstShardBytes);
+}
+
+void RateProbe::start_large_chunks() {
+  has_large_chunks_ = true;
+  ShardPlan::Pace pace = pace_;
+  pace.chunk_bytes = kLargeChunkBytes;
+  make_plan(pace);
+  start_size(std::max(probe_bytes_, probed_count_ * strand_count_ * kLargeChunks * kLargeChunkBytes));
+}
+
+void RateProbe::make_plan(const ShardPlan::Pace& pace) {
+  std::vector<uint32_t> shares;
+  for (const ReducerPlace& reducer : reducers_) shares.push_back(reducer.colocated == colocated_ ? 1 : 0);
+  plan_ = std::make_shared<ShardPlan>(std::move(shares), pace);
 }
 
 void RateProbe::start_size(uint64_t bytes) {
@@ -77,7 +103,7 @@ std::optional<RoundRequest> RateProbe::next() {
 RoundRequest RateProbe::push_request() {
   const auto leaf = std::make_shared<std::vector<std::byte>>(kLeafBytes);
   RoundRequest request;
-  request.op = push_op(probe_bytes_, colocated_);
+  request.op = push_op(probe_bytes_, colocated_) - (has_large_chunks_ ? kLargeChunksOps : 0);
   request.description = "the measurement of rates";
   request.spec = {Kind::kSum, DType::kF32, 0, 1, probe_bytes_ / sizeof(float), 0};
   for (uint64_t at = 0; at < probe_bytes_; at += kLeafBytes) {
@@ -112,12 +138,15 @@ void RateProbe::finish(bool undisturbed, const Times& times) {
     for (size_t rail = 0; rail < times.rails_us.size(); ++rail) {
       if (times.rails_us[rail] > 0) note_us(reducers_.size() + rail, times.rails_us[rail]);
     }
+    if (times.cpu_ns > 0) note_us(reducers_.size() + rail_count_, times.cpu_ns);
+    own_.back() = times.message_count;
     phase_ = Phase::kAgreeing;
   } else if (totals_[0] != worker_count_) {
     rates_.clear();
     rail_rates_.clear();
-    bytes_per_s_ = 0;
+    bytes_per_s_ = most_bytes_per_s_ = 0;
     window_bytes_ = 0;
+    costs_ = {};
     phase_ = Phase::kOver;
   } else if (std::exchange(phase_, Phase::kPushing) == Phase::kAgreeing) {
     evaluate();
@@ -128,17 +157,83 @@ uint64_t RateProbe::mean_us(size_t place) const {
   return std::max<uint64_t>(1, static_cast<uint64_t>(totals_[1 + place]) / worker_count_);
 }
 
-void RateProbe::evaluate() {
-  uint64_t slowest_us = 0;
+uint64_t RateProbe::message_ps() const {
+  const auto count = static_cast<uint64_t>(totals_.back());
+  return count == 0 ? 0 : static_cast<uint64_t>(totals_[totals_.size() - 2]) * 1000 / count;
+}
+
+// Each byte of a worker is pushed, and its total comes back.
+uint64_t RateProbe::message_bytes() const {
+  return 2 * probe_bytes_ * worker_count_ / std::max<uint64_t>(1, static_cast<uint64_t>(totals_.back()));
+}
+
+uint64_t RateProbe::slowest_us() const {
+  uint64_t slowest_us = 1;
   for (size_t i = 0; i < reducers_.size(); ++i) {
     if (reducers_[i].colocated == colocated_) slowest_us = std::max(slowest_us, mean_us(i));
   }
-  if (slowest_us < kLongEnoughUs && probe_bytes_ * kGrowth <= kMostProbeBytes) {
+  return slowest_us;
+}
+
+uint64_t RateProbe::busy_part() const {
+  const uint64_t busy_us = static_cast<uint64_t>(totals_[totals_.size() - 2]) / 1000 / worker_count_ / strand_count_;
+  return 16 * busy_us / slowest_us();
+}
+
+void RateProbe::evaluate() {
+  if (!has_large_chunks_ && slowest_us() < kLongEnoughUs && probe_bytes_ * kGrowth <= kMostProbeBytes) {
     return start_size(probe_bytes_ * kGrowth);
   }
-  if (++probe_count_ < kProbes) return;
+  if (++probe_count_ < (has_large_chunks_ && !is_bound_by_cores_ ? kCostProbes : kProbes)) return;
+  if (has_large_chunks_) {
+    if (costs_.message_ps == 0) conclude_costs();
+    most_bytes_per_s_ = std::max(most_bytes_per_s_, rate_of_sort());
+    if (is_bound_by_cores_) conclude();
+    return end_sort();
+  }
+  conclude();
+  const bool is_first_sort = small_message_bytes_ == 0;
+  if (is_first_sort) {
+    small_message_ps_ = message_ps();
+    small_message_bytes_ = message_bytes();
+    wants_large_chunks_ = pace_.chunk_bytes == 0 && busy_part() >= kBusyPart;
+    is_bound_by_cores_ = busy_part() >= kBoundPart;
+  }
+  wants_large_chunks_ ? start_large_chunks() : end_sort();
+}
+
+void RateProbe::conclude() {
   if (rail_rates_.empty()) conclude_rails();
   colocated_ ? conclude_colocated() : conclude_dedicated();
+}
+
+void RateProbe::end_sort() {
+  if (colocated_ || probed_count_ == reducers_.size()) {
+    phase_ = Phase::kOver;
+  } else {
+    start_sort(true);
+  }
+}
+
+// Two sizes of messages, and what each of them costs, tell what all of them do.
+void RateProbe::conclude_costs() {
+  const uint64_t bytes = message_bytes();
+  if (bytes <= small_message_bytes_ || message_ps() <= small_message_ps_) return;
+  costs_.byte_fs = (message_ps() - small_message_ps_) * 1000 / (bytes - small_message_bytes_);
+  const uint64_t bytes_ps = costs_.byte_fs * small_message_bytes_ / 1000;
+  costs_.message_ps = std::max(small_message_ps_, bytes_ps + 1) - bytes_ps;
+}
+
+// Of the fastest interface of the sort.
+uint64_t RateProbe::rate_of_sort() const {
+  uint64_t fastest_us = ~uint64_t{0};
+  for (size_t i = 0; i < reducers_.size(); ++i) {
+    if (reducers_[i].colocated == colocated_) fastest_us = std::min(fastest_us, mean_us(i));
+  }
+  const uint64_t shard_bytes = probe_bytes_ / probed_count_;
+  // A worker sends its contribution to the other workers, and the totals of its own shard to them.
+  const uint64_t shards = colocated_ ? probed_count_ - 1 + worker_count_ - 1 : worker_count_;
+  return shards * shard_bytes * 1'000'000 / (colocated_ ? slowest_us() : fastest_us);
 }
 
 void RateProbe::conclude_dedicated() {
@@ -151,20 +246,16 @@ void RateProbe::conclude_dedicated() {
     if (!reducers_[i].colocated)
       rates_[i] = snapped((kFullRate * fastest_us + mean_us(i) / 2) / mean_us(i), kDedicatedSlack);
   }
+  bytes_per_s_ = rate_of_sort();
   const uint64_t shard_bytes = probe_bytes_ / probed_count_;
-  bytes_per_s_ = worker_count_ * shard_bytes * 1'000'000 / fastest_us;
   window_bytes_ = shard_bytes * kWindowUs / fastest_us;
-  if (probed_count_ == reducers_.size()) {
-    phase_ = Phase::kOver;
-  } else {
-    start_sort(true);
-  }
 }
 
 // Every rail has carried equal bytes; or only one rail has carried any, on a network so slow that even the first probe
 // was long enough.
 void RateProbe::conclude_rails() {
-  if (std::find(totals_.end() - rail_count_, totals_.end(), 0) != totals_.end()) {
+  const auto rails = std::span(totals_).subspan(1 + reducers_.size(), rail_count_);
+  if (std::ranges::find(rails, 0) != rails.end()) {
     rail_rates_.assign(rail_count_, kFullRate);
     return;
   }
@@ -178,24 +269,16 @@ void RateProbe::conclude_rails() {
 
 // All workers run at the pace of the slowest of them, so their shards take the same time.
 void RateProbe::conclude_colocated() {
-  uint64_t slowest_us = 1;
-  for (size_t i = 0; i < reducers_.size(); ++i) {
-    if (reducers_[i].colocated) slowest_us = std::max(slowest_us, mean_us(i));
-  }
-  // A worker sends its contribution to the other workers, and the totals of its own shard to them.
-  const uint64_t shard_bytes = probe_bytes_ / probed_count_;
-  const uint64_t load_bytes = shard_bytes * (probed_count_ - 1 + worker_count_ - 1);
-  const uint64_t bytes_per_s = load_bytes * 1'000'000 / slowest_us;
-  if (rates_.empty()) {
+  const uint64_t bytes_per_s = std::max<uint64_t>(1, rate_of_sort());
+  if (probed_count_ == reducers_.size()) {
     rates_.assign(reducers_.size(), kFullRate);
     bytes_per_s_ = bytes_per_s;
-    window_bytes_ = shard_bytes * kWindowUs / slowest_us;
+    window_bytes_ = probe_bytes_ / probed_count_ * kWindowUs / slowest_us();
   }
   for (size_t i = 0; i < reducers_.size(); ++i) {
     if (reducers_[i].colocated)
       rates_[i] = snapped((kFullRate * bytes_per_s + bytes_per_s_ / 2) / bytes_per_s_, kWorkerSlack);
   }
-  phase_ = Phase::kOver;
 }
 
 }  // namespace jaxhetero

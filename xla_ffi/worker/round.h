@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -97,10 +98,18 @@ struct StepRequest {
   std::function<void(const StepTotals&)> totals;
 };
 
-// A complete round, and when each strand had completed its part.
+// A strand's part of a complete round.
+struct StrandPart {
+  uint32_t strand = 0;
+  RoundRecord::Time end;
+  std::chrono::nanoseconds cpu{0};  // the time that the strand's thread was on a core meanwhile
+  uint64_t message_count = 0;       // the chunks that it pushed and the totals that it received
+};
+
+// A complete round, and what each strand did of it.
 struct RoundOutcome {
   Timeline::Entry entry;
-  std::vector<std::pair<uint32_t, RoundRecord::Time>> strand_ends;
+  std::vector<StrandPart> strand_parts;
 };
 
 // One collective of a bucket, as the FFI handler asks for it. The memory of inputs and outputs stays valid until `done`
@@ -174,6 +183,9 @@ struct Segment {
     if (offset >= bucket_count) return {offset - bucket_count, std::min(items_per_chunk, end() - offset)};
     return {offset, std::min(items_per_chunk, std::min(end(), bucket_count) - offset)};
   }
+  [[nodiscard]] uint64_t chunk_count() const {
+    return std::max<uint64_t>(1, (shard.count + items_per_chunk - 1) / items_per_chunk);
+  }
   // How much of its total is here, from 0 to 1.
   [[nodiscard]] double done_part() const {
     return done ? 1
@@ -187,8 +199,9 @@ struct Round {
 
   struct Times {
     Time started_at;
-    Time first_result_at;  // the epoch until a total is here
-    Time progress_at;      // the time of the start, or of the latest total
+    Time first_result_at;                      // the epoch until a total is here
+    Time progress_at;                          // the time of the start, or of the latest total
+    std::chrono::nanoseconds cpu_at_start{0};  // the time on a core, of the strand's thread, until then
   };
   // What the watch for stalls knows of it.
   struct Delay {

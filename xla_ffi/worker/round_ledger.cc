@@ -43,13 +43,13 @@ void RoundLedger::start_part(WholeRound& round, uint64_t number, Time now) {
   if (running_.size() == 1) busy_since_ = now;
 }
 
-void RoundLedger::finish_part(WholeRound& round, uint32_t strand, Time first_result, Time end,
+void RoundLedger::finish_part(WholeRound& round, const StrandPart& strand_part, Time first_result,
                               std::span<const RoundRecord::Part> parts) {
   std::unique_lock lock(mutex_);
-  if (round.recorded_) round.outcome_.strand_ends.emplace_back(strand, end);
+  if (round.recorded_) round.outcome_.strand_parts.push_back(strand_part);
   RoundRecord& record = round.outcome_.entry.record;
   record.first_result = record.first_result == Time() ? first_result : std::min(record.first_result, first_result);
-  record.end = std::max(record.end, end);
+  record.end = std::max(record.end, strand_part.end);
   for (const RoundRecord::Part& part : parts) {
     const auto same = std::ranges::find(round.outcome_.entry.parts, part.reducer, &RoundRecord::Part::reducer);
     if (same == round.outcome_.entry.parts.end()) {

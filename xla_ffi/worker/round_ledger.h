@@ -37,7 +37,7 @@ class RoundLedger {
   // A part starts to push, perhaps not for the first time.
   void start_part(WholeRound& round, uint64_t number, Time now);
   // A part is over: complete, or given up.
-  void finish_part(WholeRound& round, uint32_t strand, Time first_result, Time end,
+  void finish_part(WholeRound& round, const StrandPart& strand_part, Time first_result,
                    std::span<const RoundRecord::Part> parts);
   void give_up_part(WholeRound& round, const Status& why);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -20,7 +21,8 @@ constexpr uint64_t kLeastShardBytes = 4096;
 constexpr uint64_t kWholeBytes = 16 << 10;  // shards of a bucket up to this are one chunk each
 constexpr uint64_t kChunksPerShard = 128;
 constexpr uint64_t kChunksPerShardOfRows = 64;
-constexpr uint64_t kChunksPerCall = 512;  // the chunks of a call to each reducer
+constexpr uint64_t kChunksPerCall = 512;      // the chunks of a call to each reducer
+constexpr uint64_t kDearChunksPerCall = 256;  // the same, where messages are dear
 // The largest chunk: on any path; if two windows carry it; and as a part of a large window.
 constexpr uint64_t kSlowPathChunkBytes = 16 << 10;
 constexpr uint64_t kUsualChunkBytes = 32 << 10;
@@ -113,6 +115,28 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
   return std::clamp<uint64_t>(pace_.window_bytes / kMostChunksPerWindow, kLeastAutoChunkBytes, kMostAutoChunkBytes);
 }
 
+// A strand sends and receives at once. For a chunk of x bytes the network takes x / b, and the core 2 (m + g x): it
+// keeps up from x = m / (1 / 2b - g) on. Of a shard of s bytes, the messages cost the core 2 m s / x, and the first
+// total comes after x / b, so that no chunk should be larger than the root of 2 m s b. In a call of many buckets, the
+// wait of one hides behind others: a chunk may then be a small part of the call's shard. All chunks of a shard are of
+// one size.
+uint64_t ShardPlan::chunk_bytes_by_costs(uint64_t shard_bytes, uint64_t call_shard_bytes) const {
+  const auto [message_ps, byte_fs] = pace_.costs;
+  if (message_ps == 0 || pace_.strand_bytes_per_s == 0 || shard_bytes == 0) return 0;
+  constexpr uint64_t kFsPerS = 1'000'000'000'000'000;
+  const uint64_t most_byte_fs = kFsPerS / 2 / pace_.strand_bytes_per_s;
+  const uint64_t left_fs = most_byte_fs - std::min(byte_fs, most_byte_fs);
+  // Products and roots of IEEE numbers are the same on every machine.
+  const double best = std::sqrt(2e-12 * static_cast<double>(message_ps) * static_cast<double>(shard_bytes) *
+                                static_cast<double>(pace_.strand_bytes_per_s));
+  uint64_t bytes = std::max(static_cast<uint64_t>(best), call_shard_bytes / kDearChunksPerCall);
+  bytes = std::min(bytes, kUsualChunkBytes);
+  if (left_fs > 0) bytes = std::min(bytes, message_ps * 1000 / left_fs);
+  const uint64_t chunk_count = std::max<uint64_t>(1, (shard_bytes + bytes / 2) / std::max<uint64_t>(bytes, 1));
+  const uint64_t even_bytes = (shard_bytes + chunk_count - 1) / chunk_count;
+  return std::min<uint64_t>((even_bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes, kMostAutoChunkBytes);
+}
+
 // A chunk waits at its reducer for the same chunk of every worker, so a bucket takes longer than its bytes by about a
 // chunk's part of a shard: a hundredth. Smaller chunks cost more in system calls. In a call of many buckets, the next
 // bucket's chunks go out while the last totals of one come in. A chunk may then be that part of the call's shard, up to
@@ -125,7 +149,9 @@ uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_
   const uint64_t by_call = std::min(call_bytes / owner_count() / kChunksPerCall, largest_chunk_bytes() / 2);
   const uint64_t bytes =
       std::bit_floor(std::clamp(std::max(by_shard, by_call), smallest_chunk_bytes(), largest_chunk_bytes()));
-  return (by_call > by_shard ? fill_packets(bytes) : bytes) / item_bytes;
+  const uint64_t by_costs =
+      has_rows ? 0 : chunk_bytes_by_costs(count * item_bytes / owner_count(), call_bytes / owner_count());
+  return std::max(by_call > by_shard ? fill_packets(bytes) : bytes, by_costs) / item_bytes;
 }
 
 uint64_t ShardPlan::most_items_per_chunk(uint64_t item_bytes) const {

@@ -50,6 +50,13 @@ double best_s_per_byte(std::span<const double> worker_rates, std::span<const dou
 // a : b = (nw - sum of r) : (n + c - 2)r.
 std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers);
 
+// What a message costs the core that sends it, and again the one that receives it. Whole numbers, so that all workers
+// compute the same.
+struct MessageCosts {
+  uint64_t message_ps = 0;  // picoseconds for each message; 0 while nothing is known
+  uint64_t byte_fs = 0;     // femtoseconds for each byte beside that
+};
+
 // How every bucket is cut into shards and chunks. All workers compute the same plan, from the view and the rates. Cuts
 // by bytes and not by leaves, so that every reducer has its exact share whatever the leaves' sizes are.
 class ShardPlan {
@@ -59,6 +66,8 @@ class ShardPlan {
     // The size of every chunk but a shard's last one; chosen by the bucket and the window where it is 0.
     size_t chunk_bytes = 0;
     size_t window_bytes = size_t{8} << 10;  // under way on a link, if its shard is large enough
+    MessageCosts costs = {};
+    uint64_t strand_bytes_per_s = 0;  // what the network has for a strand, each way
   };
 
   // The relative size of every reducer's share; at least one is not 0.
@@ -89,6 +98,7 @@ class ShardPlan {
   [[nodiscard]] uint64_t smallest_chunk_bytes() const;
   [[nodiscard]] uint64_t largest_chunk_bytes() const;
   [[nodiscard]] uint64_t chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes, bool has_rows = false) const;
+  [[nodiscard]] uint64_t chunk_bytes_by_costs(uint64_t shard_bytes, uint64_t call_shard_bytes) const;
 
   std::vector<uint32_t> shares_;
   uint64_t whole_;  // the sum of shares_

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "xla_ffi/base/cores.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/op_spec.h"
 
@@ -167,6 +168,7 @@ void WorkerStrand::start_waiting() {
 
 void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
+  if (round.request.is_internal) round.times.cpu_at_start = thread_cpu_time();
   if (round.request.step != nullptr) return run_state(op, round);
   round.cut(*plans_.plan_of(round.request));
   for (Segment& segment : round.segments) {
@@ -265,11 +267,13 @@ void WorkerStrand::finish_round(Op& op) {
 void WorkerStrand::record(const Round& round) {
   const size_t item = item_bytes(round.request.spec.dtype);
   parts_.clear();
+  StrandPart part{context_->strand, round.times.progress_at, {}, 0};
   for (const Segment& segment : round.segments) {
     parts_.push_back({view_.reducers[segment.shard.reducer].number, segment.shard.count * item, segment.done_at});
+    part.message_count += 2 * segment.chunk_count();
   }
-  ledger_.finish_part(*round.request.whole, context_->strand, round.times.first_result_at, round.times.progress_at,
-                      parts_);
+  if (round.request.is_internal) part.cpu = thread_cpu_time() - round.times.cpu_at_start;
+  ledger_.finish_part(*round.request.whole, part, round.times.first_result_at, parts_);
 }
 
 // --- Frames of reducers.

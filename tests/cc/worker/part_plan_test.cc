@@ -19,6 +19,7 @@
 #include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/round.h"
+#include "xla_ffi/worker/shard_plan.h"
 
 namespace jaxhetero {
 namespace {
@@ -38,6 +39,18 @@ std::vector<RoundPart> cut(uint32_t strand_count, const OpSpec& spec, uint64_t o
   request.op = op;
   request.spec = spec;
   return PartPlan(kJob, std::vector<uint32_t>(strand_count, 1)).cut(std::move(request));
+}
+
+// By default a part has 64 KiB for each reducer; where the cost of a message is known, what makes its bytes cost as
+// much.
+TEST(PartPlan, CutsASmallBucketIntoMorePartsWhereTheCostOfAMessageIsKnown) {
+  const auto part_count = [](const MessageCosts& costs) {
+    return PartPlan(kJob, std::vector<uint32_t>(8, 1), costs).part_count(spec_of(65'536));  // 128 KiB for each
+  };
+  EXPECT_EQ(part_count({}), 2u);
+  EXPECT_EQ(part_count({.message_ps = 12'000'000, .byte_fs = 300'000}), 3u) << "40 KB";
+  EXPECT_EQ(part_count({.message_ps = 1'000'000, .byte_fs = 300'000}), 8u) << "16 KiB, the least";
+  EXPECT_EQ(part_count({.message_ps = 90'000'000, .byte_fs = 300'000}), 2u);
 }
 
 TEST(PartPlan, CutsALargeBucketIntoEqualPartsOnCacheLines) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -36,11 +37,17 @@ class RateProbeTest : public testing::Test {
     if (request->plan) {
       pushed_bytes_ = request->inputs.bytes();
       shard_count_ = request->plan->owner_count();
+      chunk_bytes_ = sizeof(float) * request->plan->items_per_chunk(pushed_bytes_ / sizeof(float), sizeof(float));
     } else {
       std::vector<int64_t> totals{answer_count};
+      const int64_t speed = chunk_bytes_ >= 65536 ? speed_of_large_chunks_ : 1;
       for (const int64_t us : us_per_mib_) {
-        totals.push_back(kWorkers * us * static_cast<int64_t>(pushed_bytes_ / shard_count_) >> 20);
+        totals.push_back(kWorkers * us / speed * static_cast<int64_t>(pushed_bytes_ / shard_count_) >> 20);
       }
+      const auto messages = static_cast<int64_t>(2 * (pushed_bytes_ / chunk_bytes_));
+      const auto bytes_ps = static_cast<int64_t>(2 * pushed_bytes_) * ps_per_byte_;
+      totals.push_back(kWorkers * (messages * ns_per_message_ + bytes_ps / 1000));
+      totals.push_back(kWorkers * messages);
       std::vector<iovec> into;
       request->outputs.slice(0, request->outputs.bytes(), into);
       std::memcpy(into[0].iov_base, totals.data(), into[0].iov_len);
@@ -54,8 +61,13 @@ class RateProbeTest : public testing::Test {
 
   std::optional<RateProbe> probe_;
   std::vector<int64_t> us_per_mib_;
+  // What the cores take.
+  int64_t ns_per_message_ = 0;
+  int64_t ps_per_byte_ = 0;
+  int64_t speed_of_large_chunks_ = 1;  // how many times as fast the network carries them
   size_t pushed_bytes_ = 0;
   size_t shard_count_ = 1;
+  size_t chunk_bytes_ = 1;
 };
 
 using Rates = std::vector<uint32_t>;
@@ -158,7 +170,42 @@ std::vector<int64_t> own_times(RateProbe& probe, int64_t first_us, int64_t secon
   std::vector<iovec> operands;
   agree->inputs.slice(0, agree->inputs.bytes(), operands);
   std::memcpy(own.data(), operands[0].iov_base, operands[0].iov_len);
-  return {own.begin() + 1, own.end()};
+  return {own.begin() + 1, own.end() - 2};  // without the time on cores and the number of messages
+}
+
+// Two sizes of chunks, and what cores take for each.
+TEST_F(RateProbeTest, FindsWhatAMessageAndAByteCost) {
+  ns_per_message_ = 5'000;
+  ps_per_byte_ = 300;
+  start({2'000, 2'000});
+  run();
+  EXPECT_EQ(chunk_bytes_, 65536u);
+  EXPECT_NEAR(static_cast<double>(probe_->costs().message_ps), 5e6, 5e3);
+  EXPECT_NEAR(static_cast<double>(probe_->costs().byte_fs), 3e5, 3e2);
+}
+
+TEST_F(RateProbeTest, AsksNothingMoreOfCoresThatHaveLittleToDo) {
+  ns_per_message_ = 5'000;
+  ps_per_byte_ = 300;
+  start({40'000, 40'000});
+  run();
+  EXPECT_LT(chunk_bytes_, 65536u);
+  EXPECT_EQ(probe_->costs().message_ps, 0u);
+}
+
+// In small chunks, the rate is that of the cores.
+TEST_F(RateProbeTest, TakesTheRateOfLargeChunksWhereCoresAreTheLimitOfSmallOnes) {
+  ns_per_message_ = 5'000;
+  ps_per_byte_ = 300;
+  speed_of_large_chunks_ = 2;
+  for (const int64_t us_per_mib : {2'000, 4'000}) {  // for each of two reducers; cores take 2.7 ms
+    start({us_per_mib, us_per_mib});
+    run();
+    const double rate = kWorkers * (1 << 20) * 1e6 / static_cast<double>(us_per_mib);
+    const bool is_bound = us_per_mib == 2'000;
+    EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), is_bound ? 2 * rate : rate, 0.01 * rate);
+    EXPECT_NEAR(static_cast<double>(probe_->most_bytes_per_s()), 2 * rate, 0.02 * rate);
+  }
 }
 
 // A host that was busy once does not look slow.

@@ -34,7 +34,7 @@ class RoundLedgerTest : public testing::Test {
   }
   [[nodiscard]] RoundRecord::Time at(int ms) const { return begin_ + milliseconds(ms); }
   void finish(WholeRound& round, int first_ms, int end_ms, const std::vector<RoundRecord::Part>& parts = {}) {
-    ledger_->finish_part(round, 5, at(first_ms), at(end_ms), parts);
+    ledger_->finish_part(round, {5, at(end_ms), {}, 0}, at(first_ms), parts);
   }
   [[nodiscard]] bool is_done() { return end_.wait_for(milliseconds(0)) == std::future_status::ready; }
 
@@ -113,8 +113,9 @@ TEST_F(RoundLedgerTest, GivesTheRecordToWhoWantsIt) {
   std::vector<uint64_t> numbers;
   request.recorded = [&](const RoundOutcome& outcome) {
     numbers.push_back(outcome.entry.record.number);
-    ASSERT_EQ(outcome.strand_ends.size(), 1u);
-    EXPECT_EQ(outcome.strand_ends[0], std::pair(5u, at(2)));
+    ASSERT_EQ(outcome.strand_parts.size(), 1u);
+    EXPECT_EQ(outcome.strand_parts[0].strand, 5u);
+    EXPECT_EQ(outcome.strand_parts[0].end, at(2));
   };
   const auto round = ledger_->open(request, 1);
   ledger_->start_part(*round, 8, at(0));

@@ -291,6 +291,30 @@ TEST(Chunks, AreLargerInABucketOfALargeCall) {
   EXPECT_EQ(fast.items_per_chunk(kMiB, 4, kEndless) * 4, 256 * kKiB) << "what the links need at least";
 }
 
+// 5 us for a message and 0.3 s for a GB; a strand has a byte in 0.75 ns.
+constexpr MessageCosts kDear{5'000'000, 300'000};
+constexpr uint64_t kStrandBytesPerS = 1'333'333'333;
+
+TEST(Chunks, AreLargerWhereMessagesKeepCoresFromTheNetwork) {
+  constexpr size_t kWindow = 40'000;
+  const auto chunk_bytes = [&](uint64_t shard_bytes, const ShardPlan::Pace& pace, uint64_t call_bytes = 0) {
+    return ShardPlan({1, 1, 0}, pace).items_per_chunk(2 * shard_bytes / 4, 4, 2 * call_bytes) * 4;
+  };
+  ShardPlan::Pace pace{.window_bytes = kWindow};
+  EXPECT_EQ(chunk_bytes(62'000, pace), 8 * kKiB);
+  pace.costs = kDear;
+  pace.strand_bytes_per_s = kStrandBytesPerS;
+  // The root of 2 m s b is 28,751.
+  EXPECT_EQ(chunk_bytes(62'000, pace), 31'040u) << "two equal ones";
+  EXPECT_EQ(chunk_bytes(32 * kKiB, pace), 16 * kKiB);
+  EXPECT_EQ(chunk_bytes(32 * kKiB, pace, 8 * kMiB), 32 * kKiB) << "in a large call";
+  EXPECT_NEAR(static_cast<double>(chunk_bytes(kMiB, pace)), 32768, 64) << "no larger than paths are known to carry";
+  pace.strand_bytes_per_s = 25'000'000;
+  EXPECT_EQ(chunk_bytes(62'000, pace), 8 * kKiB) << "the cores have time";
+  pace = {.chunk_bytes = 4096, .costs = kDear, .strand_bytes_per_s = kStrandBytesPerS};
+  EXPECT_EQ(chunk_bytes(62'000, pace), 4096u);
+}
+
 TEST(Chunks, AreFewerInABucketOfRows) {
   const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = 200'000});
   const auto chunk_bytes = [&](uint64_t bucket_bytes) {
