@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,6 +53,12 @@ class _Gbits(click.ParamType[float]):
 @click.option("--reducer-type", multiple=True, help="A type of reducer hosts in the file of prices; may be repeated.")
 @click.option("--reducers", multiple=True, type=click.IntRange(min=0), help="A number of them; may be repeated.")
 @click.option("--message-us", type=click.FloatRange(min=0), help="Processor time for each message, in us. [default: 5]")
+@click.option(
+    "--from",
+    "trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the step and the costs of the job that has this timeline.",
+)
 @click.option(
     "--failures",
     type=click.FloatRange(min=0, min_open=True),
@@ -107,6 +114,7 @@ def _question(
     nic: float | None,
     step_ms: float | None,
     message_us: float | None,
+    trace: Path | None,
     **given: Any,
 ) -> Question:
     from jaxhetero.cluster.prices import read_prices
@@ -125,9 +133,14 @@ def _question(
         instance = prices[worker_type]
         found |= {"worker_usd_per_hour": instance.usd_per_hour, "worker_gbits": instance.nic_gbits}
         found |= {"gpus_per_worker": max(1, instance.accelerator_count)}
+    if trace:
+        if step_ms is not None or given["gradient_bytes"] is not None:
+            raise ConfigError("--from has the step: give no --gradient-bytes and no --step-ms")
+        found |= _recorded(trace)
     found |= {"worker_gbits": nic} if nic is not None else {}
     found |= {"step_s": step_ms / 1000} if step_ms is not None else {}
-    found |= {"costs": Costs(s_per_message=message_us / 1e6)} if message_us is not None else {}
+    if message_us is not None:
+        found["costs"] = replace(found.get("costs", Costs()), s_per_message=message_us / 1e6)
     names = {"reducer_type": "reducer_types", "reducers": "reducer_counts"}
     found |= {names.get(name, name): value for name, value in given.items() if value not in (None, ())}
     options = {
@@ -139,6 +152,26 @@ def _question(
     if missing := [option for name, option in options.items() if name not in found]:
         raise ConfigError(f"missing {', '.join(missing)}; or start from a --setup")
     return Question(**found)
+
+
+def _recorded(trace: Path) -> dict[str, Any]:
+    from jaxhetero.simulator.recorded import read_step
+
+    step = read_step(trace)
+    text = (
+        f"{trace.name}: {step.worker_count} workers, {step.step_count} steps of {1e3 * step.step_s:.1f} ms without "
+        f"waiting for rounds, {step.gradient_bytes / 1e6:.1f} MB in {len(step.buckets)} buckets; "
+    )
+    if step.costs is None:
+        text += "costs were not measured"
+    else:
+        costs = step.costs
+        text += f"a message costs {1e6 * costs.s_per_message:.1f} us, a GB {costs.s_per_gb:.2f} s"
+    click.echo(text, err=True)
+    found: dict[str, Any] = {"gradient_bytes": step.gradient_bytes, "step_s": step.step_s, "buckets": step.buckets}
+    if step.worker_count >= 2:
+        found["workers"] = step.worker_count
+    return found | ({"costs": step.costs} if step.costs else {})
 
 
 def _show(question: Question, answers: list[Answer], best: Answer) -> None:

@@ -39,6 +39,8 @@ class Question:
     network: Network = field(default_factory=Network)
     costs: Costs = field(default_factory=Costs)
     """Of workers and reducers."""
+    buckets: tuple[Bucket, ...] = ()
+    """Of a step, in the order in which they are ready. Default: of 8 MiB, at equal distances in the backward pass."""
     across_steps: bool = False
     """Whether to simulate the step of ``jaxhetero.optimizers.across_steps``, too."""
 
@@ -144,7 +146,8 @@ def _answer(question: Question, count: int, instance: Instance) -> Answer:
         usd_per_step=None,
     )
     if question.across_steps:
-        later = across_steps(buckets, _FORWARD_SHARE * question.step_s)
+        forward_s = min(_FORWARD_SHARE * question.step_s, buckets[0].ready_s)
+        later = across_steps(buckets, forward_s)
         across_step_s = simulate_one_strand(job, later, question.step_s, question.network)
         answer = replace(answer, across_step_s=across_step_s, across_efficiency=question.step_s / across_step_s)
     if question.worker_usd_per_hour is None:
@@ -214,7 +217,9 @@ def simulate_one_strand(
 
 
 def _buckets(question: Question) -> list[Bucket]:
-    """Of equal size, and ready at equal distances from the end of the forward pass to that of the step."""
+    """By default of equal size, and ready at equal distances from the end of the forward pass to that of the step."""
+    if question.buckets:
+        return list(question.buckets)
     count = max(1, round(question.gradient_bytes / _BUCKET_BYTES))
     forward_s = _FORWARD_SHARE * question.step_s
     backward_s = question.step_s - forward_s
