@@ -27,7 +27,7 @@ from tests.support.elastic_oracle import digest, history_of, replay
 WORKERS = 4
 STEP_S = 0.02
 PATIENCE_S = 60.0
-STEPS_PER_STRIKE_OF_STATES = 120
+STEPS_PER_STRIKE_OF_STATES = 60
 
 
 @dataclass
