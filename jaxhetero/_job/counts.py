@@ -83,7 +83,7 @@ class Metrics:
     bad_frame_count: int = 0
     """Connections that ended because the peer broke the protocol."""
     checksum_mismatch_count: int = 0
-    """Part of ``bad_frame_count``: the last frame was damaged; see ``Config.checksum``."""
+    """Part of ``bad_frame_count``: the last frame was damaged; see ``Config.checksum`` and ``Config.encrypt``."""
 
 
 class RoundTimes(NamedTuple):

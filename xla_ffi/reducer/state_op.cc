@@ -139,7 +139,7 @@ Status StateOp::compute(const Range& part, std::span<const float> gradient, std:
     if (answer.empty()) unwanted_.resize(part.count * sizeof(uint16_t));
     narrowed = answer.empty() ? std::span(unwanted_) : answer;
   }
-  const Status status = update_->run(spec_.state.first + part.offset, {gradient, slots, narrowed}, totals_);
+  Status status = update_->run(spec_.state.first + part.offset, {gradient, slots, narrowed}, totals_);
   if (!status.ok() || answer.empty() || narrows()) return status;
   return give(part, answer);
 }
