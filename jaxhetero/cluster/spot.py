@@ -57,13 +57,18 @@ def run(command: Sequence[str], endpoint: str = _ENDPOINT, poll_s: float = _POLL
       The command's exit code, 128 + N after signal N. Of one that has left in order after a notice it is 143, so that
       what starts failed workers again starts this one, on another host.
     """
-    child = subprocess.Popen(command)
-    previous = {
-        number: signal.signal(number, lambda number, _: child.send_signal(number))
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        early.append(number) if child is None else child.send_signal(number)
+
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
     notice = complaint = ""
     try:
+        child = subprocess.Popen(command)
+        for number in early:
+            child.send_signal(number)
         while True:
             try:
                 code = child.wait(poll_s)

@@ -263,13 +263,17 @@ def test_a_pod_whose_worker_has_left_asks_for_another_one() -> None:
         assert subprocess.run([*pod, "sh", "-c", f"exit {code}"], cwd=ROOT, check=False).returncode == code
     assert subprocess.run([*pod, "sh", "-c", "kill -KILL $$"], cwd=ROOT, check=False).returncode == 137
     for code, seen in ((0, 143), (1, 1)):
-        child = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({code})); print('in', flush=True); "
-        command = [*pod, sys.executable, "-c", f"{child}signal.pause()"]
+        # The signal is blocked, so that it waits for sigwait() if it comes earlier.
+        child = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print('in', flush=True); "
+        command = [*pod, sys.executable, "-c", f"{child}signal.sigwait([15]); sys.exit({code})"]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "in\n"
             process.terminate()
-            assert process.wait() == seen
+            try:
+                assert process.wait(60) == seen
+            finally:
+                process.kill()
 
 
 @cfn_lint

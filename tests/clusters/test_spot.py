@@ -17,8 +17,11 @@ from jaxhetero.cluster.spot import read_notice, run
 from tests.support.cluster import ROOT
 
 NOTICE = json.dumps({"action": "terminate", "time": "2026-01-01T00:02:00Z"})
-# Says that it is there, and ends with 0 at SIGTERM, as a worker does that leaves.
-LEAVES = "import pathlib, signal, sys; signal.signal(15, lambda *_: sys.exit()); pathlib.Path(sys.argv[1]).touch(); "
+# Says that it is there, and ends with 0 at SIGTERM, as a worker does that leaves. The signal is blocked, so that it can
+# come before sigwait().
+LEAVES = (
+    "import pathlib, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); pathlib.Path(sys.argv[1]).touch(); "
+)
 
 
 class Metadata(ThreadingHTTPServer):
@@ -67,7 +70,7 @@ def test_a_notice_becomes_a_leave_and_asks_for_another_worker(
     metadata: Metadata, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert read_notice(metadata.url) == ""
-    command = [sys.executable, "-c", LEAVES + "signal.pause()", str(metadata.sign)]
+    command = [sys.executable, "-c", LEAVES + "signal.sigwait([15])", str(metadata.sign)]
     assert run(command, metadata.url, poll_s=0.05) == 143
     assert f"AWS is about to take this instance away ({NOTICE}); SIGTERM to" in capfd.readouterr().err
 
@@ -94,9 +97,12 @@ def test_where_there_is_no_such_service_the_command_runs(capfd: pytest.CaptureFi
 def test_it_is_a_program_which_passes_signals_on(metadata: Metadata, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "jaxhetero.cluster.spot"]
     assert subprocess.run(program, cwd=ROOT, capture_output=True, check=False).returncode == 2
-    child = [sys.executable, "-c", LEAVES + "print('in', flush=True); signal.pause()", str(tmp_path / "other")]
+    child = [sys.executable, "-c", LEAVES + "print('in', flush=True); signal.sigwait([15])", str(tmp_path / "other")]
     with subprocess.Popen([*program, *child], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
         process.terminate()
-        assert process.wait() == 0
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

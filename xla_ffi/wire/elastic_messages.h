@@ -29,7 +29,7 @@ struct Report {
   uint64_t gate = 0;  // the next one of the program
   bool has_state = true;
   uint32_t planned_view = 0;  // the latest view that it has entered
-  Bytes states;               // the StatePlan of that view, if the worker has used a state
+  Bytes states = {};          // the StatePlan of that view, if the worker has used a state
 };
 
 // kReturn: a member of the job, to a coordinator that has been started anew.

@@ -408,8 +408,8 @@ TEST(Start, OfAnElasticJobWaitsForWhomIsNotNeededYet) {
 TEST(Visit, BeforeTheStartLearnsWhoIsMissing) {
   Job job({.workers = 3, .reducers = 2});
   job.add_worker(0);
-  Result<JobState> state = visit({job.address()}, bytes_of("secret"), kPatience);
-  while (state.ok() && state->processes.empty()) state = visit({job.address()}, bytes_of("secret"), kPatience);
+  Result<JobState> state = visit({job.address()}, bytes_of("secret"), false, kPatience);
+  while (state.ok() && state->processes.empty()) state = visit({job.address()}, bytes_of("secret"), false, kPatience);
   ASSERT_TRUE(state.ok()) << state.status().message();
   EXPECT_FALSE(state->has_started);
   EXPECT_EQ(state->missing, "rank 1, rank 2, 2 of 2 reducers");
@@ -432,9 +432,9 @@ TEST(Visit, LearnsWhoIsLate) {
     }
     return ranks;
   };
-  Result<JobState> state = visit({job.address()}, bytes_of("secret"), kPatience);
+  Result<JobState> state = visit({job.address()}, bytes_of("secret"), false, kPatience);
   while (state.ok() && late_of(*state) != std::vector<uint32_t>{2, 2}) {  // the pushes are on their way
-    state = visit({job.address()}, bytes_of("secret"), kPatience);
+    state = visit({job.address()}, bytes_of("secret"), false, kPatience);
   }
   ASSERT_TRUE(state.ok()) << state.status().message();
   EXPECT_TRUE(state->has_started);
@@ -450,14 +450,14 @@ TEST(Visit, LearnsWhoIsLate) {
 TEST(Visit, NeedsTheToken) {
   Job job({});
   ASSERT_NO_FATAL_FAILURE(job.start());
-  EXPECT_EQ(visit({job.address()}, bytes_of("guess"), kPatience).status().code(), Code::kUnauthenticated);
+  EXPECT_EQ(visit({job.address()}, bytes_of("guess"), false, kPatience).status().code(), Code::kUnauthenticated);
   job.expect_works({});
 }
 
 TEST(Visit, ToNobodyEnds) {
   const Job job({});
   EXPECT_TRUE(
-      failed_with(visit({job.address()}, bytes_of("secret"), kPatience).status(), Code::kInternal, {"refused"}));
+      failed_with(visit({job.address()}, bytes_of("secret"), false, kPatience).status(), Code::kInternal, {"refused"}));
 }
 
 TEST(Heartbeat, OfAProcessThatWasStoppedComesAfterWhatOthersHaveSent) {
