@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 import shutil
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxhetero._job.ports import reserve_port
-from jaxhetero.config import Config, read_environment, write_environment
+from jaxhetero.config import ENV_PREFIX, Config, read_environment, write_environment
 from jaxhetero.doctor.status import job_file
 from jaxhetero.errors import ConfigError
 from jaxhetero.launch.attempt import Attempt, End
@@ -173,7 +174,7 @@ def launch(job: Job) -> int:
             own = job.own_settings(timeline.start(job.worker_count, own_log_dir, restart_count))
             stop_s = job.stop_timeout_ms / 1000
             with (
-                job_file(log_dir, coordinator, str(settings["token"]), bool(read_environment().get("encrypt"))),
+                job_file(log_dir, coordinator, str(settings["token"]), _encrypts()),
                 Attempt(job.commands(), settings, own, own_log_dir, stop_s, display, job.comebacks()) as attempt,
             ):
                 end = attempt.run()
@@ -185,6 +186,12 @@ def launch(job: Job) -> int:
         why = f"restart {restart_count + 1} of {job.max_restarts}, because {end.failure}: "
     timeline.write(display)
     return end.code
+
+
+def _encrypts() -> bool:
+    """Whether the environment, which all processes of the job get, says so. The rest of it is theirs to read."""
+    own = {name: text for name, text in os.environ.items() if name == f"{ENV_PREFIX}ENCRYPT"}
+    return bool(read_environment(own).get("encrypt"))
 
 
 def _refuse_restart(job: Job, end: End, signals: Sequence[int], restart_count: int) -> str:

@@ -128,7 +128,7 @@ def test_the_sum_over_a_group_of_one_is_the_value_itself() -> None:
         (lambda: jaxhetero.pmax(jnp.ones(2, jnp.complex64)), r"complex64\[2\], and complex numbers have no order"),
         (
             lambda: jaxhetero.psum(jnp.ones(2), wire_dtype=jnp.int16),
-            "wire_dtype is int16; it can be bfloat16 or float16",
+            "wire_dtype is int16; it can be bfloat16, float16, int8, int4 or float8_e4m3fn",
         ),
         (lambda: jaxhetero.optimizers.error_feedback("float8_e5m2"), "wire_dtype is float8_e5m2; it can be"),
         (lambda: jaxhetero.all_gather(jnp.ones(2), to="reduced"), "to is 'reduced'; it can be"),
