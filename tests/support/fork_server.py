@@ -218,8 +218,10 @@ def main() -> None:
     request = server.serve()
     if request is not None:
         _become(request)
-    for pid in server.connections:
+    for pid, connection in server.connections.items():
         os.kill(pid, signal.SIGKILL)
+        connection.close()
+    server.control.close()
 
 
 if __name__ == "__main__":
