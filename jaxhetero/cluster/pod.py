@@ -7,10 +7,10 @@ complete, and nobody would take its place. So this exits with 143 there.
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from types import FrameType
+
+from jaxhetero.cluster.wrapped import exit_code, wrapped
 
 _USAGE = 2
 
@@ -21,26 +21,8 @@ def run(command: Sequence[str]) -> int:
     Returns:
       The command's exit code, 128 + N after signal N. Of one that ends with 0 after SIGTERM it is 143.
     """
-    received: list[int] = []
-    child: subprocess.Popen[bytes] | None = None
-
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if child is not None:
-            child.send_signal(number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    previous = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        child = subprocess.Popen(command)
-        for number in list(received):  # those that came before there was a child
-            child.send_signal(number)
-        code = child.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if code < 0:
-        return 128 - code
+    with wrapped(command, signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as (child, received):
+        code = exit_code(child.wait())
     return 128 + signal.SIGTERM if code == 0 and signal.SIGTERM in received else code
 
 

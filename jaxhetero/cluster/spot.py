@@ -6,6 +6,7 @@ leaves in order. For where nobody else looks there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
+
+from jaxhetero.cluster.wrapped import exit_code, wrapped
 
 _ENDPOINT = "http://169.254.169.254"
 _ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS's own programs have it
@@ -57,24 +60,12 @@ def run(command: Sequence[str], endpoint: str = _ENDPOINT, poll_s: float = _POLL
       The command's exit code, 128 + N after signal N. Of one that has left in order after a notice it is 143, so that
       what starts failed workers again starts this one, on another host.
     """
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        early.append(number) if child is None else child.send_signal(number)
-
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
     notice = complaint = ""
-    try:
-        child = subprocess.Popen(command)
-        for number in early:
-            child.send_signal(number)
+    with wrapped(command, signal.SIGTERM, signal.SIGHUP) as (child, _):
         while True:
-            try:
-                code = child.wait(poll_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = exit_code(child.wait(poll_s))
                 break
-            except subprocess.TimeoutExpired:
-                pass
             try:
                 if not notice and (notice := read_notice(endpoint)):
                     _say(f"AWS is about to take this instance away ({notice}); SIGTERM to {command[0]}")
@@ -83,11 +74,6 @@ def run(command: Sequence[str], endpoint: str = _ENDPOINT, poll_s: float = _POLL
                 if str(error) != complaint:
                     complaint = str(error)
                     _say(f"cannot read the notices of spot instances from {endpoint}: {complaint}")
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if code < 0:
-        return 128 - code
     return 128 + signal.SIGTERM if notice and code == 0 else code
 
 

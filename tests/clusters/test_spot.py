@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxhetero.cluster.spot import read_notice, run
+from jaxhetero.cluster.wrapped import wrapped
 from tests.support.cluster import ROOT
 
 NOTICE = json.dumps({"action": "terminate", "time": "2026-01-01T00:02:00Z"})
@@ -106,3 +108,20 @@ def test_it_is_a_program_which_passes_signals_on(metadata: Metadata, tmp_path: P
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+def test_a_signal_that_comes_before_the_start_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def start_late(command: list[str]) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(command)
+
+    monkeypatch.setattr(subprocess, "Popen", start_late)
+    with wrapped(["sleep", "60"], signal.SIGTERM) as (child, received):
+        try:
+            assert child.wait(20) == -signal.SIGTERM
+        finally:
+            child.kill()
+            child.wait()
+    assert received == [signal.SIGTERM]
