@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.job.elastic_model import BrokenError, insist
+
 STEPS = 4
 ELEMENTS = 3
 MANY_EVENTS = 20_000
@@ -36,15 +38,6 @@ BREAKS = {
     "copied_when_sent": "a copy under way when the view changes counts as there",
     "copy_what_is": "a copy does not have what was before the latest update",
 }
-
-
-class BrokenError(AssertionError):
-    """A promise of the protocol is not kept."""
-
-
-def insist(kept: bool, why: str) -> None:
-    if not kept:
-        raise BrokenError(why)
 
 
 @dataclass(frozen=True)
