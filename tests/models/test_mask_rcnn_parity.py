@@ -36,7 +36,9 @@ torchvision = require_torchvision()
 torch = pytest.importorskip("torch")
 detection = torchvision.models.detection
 
-TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-4, 1e-3
+# Of a gradient, the whole array: rounding puts single units to the other side of ReLU's kink. Pixels that change by a
+# ten-millionth change our own gradient of one convolution by 1.5e-3 of its norm, and others by 1e-6.
+TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-4, 4e-3
 SIDE, CLASSES = 128, 81
 SIZES = np.float32([[128, 128], [104, 120]])
 CONFIG = ModelConfig()
@@ -271,7 +273,6 @@ def test_losses_and_gradients_for_given_samples(ours: Any, theirs: Any, batch: B
     for path, gradient in nnx.to_flat_state(grads):
         name = torch_name(path, (3, 4, 6, 3))
         exact = from_torch_layout(name, gradients[name])
-        # Of the whole array: rounding puts single units to the other side of ReLU's kink.
         assert np.linalg.norm(gradient[...] - exact) < GRADIENT_TOLERANCE * np.linalg.norm(exact), name
 
 
