@@ -124,6 +124,12 @@ Status FabricSession::on_moved(const Bytes& payload, Replies& replies) {
   return {};
 }
 
+// The peer may have filled our slots by now. As long as we had nothing to tell it with, nobody else will.
+void FabricSession::leave_socket() {
+  sends_ = true;
+  wake_writer();
+}
+
 // --- Writing.
 
 Result<size_t> FabricSession::write(std::span<const iovec> pieces) {

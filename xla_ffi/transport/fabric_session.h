@@ -61,7 +61,7 @@ class FabricSession final : public Carrier, private FabricListener {
 
   [[nodiscard]] bool sends() const override { return sends_; }
   [[nodiscard]] bool receives() const override { return receives_; }
-  void leave_socket() override { sends_ = true; }
+  void leave_socket() override;
 
   Result<size_t> write(std::span<const iovec> pieces) override;
   void forget_unwritten() override;
