@@ -43,7 +43,10 @@ class Channel:
             line = await self.reader.readline()
         if not line:
             raise ConnectionResetError("it closed the connection")
-        message = json.loads(line)
+        try:
+            message = json.loads(line)
+        except RecursionError:
+            raise ValueError("a line of too many brackets") from None
         if not isinstance(message, dict):
             raise ValueError("a line without a message")
         return message
@@ -55,22 +58,22 @@ class Channel:
         """
         speaker, listener = ("server", "client") if serves else ("client", "server")
         nonces = {speaker: secrets.token_hex(32)}
+
+        def proof(who: str) -> str:
+            message = "".join((who, nonces["client"], nonces["server"]))
+            return hmac.new(token.encode(), message.encode(), hashlib.sha256).hexdigest()
+
         await self.send(hello=_HELLO, nonce=nonces[speaker])
         try:
             theirs = await self.receive()
             if theirs.get("hello") != _HELLO:
                 raise ValueError("another greeting")
             nonces[listener] = str(theirs["nonce"])
-        except (ValueError, KeyError, TypeError):
+            await self.send(proof=proof(speaker))
+            said = str((await self.receive())["proof"])
+        except (ValueError, KeyError):
             raise ProtocolError(f"what is at {self.peer} is no jaxhetero doctor of this version") from None
-
-        def proof(who: str) -> str:
-            message = "".join((who, nonces["client"], nonces["server"]))
-            return hmac.new(token.encode(), message.encode(), hashlib.sha256).hexdigest()
-
-        await self.send(proof=proof(speaker))
-        answer = await self.receive()
-        if not hmac.compare_digest(str(answer.get("proof")), proof(listener)):
+        if not hmac.compare_digest(said.encode(errors="replace"), proof(listener).encode()):
             raise AuthenticationError(
                 f"the job token of {self.peer} differs from the one of {host_name()}; give both the same "
                 "JAXHETERO_TOKEN or JAXHETERO_TOKEN_FILE"

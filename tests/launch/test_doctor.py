@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from jaxhetero.doctor.channel import connected
 from jaxhetero.doctor.examine import slowest_pairs, tournament
 from jaxhetero.doctor.report import Findings, Patient, problems
+from jaxhetero.errors import AuthenticationError, JaxheteroError, ProtocolError
 from lab.netlab import Lab, missing
 
 ROOT = Path(__file__).parents[2]
@@ -172,6 +176,42 @@ def test_a_host_without_network_is_missed_and_says_so(lab: Lab) -> None:
     for host in ("w0", "w1"):
         assert reports[host][0] == 1
         assert "only 2 of 3 processes came" in reports[host][1]
+
+
+HELLO = json.dumps({"hello": "jaxhetero doctor 1", "nonce": "anything"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (["[" * 200_000], ProtocolError),
+        (["{}"], ProtocolError),
+        ([json.dumps({"hello": "jaxhetero doctor 1", "nonce": "\ud800"})], ProtocolError),
+        ([HELLO, "[" * 200_000], ProtocolError),
+        ([HELLO, "no JSON"], ProtocolError),
+        ([HELLO, "{}"], ProtocolError),
+        ([HELLO, json.dumps({"proof": "\u00e9"})], AuthenticationError),
+        ([HELLO, json.dumps({"proof": "0" * 64})], AuthenticationError),
+    ],
+)
+def test_whatever_a_peer_without_the_token_says_has_its_error(lines: list[str], error: type[JaxheteroError]) -> None:
+    async def meet() -> None:
+        has_ended = asyncio.Event()
+
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write("".join(line + "\n" for line in lines).encode())
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            has_ended.set()
+
+        async with await asyncio.start_server(say, "127.0.0.1", 0) as server:
+            with pytest.raises(error):
+                async with connected("127.0.0.1", server.sockets[0].getsockname()[1], "secret"):
+                    pass
+            await has_ended.wait()
+
+    asyncio.run(meet())
 
 
 def test_something_else_at_the_coordinators_address_is_named() -> None:
