@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 State = TypeVar("State")
 Place = TypeVar("Place")
+# What this worker does at a gate, the view, and the ranks of its members and of those who come.
+_Turn = tuple[str, int, list[int], list[int]]
 
 # How long native code may keep a Ctrl-C waiting.
 _POLL_MS = 100
@@ -102,11 +103,12 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
     if communicator is None or not current.is_elastic:
         return state, place, team()
     _leave_on_sigterm()
+    turn: _Turn | None = None
     while True:
-        turn = _wait(communicator)
         if turn is None:
+            turn = _wait(communicator)
             continue
-        what, view, ranks, joining = turn
+        (what, view, ranks, joining), turn = turn, None
         if what == "pass":
             passed = _own().team = Team(tuple(ranks), current.rank, view)
             return state, place, passed
@@ -118,13 +120,15 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
             communicator.say_met()
             continue
         handover = Handover(communicator, current.rank, view, ranks, joining)
-        with _excuse_losses(communicator, view):
+        try:
             if what == "take":
                 state, place = handover.take(state, place)
                 communicator.say_present(view)
             else:
                 _finish_programs(state)
                 handover.give(state, place)
+        except WorkerLost as loss:
+            turn = _turn_behind(loss, communicator, view)
         communicator.say_given(view)
 
 
@@ -208,7 +212,8 @@ def skip_unless(condition: Any, new: State, old: State) -> State:
     return chosen
 
 
-def _wait(communicator: Communicator) -> tuple[str, int, list[int], list[int]] | None:
+def _wait(communicator: Communicator) -> _Turn | None:
+    """What this worker does next. Each "pass" counts as a gate, so it must not be dropped."""
     found = communicator.wait_at_gate(_POLL_MS)
     if found is None:
         return None
@@ -218,17 +223,14 @@ def _wait(communicator: Communicator) -> tuple[str, int, list[int], list[int]] |
     return what, view, ranks, joining
 
 
-@contextlib.contextmanager
-def _excuse_losses(communicator: Communicator, view: int) -> Iterator[None]:
+def _turn_behind(loss: WorkerLost, communicator: Communicator, view: int) -> _Turn | None:
     """Where a handover fails because somebody was lost, the next view begins it anew, or needs none."""
-    try:
-        yield
-    except WorkerLost as loss:
-        end = time.monotonic() + _GRACE_S
-        while (turn := _wait(communicator)) is not None and turn[1] == view and turn[0] != "pass":
-            if time.monotonic() > end:
-                raise loss from None
-            time.sleep(_GLANCE_S)
+    end = time.monotonic() + _GRACE_S
+    while (turn := _wait(communicator)) is not None and turn[0] != "pass" and turn[1] == view:
+        if time.monotonic() > end:
+            raise loss
+        time.sleep(_GLANCE_S)
+    return turn
 
 
 def _finish_programs(state: Any) -> None:

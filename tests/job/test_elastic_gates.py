@@ -24,13 +24,15 @@ from tests.support.launcher import TIMEOUT_S, Start
 STEPS, PAUSE_S = 400, 0.02
 
 
-def start(workers: int, reducers: int = 1, handover_s: float = 0.0, **settings: str) -> Cluster:
+def start(workers: int, reducers: int = 1, handover_s: float | list[float] = 0.0, **settings: str) -> Cluster:
+    """``handover_s``: of all, or of each rank."""
     settings = {"JAXHETERO_ELASTIC": f"2:{workers + 1}", "JAXHETERO_LOST_AFTER_MS": "3000", **settings}
     cluster = Cluster(workers, reducers, settings)
     cluster.start_coordinator()
     cluster.start_reducers()
     for rank in range(workers):
-        start_worker(cluster, f"worker {rank}", rank, handover_s, KEY="7")
+        seconds = handover_s[rank] if isinstance(handover_s, list) else handover_s
+        start_worker(cluster, f"worker {rank}", rank, seconds, KEY="7")
     cluster.wait_for_output("worker 0", "step 20 ")
     return cluster
 
@@ -106,6 +108,17 @@ def test_one_that_comes_is_killed_meanwhile() -> None:
         cluster.wait_for_output("worker 0", "hands over")
         kill(cluster, "worker 2 again")
         check(cluster, ["worker 0", "worker 1"])
+
+
+def test_one_that_comes_is_killed_when_only_some_have_given_the_state() -> None:
+    """They stand at the same gate all the same: later ones are let in, without a worker that waits for another one."""
+    with start(2, handover_s=[0.0, 1.0]) as cluster:
+        start_worker(cluster, "worker 2", 2)
+        cluster.wait_for_output("worker 1", "hands over")
+        kill(cluster, "worker 2")
+        start_worker(cluster, "worker 2 again", 2)
+        cluster.wait_for_output("worker 0", "of [0, 1, 2]")
+        check(cluster, ["worker 0", "worker 1", "worker 2 again"])
 
 
 @pytest.mark.parametrize("victim", ["worker 0", "worker 2"])
