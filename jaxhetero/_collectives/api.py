@@ -189,8 +189,8 @@ def pmean(
 
     Args:
       weight: of this worker's ``x``, a number or a scalar array, such as its number of examples. The mean is then the
-        sum of the weighted trees over the sum of the weights. In leaves of 16 bits, and with such a ``wire_dtype``,
-        weights are rounded as those are.
+        sum of the weighted trees over the sum of the weights, and NaN where that is zero or not finite. In leaves of 16
+        bits, and with such a ``wire_dtype``, weights are rounded as those are: in float16 none may be above 65504.
 
     Example:
       The loss and the number of correct answers of a batch, as means over all workers:
@@ -208,7 +208,10 @@ def pmean(
     if weight is None and not who:
         return _mean(x, axes, label, bucket_bytes, wire_dtype)
     tally = _tally(axes, weight, mean=True, label=label)
-    contribution = x if weight is None else jax.tree.map(lambda leaf: weighted(leaf, weight), x)
+    contribution = x
+    if weight is not None:
+        sent_dtype = wire_dtype if axes.spans_workers else None
+        contribution = jax.tree.map(lambda leaf: weighted(leaf, weight, sent_dtype), x)
     mean = _sum(contribution, axes, label, bucket_bytes, wire_dtype, tally=tally)
     return (mean, tally.who()) if who else mean
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxhetero._collectives import rules
 from jaxhetero._collectives.mesh_axes import ReducedAxes
-from jaxhetero._collectives.wire_dtypes import sum_dtype
+from jaxhetero._collectives.wire_dtypes import is_narrow_float, round_for_wire, sum_dtype
 from jaxhetero._job import world
 
 
@@ -53,8 +53,8 @@ class Tally:
     def __init__(self, weight: Any, mean: bool, local_axes: tuple[str, ...]) -> None:
         self._mean = mean
         self._has_weight = weight is not None
-        # Of all devices of the worker.
-        self._weight = None if weight is None else _sum_locally(jnp.asarray(weight), local_axes)
+        # Of all devices of the worker. As a float: sums of small integers, or of 16 bits, may have no room in those.
+        self._weight = None if weight is None else _sum_locally(_as_float(weight), local_axes)
         self._devices = 1
         for name in local_axes:
             self._devices *= int(jax.lax.axis_size(name))
@@ -117,18 +117,32 @@ class Tally:
         weights = self._weights(row)
         dtype = sum_dtype(weights.dtype) if jnp.issubdtype(weights.dtype, jnp.floating) else jnp.float32
         divisor = weights.astype(dtype).sum() * (1 if self._has_weight else self._devices)
+        if self._has_weight:  # no quotient by infinity, which would be 0 and look like a mean
+            divisor = jnp.where(jnp.isfinite(divisor), divisor, jnp.nan)
         result = _quotient_dtype(total.dtype)
         # As XLA divides by a constant, in a job that is not elastic.
         wide = total.astype(jnp.promote_types(result, dtype)) * (1 / divisor)
         return wide.astype(result)
 
 
-def weighted(leaf: Any, weight: Any) -> jax.Array:
-    """A leaf's contribution to a mean with weights: floats stay what they are, and integers become floats."""
+def weighted(leaf: Any, weight: Any, wire_dtype: Any = None) -> jax.Array:
+    """A leaf's contribution to a mean with weights: floats stay what they are, and integers become floats.
+
+    The weight is rounded as that in the row of the bucket will be, so that a mean of equal leaves is that leaf.
+    """
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         array = array.astype(_quotient_dtype(array.dtype))
-    return array * jnp.asarray(weight).astype(array.dtype)
+    factor = _as_float(weight).astype(array.dtype)
+    if is_narrow_float(wire_dtype):
+        factor = round_for_wire(factor, wire_dtype)
+    return array * factor
+
+
+def _as_float(weight: Any) -> jax.Array:
+    array = jnp.asarray(weight)
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(sum_dtype(array.dtype) if floating else _quotient_dtype(array.dtype))
 
 
 def _quotient_dtype(dtype: Any) -> Any:

@@ -49,6 +49,11 @@ def check_wire_dtype(wire_dtype: Any, label: str, more: Sequence[str] = ()) -> N
         )
 
 
+def is_narrow_float(wire_dtype: Any) -> bool:
+    """Whether it is one of the floats of 16 bits."""
+    return wire_dtype is not None and str(jnp.dtype(wire_dtype)) in _WIRE_DTYPES
+
+
 def describe_leaf(leaf: Any) -> str:
     """``float32[2,3]``."""
     return f"{jnp.result_type(leaf)}[{','.join(map(str, jnp.shape(leaf)))}]"
