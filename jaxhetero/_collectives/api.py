@@ -18,6 +18,7 @@ from jaxhetero._collectives.labels import op_label
 from jaxhetero._collectives.mesh_axes import AxisName, ReducedAxes, classify
 from jaxhetero._collectives.moved import in_words, said_by_no_word
 from jaxhetero._collectives.participants import Tally, Who, weighted
+from jaxhetero._collectives.quanta import quanta_of
 from jaxhetero._collectives.reduce_tree import (
     gather_arrays,
     make_varying,
@@ -546,10 +547,9 @@ def _sum(
     wire_dtype: Any,
     call_bytes: int = 0,
     tally: Tally | None = None,
+    quanta_are_means: bool = False,
 ) -> Tree:
-    counts_later = tally is not None or (world.is_elastic() and axes.spans_workers)
-    are_constants = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
-    if axes.are_named and are_constants and not counts_later:
+    if _is_constant(x, axes, tally):
         # As in jax.lax.psum: a value that the traced program does not compute is the same on every device. So
         # psum(1, axis_name) is the static number of workers.
         constants: Tree = jax.tree.map(lambda leaf: leaf * axes.count, x)
@@ -569,17 +569,31 @@ def _sum(
         wire_dtype=wire_dtype,
         call_bytes=call_bytes,
         tally=tally,
+        quanta_are_means=quanta_are_means,
     )
     return total
+
+
+def _is_constant(x: Any, axes: ReducedAxes, tally: Tally | None = None) -> bool:
+    """Whether the sum of ``x`` is known while the program is traced."""
+    counts_later = tally is not None or (world.is_elastic() and axes.spans_workers)
+    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+    return axes.are_named and not is_traced and not counts_later
 
 
 def _mean(x: Tree, axes: ReducedAxes, label: str, bucket_bytes: int, wire_dtype: Any, call_bytes: int = 0) -> Tree:
     if world.is_elastic() and axes.spans_workers:
         tally = _tally(axes, None, mean=True, label=label)
         return _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes, tally)
-    total = _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes)
+    in_quanta = quanta_of(wire_dtype) is not None and axes.spans_workers and not _is_constant(x, axes)
+    total = _sum(x, axes, label, bucket_bytes, wire_dtype, call_bytes, quanta_are_means=in_quanta)
+
+    def divided(leaf: jax.Array) -> jax.Array:
+        is_mean = in_quanta and jnp.issubdtype(leaf.dtype, jnp.floating)  # over the workers, not over their devices
+        return leaf / (axes.local_count if is_mean else axes.count)
+
     with jax.transfer_guard("allow"):  # for the count
-        mean: Tree = jax.tree.map(lambda leaf: leaf / axes.count, total)
+        mean: Tree = jax.tree.map(divided, total)
     return mean
 
 

@@ -143,9 +143,18 @@ def round_to_quanta(arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce,
 
 
 def sum_in_quanta(
-    arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce, label: str, worker_count: int
+    arrays: Sequence[jax.Array],
+    quanta: Quanta,
+    reduce: Reduce,
+    label: str,
+    worker_count: int,
+    *,
+    are_means: bool = False,
 ) -> list[jax.Array]:
-    """The sum of each array over the workers: of floats in numbers of scales, of others as it is."""
+    """The sum of each array over the workers: of floats in numbers of scales, of others as it is.
+
+    ``are_means``: of floats the mean in its place. A sum that is divided again would have another last bit.
+    """
     floats = [array for array in arrays if _is_rounded(array)]
     exact = [array for array in arrays if not _is_rounded(array)]
     others = iter(reduce(exact, Kind.SUM, label) if exact else [])
@@ -159,13 +168,15 @@ def sum_in_quanta(
         totals = []
         for mean, exponent, array in zip(means, exponents, floats, strict=True):
             # Exact: of the number, its few bits; of the scale, none.
-            totals.append(_like(quanta.unpack(mean) * worker_count * quanta.scales(exponent), array))
+            numbers = quanta.unpack(mean) * (1 if are_means else worker_count)
+            totals.append(_like(numbers * quanta.scales(exponent), array))
         return totals
 
     # Rounding has no derivative; that of the sum is meant.
     @sum_floats.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        return sum_floats(*primals), reduce(tangents[0], Kind.SUM, f"{label} tangents")
+        sums = reduce(tangents[0], Kind.SUM, f"{label} tangents")
+        return sum_floats(*primals), [tangent / worker_count for tangent in sums] if are_means else sums
 
     totals = iter(sum_floats(floats) if floats else [])
     return [next(totals) if _is_rounded(array) else next(others) for array in arrays]

@@ -43,11 +43,13 @@ def reduce_tree(
     wire_dtype: Any = None,
     call_bytes: int = 0,
     tally: Tally | None = None,
+    quanta_are_means: bool = False,
 ) -> Any:
     """Reduce every leaf of ``x``; each device of a worker sends its part. See ``collectives.psum``.
 
     ``call_bytes``: if ``x`` is a part of a larger tree, the bytes of the whole tree on the wire.
     ``tally``: of a sum, counts who has taken part in each bucket.
+    ``quanta_are_means``: what goes over the wire in 8 or 4 bits is the mean over the workers, not the sum.
     """
     leaves, structure = prepare_leaves(x, label, bucket_bytes, are_summed=kind is not Kind.BROADCAST)
     check_wire_dtype(wire_dtype, label, tuple(QUANTA))
@@ -87,7 +89,8 @@ def reduce_tree(
     if quanta is None:
         results = reduce_arrays(on_wire, kind, label)
     else:
-        results = sum_in_quanta(on_wire, quanta, reduce_arrays, label, len(axes.group) or world.capacity())
+        workers = len(axes.group) or world.capacity()
+        results = sum_in_quanta(on_wire, quanta, reduce_arrays, label, workers, are_means=quanta_are_means)
     results, rows = results[: len(parts)], results[len(parts) :]
     results = [result.astype(part.dtype) for result, part in zip(results, parts, strict=True)]
     if tally is not None:

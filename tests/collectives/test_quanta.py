@@ -15,10 +15,10 @@ from tests.support.cluster import Cluster
 PROGRAM = "quanta.py"
 
 
-def run(workers: int, reducers: int, **settings: str) -> list[dict[str, Any]]:
+def run(workers: int, reducers: int, *arguments: str, **settings: str) -> list[dict[str, Any]]:
     with Cluster(workers, reducers, settings) as cluster:
         cluster.start_reducers()
-        cluster.start_workers(PROGRAM)
+        cluster.start_workers(PROGRAM, *arguments)
         results = [outcome.result for outcome in cluster.wait_workers()]
         assert all(outcome.code == 0 for outcome in cluster.wait_reducers())
     assert all(result["digests"] == results[0]["digests"] for result in results)
@@ -33,6 +33,11 @@ def test_sums_are_as_defined_whoever_sums() -> None:
         assert result["parts"]["int8"] < 0.26
         assert result["parts"]["float8_e4m3fn"] < 0.26
         assert result["parts"]["int4"] < 0.14
+
+
+def test_equal_numbers_are_their_own_mean_also_of_seven_workers() -> None:
+    """A product with 1/7 would have another last bit than the quotient."""
+    run(7, 1, "exact")
 
 
 def test_what_cannot_be_sent_so_is_refused() -> None:
