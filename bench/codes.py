@@ -121,23 +121,44 @@ def read_values(files: Sequence[Path], chunk_bytes: int) -> dict[tuple[str, str]
     return values
 
 
+def load_library(folder: Path) -> ctypes.CDLL:
+    """The native half, compiled to a folder."""
+    more = ["-O3", f"-I{_ROOT}", str(_ROOT / "xla_ffi/codec/float_code.cc")]
+    library = ctypes.CDLL(str(build(_SOURCE, folder, more=more)))
+    library.measure.restype = _Rates
+    return library
+
+
+def _measure(
+    library: ctypes.CDLL, dtype: str, vectors: int, values: np.ndarray, chunk_bytes: int, seconds: float
+) -> _Rates:
+    arguments = (
+        ctypes.c_uint8(_TYPES[dtype]),
+        ctypes.c_int(vectors),
+        ctypes.c_void_p(values.ctypes.data),
+        ctypes.c_size_t(values.nbytes),
+        ctypes.c_size_t(chunk_bytes),
+        ctypes.c_double(seconds),
+    )
+    rates: _Rates = library.measure(*arguments)
+    return rates
+
+
+def coded_part(library: ctypes.CDLL, dtype: str, values: np.ndarray, chunk_bytes: int) -> float:
+    """The bytes of the codes of whole chunks over those of the chunks."""
+    return float(_measure(library, dtype, 0, values, chunk_bytes, 0).part)
+
+
 def measure(options: Options, library: ctypes.CDLL) -> list[Row]:
     """Every kind of values and every vector unit, on one core."""
-    library.measure.restype = _Rates
     chunk_bytes = options.chunk_kib << 10
     made = read_values(options.files, chunk_bytes) if options.files else make_values(options.region_mib << 20)
     rows = []
     for (name, dtype), values in made.items():
         for number, vectors in enumerate(_VECTORS):
-            arguments = (
-                ctypes.c_uint8(_TYPES[dtype]),
-                ctypes.c_int(number),
-                ctypes.c_void_p(values.ctypes.data),
-                ctypes.c_size_t(values.nbytes),
-                ctypes.c_size_t(chunk_bytes),
-                ctypes.c_double(options.seconds),
-            )
-            turns = [library.measure(*arguments) for _ in range(options.turns)]
+            turns = [
+                _measure(library, dtype, number, values, chunk_bytes, options.seconds) for _ in range(options.turns)
+            ]
             if turns[0].part == 0:
                 continue
             rates = (
@@ -164,8 +185,7 @@ def run(options: Options) -> int:
     check_folders(options.json)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as folder:
-        more = ["-O3", f"-I{_ROOT}", str(_ROOT / "xla_ffi/codec/float_code.cc")]
-        rows = measure(options, ctypes.CDLL(str(build(_SOURCE, Path(folder), more=more))))
+        rows = measure(options, load_library(Path(folder)))
     show(rows, Console())
     if options.json is not None:
         content = {

@@ -174,6 +174,10 @@ class PendingState(RoundCall):
         """See the base."""
         raise ConfigError(f"{self.label}: across_steps around on_reducers is for arrays of the CPU")
 
+    def start(self, operands: Sequence[jax.Array]) -> jax.Array:
+        """See the base."""
+        return super().start(self.state.rounded(operands))
+
     @property
     def converted(self) -> PendingState:
         """See the base."""

@@ -1,4 +1,4 @@
-"""Floats as small numbers of a scale that all workers share, block by block: ``wire_dtype`` int8, int4 and float8.
+"""Floats as small numbers of a scale, block by block: ``wire_dtype`` int8, int4 and float8.
 
 docs/how_to/eight_bits.md says what is computed.
 """
@@ -68,9 +68,9 @@ class Quanta:
         return jnp.where(exponents == _LARGEST_EXPONENT, jnp.nan, scales)[:, None]
 
     def rounded(self, blocks: jax.Array, exponents: jax.Array) -> jax.Array:
-        """Numbers of scales, as float32; 0 where there is no scale."""
+        """Numbers of scales, as float32, none of them -0; 0 where there is no scale."""
         numbers = self.round(blocks / self.scales(exponents))
-        return jnp.where(exponents[:, None] == _LARGEST_EXPONENT, 0, numbers)
+        return jnp.where((exponents[:, None] == _LARGEST_EXPONENT) | (numbers == 0), 0, numbers)
 
     def round(self, values: jax.Array) -> jax.Array:
         """To the nearest number, ties to even."""
@@ -134,10 +134,16 @@ def _like(blocks: jax.Array, array: jax.Array) -> jax.Array:
     return blocks.reshape(-1)[: array.size].reshape(array.shape).astype(array.dtype)
 
 
-def round_to_quanta(arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce, label: str) -> list[jax.Array]:
-    """Floats as the workers will contribute them, in their own dtypes: numbers of the scales that all share."""
+def round_to_quanta(
+    arrays: Sequence[jax.Array], quanta: Quanta, reduce: Reduce | None = None, label: str = ""
+) -> list[jax.Array]:
+    """Floats in their own dtypes, rounded to numbers of the scales that all workers share; without ``reduce``, of their
+    own.
+    """
     blocks = [_blocks_of(array) for array in arrays]
-    exponents = reduce([quanta.exponents(block) for block in blocks], Kind.MAX, f"{label} scales")
+    exponents = [quanta.exponents(block) for block in blocks]
+    if reduce is not None:
+        exponents = reduce(exponents, Kind.MAX, f"{label} scales")
     values = [quanta.rounded(b, e) * quanta.scales(e) for b, e in zip(blocks, exponents, strict=True)]
     return [_like(value, array) for value, array in zip(values, arrays, strict=True)]
 

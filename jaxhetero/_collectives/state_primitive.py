@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.primitive import CallAttributes, attributes_of, lower_call, next_stream
+from jaxhetero._collectives.quanta import QUANTA, Quanta, quanta_of, round_to_quanta
 from jaxhetero._collectives.rules import as_program
 from jaxhetero._collectives.worker_devices import WorkerDevices
 from jaxhetero._compat import is_computed, lower_on_gpu_stream, register_lowering, without_varying_axis
@@ -45,7 +46,8 @@ class StateCall:
       update: the encoded description of a measure or an update.
       resumes: the reducers have the summed gradients already.
       is_backed_up: other reducers keep a copy of the state.
-      wire_dtype: as in ``psum``.
+      wire_dtype: as in ``psum``. With 8 and 4 bits, gradients are float32 and rounded before the call; what is sent
+        then has the same bits in fewer bytes.
       call_bytes: of gradients on the wire in the whole step.
       results: shapes and dtypes, but for the version.
       worker_count: as in ``primitive.all_reduce``.
@@ -79,10 +81,23 @@ class StateCall:
         """Of a measure or an update: the leaves of the bucket, which are first of its operands and of its results."""
         return {Kind.MEASURE: len(self.results) - 1, Kind.UPDATE: len(self.results)}.get(self.kind, 0)
 
+    @property
+    def quanta(self) -> Quanta | None:
+        """What gradients are rounded to, if ``wire_dtype`` has 8 or 4 bits."""
+        return quanta_of(self.wire_dtype or None)
+
+    def rounded(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        """Operands whose gradients are as they are sent."""
+        if self.quanta is None or self.resumes:
+            return [*operands]
+        count = self.leaf_count
+        return [*round_to_quanta(operands[:count], self.quanta), *operands[count:]]
+
     def __call__(self, *operands: jax.Array) -> list[jax.Array]:
         """The results, and the version of the state after it."""
         with jax.named_scope(self.label):
-            outputs: list[jax.Array] = PRIMITIVE.bind(*operands, call=self)
+            given = operands if self.is_shared else self.rounded(operands)
+            outputs: list[jax.Array] = PRIMITIVE.bind(*given, call=self)
             return outputs
 
 
@@ -103,7 +118,7 @@ def _abstract_eval(*operands: Any, call: StateCall) -> list[Any]:
 def _run_shared(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
     """Sum the gradients of the worker's devices, call on one of them, and give all of them what comes of it."""
     devices, sums = call.devices, 0 if call.resumes else call.leaf_count
-    summed = [*map(devices.sum, operands[:sums]), *operands[sums:]]
+    summed = call.rounded([*map(devices.sum, operands[:sums]), *operands[sums:]])
     results = PRIMITIVE.bind(*summed, call=replace(call, is_shared=False))
     # A measure does not write the leaves.
     own = call.leaf_count if call.kind is Kind.MEASURE else 0
@@ -151,7 +166,8 @@ def _run_on_stream(*operands: jax.Array, call: StateCall) -> list[jax.Array]:
     XLA converts to the dtype of the wire on the device, so that a lane copies half the bytes to the host.
     """
     leaves, (*scalars, version) = operands[: call.leaf_count], operands[call.leaf_count :]
-    given = [leaf.astype(call.wire_dtype) for leaf in leaves] if call.wire_dtype and not call.resumes else leaves
+    narrows = call.wire_dtype and call.quanta is None and not call.resumes
+    given = [leaf.astype(call.wire_dtype) for leaf in leaves] if narrows else leaves
     bits = [jax.lax.bitcast_convert_type(array, np.uint32).ravel() for array in scalars]
     # XLA ends with a segmentation fault where a call on another stream has a constant as its operand, or an array
     # without elements (jaxlib 0.12.0.1, compiling for an H100).
@@ -211,7 +227,7 @@ def state_attributes(ctx: Any, call: StateCall, *, by_number_on_host: bool = Fal
         axis_name=call.devices.worker_axis,
         devices_along=call.devices.along,
         in_groups=False,
-        wire_dtype=call.wire_dtype,
+        wire_dtype="" if call.quanta else call.wire_dtype,
         call_bytes=call.call_bytes,
         group=(),
         by_number_on_host=by_number_on_host,
@@ -223,7 +239,8 @@ def state_attributes(ctx: Any, call: StateCall, *, by_number_on_host: bool = Fal
             f"{call.devices.count} of them; an optimizer on reducers takes the gradients of all: "
             "name all axes of the mesh"
         )
-    state = [call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up, call.caller]
+    numbers = [*QUANTA].index(call.wire_dtype) + 1 if call.quanta else 0  # as in xla_ffi/sum/reduce.h
+    state = [call.number, call.slot_count, call.slot, call.resumes, call.is_backed_up, call.caller, numbers]
     if call.is_elastic:
         state += [call.averages, call.kind is Kind.STORE]
     return replace(attributes, state=np.array(state, np.int64), update=np.frombuffer(call.update, np.uint8))

@@ -18,6 +18,7 @@ from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero._collectives.kinds import Kind
 from jaxhetero._collectives.mesh_axes import AxisName, axis_names, classify
 from jaxhetero._collectives.pending_primitives import PendingState
+from jaxhetero._collectives.quanta import QUANTA, quanta_of
 from jaxhetero._collectives.refuse_invariant import refuse_invariant
 from jaxhetero._collectives.state_primitive import StateCall
 from jaxhetero._collectives.together import together
@@ -171,7 +172,8 @@ def on_reducers(
         has to be called inside its ``jax.shard_map``.
       mean: ``tx`` gets the mean of the gradients of all workers and of all their devices; ``False``: their sum.
       weights_dtype: of the weights that workers get: float32, or bfloat16, rounded from the float32 that is kept.
-      wire_dtype: as in ``jaxhetero.psum``, of the gradients.
+      wire_dtype: as in ``jaxhetero.psum``, of the gradients. With 8 and 4 bits each worker has scales of its own, and
+        ``tx`` gets the mean in float32, which is not rounded again.
       backups: 1: another reducer backs up each share, and the loss of a reducer changes no bit; 0: none does.
       bucket_bytes: as in ``jaxhetero.psum``, counted in the dtypes of the parameters, of which each bucket has one.
       name: of the optimizer in messages; every worker makes the same optimizers in the same order.
@@ -214,7 +216,7 @@ def on_reducers(
       {'w': Array([0.5, 0. ], dtype=float32)}
     """
     label = name or f"optimizer {next(_numbers)}"
-    check_wire_dtype(wire_dtype, label)
+    check_wire_dtype(wire_dtype, label, tuple(QUANTA))
     if backups not in (0, 1):
         raise ConfigError(f"{label}: backups is {backups}; it can be 0 or 1")
     home = _Home(tx, axis_name, mean, np.dtype(weights_dtype), wire_dtype, backups, bucket_bytes, label)
@@ -545,15 +547,17 @@ class _Step:
         self._started = started
         self._home, self._plan, self._devices = home, plan, devices
         self._leaves, self._versions = [jnp.asarray(leaf) for leaf in leaves], list(state.versions)
+        is_in_numbers = quanta_of(home.wire_dtype) is not None
         for bucket in plan.buckets:
             # Parameters of a bucket have one dtype, but their gradients may have several.
-            if len({self._leaves[leaf].dtype for leaf in bucket.leaves}) > 1:
+            if is_in_numbers or len({self._leaves[leaf].dtype for leaf in bucket.leaves}) > 1:
                 for leaf in bucket.leaves:
                     self._leaves[leaf] = self._leaves[leaf].astype(jnp.float32)
         self._scalars = plan.update.scalars(jax.tree.leaves(state.own))
         self._totals: dict[int, Any] = {}
         self._measured: list[list[Any]] = [[] for _ in plan.buckets]
-        self._call_bytes = wire_bytes(self._leaves, home.wire_dtype)
+        # Chunks are as large as without numbers, which are a code of float32.
+        self._call_bytes = wire_bytes(self._leaves, None if is_in_numbers else home.wire_dtype)
 
     def start(self, priorities: Sequence[int]) -> tuple[tuple[jax.Array, ...], tuple[PendingState, ...]]:
         """Begin the first stage of each bucket; their tickets, and the calls that take them."""

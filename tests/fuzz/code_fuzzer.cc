@@ -1,7 +1,8 @@
-// The code of floats: bytes of a peer that are decoded, and values that are encoded and decoded again. The first three
-// bytes choose which, and how many elements; the rest is for it.
+// The codes of floats and of numbers: bytes of a peer that are decoded, and values that are encoded and decoded again.
+// The first three bytes choose which, and how many elements; the rest is for it.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "xla_ffi/codec/float_code.h"
+#include "xla_ffi/codec/number_code.h"
 
 namespace jaxhetero {
 namespace {
@@ -41,6 +43,23 @@ void expect_same(DType dtype, const std::vector<std::byte>& coded, size_t bytes)
   }
 }
 
+// What comes of a code has one again, but where a number is -0, and wherever the leaves end.
+void expect_numbers(Numbers numbers, const std::vector<std::byte>& coded, size_t count) {
+  std::vector<float> values(count);
+  if (!decode_numbers(numbers, coded, values)) return;
+  const std::array<uint64_t, 3> leaf_ends = {count / 3, count / 2, count + 1};
+  std::vector<std::byte> code(count * sizeof(float));
+  const size_t bytes = encode_numbers(numbers, values, 0, leaf_ends, code);
+  if (bytes == 0) return;
+  const std::vector<std::byte> exact(code.begin(), code.begin() + static_cast<std::ptrdiff_t>(bytes));
+  std::vector<float> again(count);
+  if (!decode_numbers(numbers, exact, again)) std::abort();
+  for (size_t i = 0; i < count; ++i) {
+    const bool are_nan = values[i] != values[i] && again[i] != again[i];
+    if (!are_nan && std::bit_cast<uint32_t>(values[i]) != std::bit_cast<uint32_t>(again[i])) std::abort();
+  }
+}
+
 }  // namespace
 }  // namespace jaxhetero
 
@@ -51,6 +70,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t bytes = (data[1] | (data[2] & 7) << 8) * item_bytes(dtype);
   const auto input = std::as_bytes(std::span(data + 3, size - 3));
   const std::vector<std::byte> rest(input.begin(), input.end());
+  if (const auto numbers = static_cast<Numbers>(data[0] >> 2 & 3); numbers != Numbers::kNone) {
+    expect_numbers(numbers, rest, bytes / item_bytes(dtype));
+    return 0;
+  }
   if ((data[0] & 2) != 0) {
     expect_same(dtype, rest, bytes);
     return 0;

@@ -14,13 +14,14 @@ import optax
 from jaxhetero import optimizers
 from jaxhetero._collectives.buckets import make_buckets
 from jaxhetero.optimizers._programs import lower
-from tests.optimizers.update_machine import Job, NativePasses
+from tests.optimizers.update_machine import Job, NativePasses, in_numbers
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     "momentum": optax.sgd(0.1, momentum=0.9),
     "adamw": optax.adamw(1e-2, weight_decay=0.01),
     "lamb": optimizers.lamb(1e-2),
 }
+WIRE_DTYPES = {"momentum": "int8"}
 # The largest leaf is cut among reducers, and the others have a bucket of their own.
 SHAPES = {"bias": (401,), "matrix": (150, 401), "scale": ()}
 BUCKET_BYTES = 64 << 10
@@ -71,6 +72,11 @@ def replay(name: str, history: Sequence[Sequence[Sequence[int]]]) -> str:
         flat = zip(SHAPES.items(), job.weights, strict=True)
         weights = {leaf: array.reshape(shape) for (leaf, shape), array in flat}
         parts = {rank: contribution(rank, step, weights) for ranks in participants for rank in ranks}
+        if name in WIRE_DTYPES:
+            parts = {
+                rank: {leaf: in_numbers(array, WIRE_DTYPES[name]) for leaf, array in part.items()}
+                for rank, part in parts.items()
+            }
         means = {}
         for leaf, ranks in zip(SHAPES, participants, strict=True):
             total = parts[ranks[0]][leaf]

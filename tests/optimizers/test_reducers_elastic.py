@@ -79,7 +79,7 @@ def test_a_worker_is_killed_and_another_comes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strands", ["1", "2"])
 def test_a_worker_and_a_reducer_are_killed_at_once(tmp_path: Path, strands: str) -> None:
     """What the reducer kept goes on from its backups, and another one gets a share."""
-    with training(tmp_path, 3, 3, JAXHETERO_STRANDS=strands) as job:
+    with training(tmp_path, 3, 3, JAXHETERO_STRANDS=strands, JAXHETERO_SHARED_MEMORY="0") as job:
         job.cluster.wait_for_log("coordinator", is_backed_up)
         job.kill("worker 2", "reducer 1")
         job.cluster.wait_for_output("worker 0", "of [0, 1]")

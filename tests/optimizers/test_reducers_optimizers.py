@@ -20,7 +20,7 @@ from jaxhetero.optimizers._programs import lower
 from tests.long.chaos import run_job
 from tests.optimizers.optimizer_zoo import OPTIMIZERS, SIGNS, recorded, weights
 from tests.optimizers.programs.reducers_optimizers import large
-from tests.optimizers.update_machine import Job, numpy_pass
+from tests.optimizers.update_machine import NUMBERS, Job, in_numbers, numpy_pass
 from tests.support.cluster import Cluster, free_port, run
 
 STEPS = 4
@@ -38,13 +38,15 @@ def digest(arrays: list[Any]) -> str:
 
 def summed(workers: int, wire_dtype: str) -> list[dict[str, Any]]:
     """The gradients of all workers, in rank order."""
-    dtype = jnp.dtype(wire_dtype or "float32")
+
+    def sent(gradient: np.ndarray) -> np.ndarray:
+        if wire_dtype in NUMBERS:
+            return in_numbers(gradient, wire_dtype)
+        return gradient.astype(jnp.dtype(wire_dtype or "float32")).astype(np.float32)
+
     by_rank = [[large(gradients) for gradients in recorded(STEPS, rank)] for rank in range(workers)]
     return [
-        {
-            name: functools.reduce(np.add, (steps[i][name].astype(dtype).astype(np.float32) for steps in by_rank))
-            for name in by_rank[0][i]
-        }
+        {name: functools.reduce(np.add, (sent(steps[i][name]) for steps in by_rank)) for name in by_rank[0][i]}
         for i in range(STEPS)
     ]
 
@@ -82,9 +84,30 @@ def transcribed(name: str, workers: int, weights_dtype: str, wire_dtype: str) ->
             {"JAXHETERO_COLOCATED_COUNT": "2", "JAXHETERO_CHUNK_BYTES": "1024", "JAXHETERO_SHARED_MEMORY": "0"},
         ),
         (TWO, 2, 0, ("float32", "float16"), {"JAXHETERO_FAILOVER": "0"}),
+        (SIX, 2, 2, ("float32", "int8"), {"JAXHETERO_SHARED_MEMORY": "0"}),
+        (
+            TWO,
+            3,
+            2,
+            ("bfloat16", "int4"),
+            {"JAXHETERO_SHARED_MEMORY": "0", "JAXHETERO_STRANDS": "2", "JAXHETERO_CHUNK_BYTES": "1088"},
+        ),
+        # Without a schedule: in a program with float8, XLA rounds a scheduled learning rate in another way.
+        (
+            ("adam", "adamw, clipped"),
+            2,
+            1,
+            ("float32", "float8_e4m3fn"),
+            {"JAXHETERO_SHARED_MEMORY": "0", "JAXHETERO_COMPRESS": "always", "JAXHETERO_CHECKSUM": "1"},
+        ),
+        (TWO, 2, 2, ("float32", "int8"), {}),  # in memory that is shared there are no codes
         *((SIX[:2], 2, reducers, ("float32", ""), {}) for reducers in (2, 4, 8)),
     ],
-    ids=["one reducer", "tiny chunks", "four and two inside", "inside", "two", "four", "eight"],
+    ids=[
+        *("one reducer", "tiny chunks", "four and two inside", "inside"),
+        *("int8", "int4, tiny chunks", "float8, coded", "int8, shared memory"),
+        *("two", "four", "eight"),
+    ],
 )
 def test_bits_are_those_of_a_transcription(
     names: tuple[str, ...], workers: int, reducers: int, types: tuple[str, str], settings: dict[str, str]
@@ -123,11 +146,14 @@ def test_every_place_gives_the_same_weights_and_what_cannot_be_done_is_refused()
 def test_the_devices_of_a_worker_share_an_update(kind: str, workers: int) -> None:
     """It has the bits that one device has which adds their gradients up; each byte leaves a worker once."""
     reducers = 2 if workers > 1 else 0
-    for result in run("reducers_devices.py", kind, f"127.0.0.1:{free_port()}", workers=workers, reducers=reducers):
+    coordinator, settings = f"127.0.0.1:{free_port()}", {"JAXHETERO_SHARED_MEMORY": "0", "JAXHETERO_COMPRESS": "never"}
+    for result in run("reducers_devices.py", kind, coordinator, workers=workers, reducers=reducers, **settings):
         assert all(result["equal"].values()), result["equal"]
         if workers == 1:
             continue
-        assert all(1 <= sent < 1.05 for sent in result["sent"].values()), result["sent"]
+        for name, sent in result["sent"].items():
+            part = 0.25 if "int8" in name else 1
+            assert part <= sent < 1.1 * part, result["sent"]
         if kind == "own":
             assert "name all axes of the mesh" in result["refusals"]["unnamed"]
             assert "JAX has summed it already" in result["refusals"]["summed"]
@@ -139,6 +165,7 @@ def test_the_devices_of_a_worker_share_an_update(kind: str, workers: int) -> Non
         ("twice", ["jaxhetero.ConfigError", "each one can be used once"]),
         ("replaced", ["jaxhetero.ConfigError", "another init() or push() have taken the place"]),
         ("rates", ["jaxhetero.MismatchError", "have other numbers for the step", "learning rate"]),
+        ("wire", ["jaxhetero.MismatchError", "float32[40000] as int4 of", "float32[40000] as int8 of"]),
         ("lost", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),
         ("lost on two devices", ["jaxhetero.ReducerLost", "start again from a checkpoint"]),
     ],
@@ -155,9 +182,20 @@ def test_mistakes_are_told(mistake: str, words: list[str]) -> None:
                 assert word in outcome.exception_line
 
 
+def test_numbers_take_a_byte_or_half_of_one() -> None:
+    """And all that is done around an optimizer on reducers gives what it gives with gradients that are rounded so."""
+    parts = {"int8": 0.25, "int4": 0.125, "float8_e4m3fn": 0.25}
+    results = run("reducers_numbers.py", workers=2, reducers=2, JAXHETERO_SHARED_MEMORY="0", JAXHETERO_COMPRESS="never")
+    for result in results:
+        for wire_dtype, part in parts.items():
+            assert all(result["equal"][wire_dtype].values()), (wire_dtype, result["equal"])
+            assert part < result["sent"][wire_dtype] < 1.06 * part
+
+
 def test_deaths_of_reducers_change_no_bit() -> None:
     """Of AdamW, and of LAMB with its sums over tensors; those that join get shares, and are killed as well."""
-    toll = run_job(2, strikes=4, workers=2, program="reducers_training.py", arguments=("adamw", "lamb"), backed_up=True)
+    arguments = ("adamw", "lamb", "adamw in int8")
+    toll = run_job(2, strikes=4, workers=2, program="reducers_training.py", arguments=arguments, backed_up=True)
     assert toll.kills == 4
     assert toll.views >= 12
     assert toll.same_bits

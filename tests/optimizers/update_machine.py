@@ -24,6 +24,25 @@ Array = np.ndarray[Any, Any]
 NAN = np.float32(np.nan)
 
 
+# Of each wire_dtype of 8 or 4 bits: the largest number, and the exponent of the least scale.
+NUMBERS = {"int8": (127, -126), "int4": (7, -126), "float8_e4m3fn": (448, -117)}
+
+
+def in_numbers(values: Array, wire_dtype: str) -> Array:
+    """What a worker sends of its gradients: a transcription of docs/how_to/eight_bits.md."""
+    largest, least = NUMBERS[wire_dtype]
+    flat = values.astype(np.float32).astype(np.float64).ravel()
+    blocks = np.pad(flat, (0, -flat.size % 64)).reshape(-1, 64)
+    most = np.abs(blocks).max(axis=1, keepdims=True, initial=0)
+    has_scale = most <= largest * np.ldexp(2.0**127, -(largest.bit_length() - 1))  # neither NaN nor too large
+    part, exponent = np.frexp(np.where(has_scale, most, 0) / largest)
+    scales = np.ldexp(1.0, np.maximum(np.where(part > 0.5, exponent, exponent - 1), least))
+    rounded = np.where(has_scale, blocks, 0) / scales
+    rounded = rounded.astype(ml_dtypes.float8_e4m3fn) if wire_dtype == "float8_e4m3fn" else np.round(rounded)
+    sent = np.where(has_scale, rounded.astype(np.float64) * scales + 0.0, NAN).astype(np.float32)
+    return sent.ravel()[: values.size].reshape(values.shape)
+
+
 def _extreme(pick: Callable[[Array, Array], Array], zero: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     """maximum or minimum of IEEE 754-2019: NaN if either is, and -0 is below +0."""
 

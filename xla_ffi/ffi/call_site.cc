@@ -111,7 +111,7 @@ Leaves in_rows(const std::vector<iovec>& buffers, size_t row_count) {
 // Number, slots, slot, whether it resumes, whether it is backed up, and the column of the device that makes the call.
 void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   const std::vector<uint64_t> state(attributes.state.begin(), attributes.state.end());
-  if (state.size() != 6 && state.size() != 8) return;
+  if (state.size() != 7 && state.size() != 9) return;
   const auto update = std::as_bytes(std::span(attributes.update.begin(), attributes.update.size()));
   site.update = std::make_shared<const Bytes>(update.begin(), update.end());
   Hash hash;
@@ -123,9 +123,10 @@ void describe_state(CallSite& site, const CallSiteAttributes& attributes) {
   site.state.is_backed_up = state[4] != 0;
   site.caller = attributes.state.begin()[5];
   site.state.update = hash.value();
-  if (state.size() == 6) return;
-  site.state.averages = state[6] != 0;
-  site.state.is_of_all = state[7] != 0;
+  site.state.numbers = static_cast<Numbers>(state[6]);
+  if (state.size() == 7) return;
+  site.state.averages = state[7] != 0;
+  site.state.is_of_all = state[8] != 0;
 }
 
 }  // namespace

@@ -34,10 +34,11 @@ struct CallSite {
   std::vector<uint32_t> group;      // the group of the OpSpec, like the next two
   uint64_t site = 0;
   StateUse state;
-  std::shared_ptr<const Bytes> update;           // the encoded UpdateDescription of a measure or an update
-  std::unordered_map<int64_t, int64_t> columns;  // keyed by device; empty outside a mesh
-  int64_t caller = 0;                            // the column of the device that makes a call about a state
-  std::unique_ptr<SharedOutcomes> outcomes;      // set where the devices of other columns share what comes of the call
+  std::shared_ptr<const Bytes> update;                     // the encoded UpdateDescription of a measure or an update
+  std::shared_ptr<const std::vector<uint64_t>> leaf_ends;  // see StepRequest
+  std::unordered_map<int64_t, int64_t> columns;            // keyed by device; empty outside a mesh
+  int64_t caller = 0;                                      // the column of the device that makes a call about a state
+  std::unique_ptr<SharedOutcomes> outcomes;  // set where the devices of other columns share what comes of the call
   std::once_flag described;
   std::string description;
 };

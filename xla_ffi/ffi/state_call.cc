@@ -323,17 +323,28 @@ void describe(CallSite& site, int64_t run, int32_t device, RoundRequest& request
   spec.state = site.state;
 }
 
+std::shared_ptr<const std::vector<uint64_t>> leaf_ends_of(const Bytes& update) {
+  auto ends = std::make_shared<std::vector<uint64_t>>();
+  const Result<UpdateDescription> decoded = decode_update(update);
+  if (!decoded.ok()) return ends;  // the reducers say so
+  for (const LeafUpdate& leaf : decoded.value().leaves)
+    ends->push_back((ends->empty() ? 0 : ends->back()) + leaf.count);
+  return ends;
+}
+
 // Once its buffers have been read.
 void complete(CallSite& site, const std::shared_ptr<Totals>& totals, StateModels& models, StateCall& call) {
   const OpSpec& spec = call.request.spec;
   std::call_once(site.described, [&] {
     site.description = site.label + " (" + std::to_string(spec.total_count) + " weights in " +
                        std::to_string(spec.leaf_count) + " leaves)";
+    if (spec.state.numbers != Numbers::kNone) site.leaf_ends = leaf_ends_of(*site.update);
   });
   call.request.description = site.description;
 
   const auto step = std::make_shared<StepRequest>();
   step->update = site.update;
+  step->leaf_ends = site.leaf_ends;
   if (totals != nullptr) step->totals = [totals](const StepTotals& part) { totals->add(part); };
   const bool stores_weights = site.kind == Kind::kStore && site.state.slot == 0;
   call.begin = [step, stores_weights, &models](std::span<const std::byte> from, RoundRequest& request) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "xla_ffi/codec/float_code.h"
+#include "xla_ffi/codec/number_code.h"
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/mean.h"
 #include "xla_ffi/sum/reduce.h"
@@ -252,7 +253,7 @@ Result<std::span<std::byte>> ReducerStateMachine::start_push(uint32_t rank, cons
   if (!started.ok()) return started.status();
   if (header.payload_bytes == 0) return std::span<std::byte>{};
   Piece& piece = **started;
-  std::shared_ptr<std::byte>& memory = header.is_coded ? piece.coded : piece.memory;
+  std::shared_ptr<std::byte>& memory = header.has_code() ? piece.coded : piece.memory;
   memory = pool_->take(header.payload_bytes);
   piece.data = piece.memory;
   return std::span(memory.get(), header.payload_bytes);
@@ -262,7 +263,7 @@ Result<bool> ReducerStateMachine::take_lent(uint32_t rank, const FrameHeader& he
                                             std::shared_ptr<const std::byte> payload, int64_t now_ms,
                                             std::vector<Outgoing>& outgoing) {
   const auto found = ops_.find(header.op);
-  if (found == ops_.end() || passes_on(found->second.spec.kind) || header.is_coded) return false;
+  if (found == ops_.end() || passes_on(found->second.spec.kind) || header.has_code()) return false;
   Result<Piece*> piece = start_piece(rank, header, now_ms, outgoing);
   if (!piece.ok()) return piece.status();
   (*piece)->data = std::move(payload);
@@ -309,6 +310,9 @@ Status ReducerStateMachine::check_chunk(const OpState& op, uint32_t rank, const 
     return {Code::kProtocol, worker_name(rank) + " pushed a chunk that lies outside of " + op_name(header.op, op)};
   }
   const Range part = stake_of(spec, worker_count(), rank).pushed({header.offset, header.count});
+  if (header.has_numbers && spec.state.numbers == Numbers::kNone) {
+    return {Code::kProtocol, worker_name(rank) + " pushed numbers of a scale to " + op_name(header.op, op)};
+  }
   if (!may_carry(header, bytes_of(spec, part))) {
     return {Code::kProtocol, worker_name(rank) + " pushed " + std::to_string(header.payload_bytes) + " bytes for " +
                                  std::to_string(header.count) + " elements of " + op_name(header.op, op)};
@@ -389,7 +393,11 @@ Status ReducerStateMachine::decode_piece(const OpState& op, uint32_t rank, const
   const size_t bytes = bytes_of(op.spec, part);
   piece.memory = pool_->take(bytes);
   piece.data = piece.memory;
-  if (decode(op.spec.dtype, {coded.get(), header.payload_bytes}, {piece.memory.get(), bytes})) return {};
+  const std::span<const std::byte> code(coded.get(), header.payload_bytes);
+  auto* const floats = reinterpret_cast<float*>(piece.memory.get());
+  const bool is_code = header.has_numbers ? decode_numbers(op.spec.state.numbers, code, {floats, bytes / sizeof(float)})
+                                          : decode(op.spec.dtype, code, {piece.memory.get(), bytes});
+  if (is_code) return {};
   return {Code::kProtocol, worker_name(rank) + " pushed a chunk of " + op_name(header.op, op) + " in a malformed code"};
 }
 

@@ -29,6 +29,9 @@ enum class DType : uint8_t {
 size_t item_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);
 
+// What float32 has been rounded to, block by block: numbers of a scale. The values are part of the protocol.
+enum class Numbers : uint8_t { kNone, kInt8, kInt4, kFloat8 };
+
 // How elements of two workers are combined.
 enum class Arithmetic : uint8_t { kSum, kMax, kMin };
 

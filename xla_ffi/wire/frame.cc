@@ -15,6 +15,7 @@ constexpr uint8_t kLastFlag = 1;
 constexpr uint8_t kChecksumFlag = 2;
 constexpr uint8_t kLentFlag = 4;
 constexpr uint8_t kCodedFlag = 8;
+constexpr uint8_t kNumbersFlag = 16;
 
 }  // namespace
 
@@ -33,7 +34,8 @@ EncodedHeader encode(const FrameHeader& header) {
   put(kFrameMagic);
   put(static_cast<uint8_t>(header.type));
   put(static_cast<uint8_t>((header.last ? kLastFlag : 0) | (header.has_checksum ? kChecksumFlag : 0) |
-                           (header.is_lent ? kLentFlag : 0) | (header.is_coded ? kCodedFlag : 0)));
+                           (header.is_lent ? kLentFlag : 0) | (header.is_coded ? kCodedFlag : 0) |
+                           (header.has_numbers ? kNumbersFlag : 0)));
   put(header.payload_bytes);
   put(header.count);
   put(header.op);
@@ -70,17 +72,20 @@ Result<FrameHeader> decode(std::span<const std::byte, kHeaderBytes> bytes) {
   if (type < static_cast<uint8_t>(FrameType::kRegister) || type > static_cast<uint8_t>(kLastFrameType)) {
     return malformed("frame: unknown type " + std::to_string(type));
   }
-  if (flags > (kLastFlag | kChecksumFlag | kLentFlag | kCodedFlag)) return malformed("frame: unknown flags");
+  if (flags > (kLastFlag | kChecksumFlag | kLentFlag | kCodedFlag | kNumbersFlag))
+    return malformed("frame: unknown flags");
   header.type = static_cast<FrameType>(type);
   header.last = (flags & kLastFlag) != 0;
   header.has_checksum = (flags & kChecksumFlag) != 0;
   header.is_lent = (flags & kLentFlag) != 0;
   header.is_coded = (flags & kCodedFlag) != 0;
+  header.has_numbers = (flags & kNumbersFlag) != 0;
   (header.is_lent ? header.place : header.checksum) = checksum_or_place;
   if (header.is_lent && !carries_data(header.type)) return malformed("frame: only data can be lent");
   if (header.is_lent && header.has_checksum) return malformed("frame: what is lent has no checksum");
   const bool is_chunk = header.type == FrameType::kPush || header.type == FrameType::kResult;
   if (header.is_coded && !is_chunk) return malformed("frame: only chunks can be coded");
+  if (header.has_numbers && header.type != FrameType::kPush) return malformed("frame: numbers that are not pushed");
   if (header.payload_bytes > (carries_data(header.type) ? kMaxChunkBytes : kMaxControlBytes)) {
     return malformed("frame: a payload of " + std::to_string(header.payload_bytes) + " bytes");
   }

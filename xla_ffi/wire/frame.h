@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 19;
+inline constexpr uint16_t kProtocolVersion = 20;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;
@@ -98,6 +98,10 @@ struct FrameHeader {
   // Of kPush and kResult: the payload is the code of the elements (codec/float_code.h), which is shorter. A worker that
   // pushes a code, or no elements in this way, may be answered one.
   bool is_coded = false;
+  // Of a kPush: the payload is the code of such numbers as the op has (codec/number_code.h). Then the flag before it
+  // says no more than that the answer may be coded.
+  bool has_numbers = false;
+  [[nodiscard]] bool has_code() const { return is_coded || has_numbers; }
 };
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
@@ -108,7 +112,7 @@ bool carries_data(FrameType type);
 
 // Whether the payload can be that of a chunk whose elements have so many bytes.
 inline bool may_carry(const FrameHeader& header, size_t bytes) {
-  return header.is_coded && bytes > 0 ? header.payload_bytes < bytes : header.payload_bytes == bytes;
+  return header.has_code() && bytes > 0 ? header.payload_bytes < bytes : header.payload_bytes == bytes;
 }
 
 // Checks types, flags and lengths: all that can be checked without knowing the op.

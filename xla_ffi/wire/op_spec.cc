@@ -58,7 +58,8 @@ Status check_state(const OpSpec& spec) {
                        (moves ? spec.dtype == DType::kF32 : is_float) &&
                        (use.weights == DType::kF32 || use.weights == DType::kBF16) &&
                        use.first <= std::numeric_limits<uint64_t>::max() / 16 && spec.group.empty() &&
-                       !(moves && use.averages) && (spec.kind == Kind::kStore || !use.is_of_all);
+                       !(moves && use.averages) && (spec.kind == Kind::kStore || !use.is_of_all) &&
+                       (use.numbers == Numbers::kNone || (!moves && spec.dtype == DType::kF32));
   return is_sane ? Status() : malformed("op: impossible use of a state");
 }
 
@@ -121,6 +122,20 @@ std::string_view kind_name(Kind kind) {
   return "?";
 }
 
+std::string_view numbers_name(Numbers numbers) {
+  switch (numbers) {
+    case Numbers::kInt8:
+      return "int8";
+    case Numbers::kInt4:
+      return "int4";
+    case Numbers::kFloat8:
+      return "float8_e4m3fn";
+    case Numbers::kNone:
+      return "float32";
+  }
+  return "?";
+}
+
 std::string describe_ranks(std::span<const uint32_t> ranks) {
   constexpr size_t kMostNamed = 16;
   std::string text = "ranks ";
@@ -136,6 +151,7 @@ std::string describe(const OpSpec& spec) {
   std::string text = std::string(kind_name(spec.kind)) + " of " + std::string(dtype_name(spec.dtype)) + "[" +
                      std::to_string(count) + "]";
   if (spec.leaf_count != 1) text += " in " + std::to_string(spec.leaf_count) + " leaves";
+  if (spec.state.numbers != Numbers::kNone) text += " as " + std::string(numbers_name(spec.state.numbers));
   if (uses_state(spec.kind))
     text += " of slot " + std::to_string(spec.state.slot) + " of " + std::to_string(spec.state.slot_count);
   if (spec.kind == Kind::kBroadcast || spec.kind == Kind::kStore) text += " from rank " + std::to_string(spec.root);

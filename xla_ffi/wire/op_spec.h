@@ -37,19 +37,21 @@ enum class Kind : uint8_t {
   kMeanFloat8 = 13,
 };
 std::string_view kind_name(Kind kind);
+std::string_view numbers_name(Numbers numbers);
 
 // What an op has to do with the state that reducers keep for an optimizer: of a bucket of weights, the weights and the
 // states that belong to them, a slot of float32 each. Strands keep theirs apart, as they do with everything.
 inline constexpr uint32_t kMaxStateSlots = 256;
 struct StateUse {
-  uint64_t number = 0;          // the number of the state; 0 where the op has to do with none
-  uint32_t slot_count = 0;      // the slots of the state, of which slot 0 has the weights
-  uint32_t slot = 0;            // the slot that a store or a load is about
-  uint64_t update = 0;          // the hash of the UpdateDescription that a measure or an update goes by
-  bool resumes = false;         // the summed contributions are there already, from a measure of the same step
-  DType weights = DType::kF32;  // the dtype of the result of an update
-  bool is_backed_up = true;     // other reducers back the state up
-  uint64_t first = 0;           // the first element of this part, where strands carry parts of a bucket
+  uint64_t number = 0;               // the number of the state; 0 where the op has to do with none
+  uint32_t slot_count = 0;           // the slots of the state, of which slot 0 has the weights
+  uint32_t slot = 0;                 // the slot that a store or a load is about
+  uint64_t update = 0;               // the hash of the UpdateDescription that a measure or an update goes by
+  bool resumes = false;              // the summed contributions are there already, from a measure of the same step
+  DType weights = DType::kF32;       // the dtype of the result of an update
+  Numbers numbers = Numbers::kNone;  // of a measure or an update: what its contributions, float32, are
+  bool is_backed_up = true;          // other reducers back the state up
+  uint64_t first = 0;                // the first element of this part, where strands carry parts of a bucket
   // Of elastic jobs, where nobody knows beforehand who takes part.
   bool averages = false;   // the mean of the contributions is wanted, not their sum
   bool is_of_all = false;  // all contribute the same to a store, and there is no root
@@ -174,17 +176,19 @@ std::string describe_ranks(std::span<const uint32_t> ranks);
 // For people: "sum of float32[1024] in 2 leaves over ranks 0, 2".
 std::string describe(const OpSpec& spec);
 
-// What is of elastic jobs alone shares a byte with what others have.
+// What needs few bits shares a byte.
 template <typename Codec, typename Use>
 void fields(Codec& codec, Use& use)
   requires IsA<Use, StateUse>
 {
-  auto how = static_cast<uint8_t>((use.resumes ? 1 : 0) + (use.averages ? 2 : 0) + (use.is_of_all ? 4 : 0));
+  auto how = static_cast<uint8_t>((use.resumes ? 1 : 0) + (use.averages ? 2 : 0) + (use.is_of_all ? 4 : 0) +
+                                  8 * static_cast<uint8_t>(use.numbers));
   codec(use.number, use.slot_count, use.slot, use.update, how, use.weights, use.is_backed_up, use.first);
   if constexpr (!std::is_const_v<Use>) {
     use.resumes = (how & 1) != 0;
     use.averages = (how & 2) != 0;
     use.is_of_all = (how & 4) != 0;
+    use.numbers = static_cast<Numbers>(how >> 3 & 3);
   }
 }
 

@@ -36,7 +36,8 @@ ChunkSender::Sent ReducerLink::send_chunk(const Round& round, const FrameHeader&
   const bool lends = connection_->lends();
   round.keep(part, lends);
   const Leaves& inputs = round.wire_inputs(lends);
-  const bool is_coded = codes_ && !connection_->shares_memory() && !round.request.is_internal;
+  const bool may_code = codes_ || round.request.spec.state.numbers != Numbers::kNone;
+  const bool is_coded = may_code && !connection_->shares_memory() && !round.request.is_internal;
   connection_->send(is_coded ? coded(round, header, inputs, part.offset)
                              : OutFrame::gather(header, inputs, part.offset));
   return {connection_->queued_frame_count(), EventLoop::Clock::now()};
@@ -45,11 +46,17 @@ ChunkSender::Sent ReducerLink::send_chunk(const Round& round, const FrameHeader&
 // As it is, where the code is not shorter. Without elements, it asks for an answer that is coded.
 OutFrame ReducerLink::coded(const Round& round, FrameHeader header, const Leaves& inputs, size_t offset) {
   const size_t bytes = header.payload_bytes;
-  header.is_coded = bytes == 0;
-  std::optional<ChunkCoder::Code> code = coder_.encode(round.request.spec.dtype, inputs, offset, bytes);
+  const OpSpec& spec = round.request.spec;
+  std::optional<ChunkCoder::Code> code;
+  if (spec.state.numbers != Numbers::kNone) {
+    code = coder_.encode_numbers(spec.state.numbers, spec.state.first, *round.request.step->leaf_ends, inputs, offset,
+                                 bytes);
+  }
+  header.has_numbers = code.has_value();
+  if (codes_ && !code.has_value()) code = coder_.encode(spec.dtype, inputs, offset, bytes);
+  header.is_coded = codes_ && (bytes == 0 || code.has_value());
   if (!code.has_value()) return OutFrame::gather(header, inputs, offset);
   counters_->saved_bytes += bytes - code->bytes.size();
-  header.is_coded = true;
   return OutFrame::of(header, code->bytes, std::move(code->owner));
 }
 

@@ -93,6 +93,8 @@ class WholeRound;  // see round_ledger.h
 // What a round of an op that uses a state brings beside the bucket.
 struct StepRequest {
   std::shared_ptr<const Bytes> update;  // the encoded UpdateDescription of a measure or an update
+  // Where the contributions are numbers of scales: the element before which each leaf of the bucket ends.
+  std::shared_ptr<const std::vector<uint64_t>> leaf_ends;
   StepInputs inputs;
   // Of a measure: takes the sums over parts of tensors, once for each part of the round; on the threads of the strands.
   std::function<void(const StepTotals&)> totals;

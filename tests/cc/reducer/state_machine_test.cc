@@ -140,6 +140,9 @@ TEST_F(ReducerTest, RefusesChunksInAMalformedCode) {
   describe(integers, 8);
   header.op = 8;
   EXPECT_EQ(push(0, header, waste).code(), Code::kProtocol) << "integers have no code";
+  header.is_coded = false;
+  header.has_numbers = true;
+  EXPECT_EQ(push(0, header, waste).code(), Code::kProtocol) << "the op has no numbers of scales";
 }
 
 // The root's round is over before the others have got what is then not the root's to change.

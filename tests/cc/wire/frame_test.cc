@@ -197,7 +197,8 @@ TEST_P(BadFrameTest, ClosesThisConnectionOnly) {
 
 INSTANTIATE_TEST_SUITE_P(All, BadFrameTest,
                          testing::Values(BadFrame{"a_code_of_no_chunk", [](Bytes& b) { b[3] |= std::byte{8}; }},
-                                         BadFrame{"unknown_flag", [](Bytes& b) { b[3] |= std::byte{16}; }},
+                                         BadFrame{"numbers_of_no_chunk", [](Bytes& b) { b[3] |= std::byte{16}; }},
+                                         BadFrame{"unknown_flag", [](Bytes& b) { b[3] |= std::byte{32}; }},
                                          BadFrame{"magic", [](Bytes& b) { b[0] = std::byte{0}; }},
                                          BadFrame{"type", [](Bytes& b) { b[2] = std::byte{99}; }},
                                          BadFrame{"four_gigabytes",

@@ -14,7 +14,14 @@ import optax
 
 import jaxhetero
 from jaxhetero.optimizers import on_reducers
-from tests.optimizers.elastic_reducers_oracle import BUCKET_BYTES, OPTIMIZERS, contribution, digest, first_weights
+from tests.optimizers.elastic_reducers_oracle import (
+    BUCKET_BYTES,
+    OPTIMIZERS,
+    WIRE_DTYPES,
+    contribution,
+    digest,
+    first_weights,
+)
 
 STEPS, PAUSE_S, NAMES = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 
@@ -26,7 +33,10 @@ def note(event: str, _seconds: float, **_: Any) -> None:
     compiled_count += event == "/jax/core/compile/backend_compile_duration"
 
 
-optimizers = {name: on_reducers(OPTIMIZERS[name], bucket_bytes=BUCKET_BYTES, name=name) for name in NAMES}
+optimizers = {
+    name: on_reducers(OPTIMIZERS[name], wire_dtype=WIRE_DTYPES.get(name), bucket_bytes=BUCKET_BYTES, name=name)
+    for name in NAMES
+}
 
 
 @jax.jit

@@ -18,7 +18,9 @@ def main() -> None:
     jaxhetero.initialize()
     rate = 0.1 * (1 + jaxhetero.rank()) if mistake == "rates" else 0.1
     axis_name = "devices" if devices > 1 else None
-    optimizer = on_reducers(optax.inject_hyperparams(optax.sgd)(learning_rate=rate), axis_name, backups=0)
+    wire_dtype = (jnp.int4, jnp.int8)[jaxhetero.rank()] if mistake == "wire" else None
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+    optimizer = on_reducers(tx, axis_name, wire_dtype=wire_dtype, backups=0)
     params = {"w": jnp.ones((200, 200))}
     state = optimizer.init(params)
     if mistake == "rates":

@@ -1,6 +1,6 @@
 """Steps of optimizers on reducers, until rank 0 finds a file; prints whether the weights are those of a transcription.
 
-Arguments: the file, and names of optimizers.
+Arguments: the file, and names of optimizers, which may end in the dtype of the wire: "adamw in int8".
 """
 
 import itertools
@@ -20,7 +20,7 @@ import jaxhetero
 from jaxhetero.optimizers import on_reducers
 from jaxhetero.optimizers._programs import lower
 from tests.optimizers.optimizer_zoo import OPTIMIZERS
-from tests.optimizers.update_machine import Job, NativePasses
+from tests.optimizers.update_machine import Job, NativePasses, in_numbers
 
 SHAPES = {"matrix": (150, 401), "bias": (401,), "scale": ()}
 
@@ -30,8 +30,10 @@ def values(*seed: int) -> dict[str, np.ndarray]:
     return {name: random.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
 
 
-def summed(step: int) -> dict[str, np.ndarray]:
+def summed(step: int, wire_dtype: str) -> dict[str, np.ndarray]:
     parts = [values(rank, step) for rank in range(jaxhetero.size())]
+    if wire_dtype:
+        parts = [{name: in_numbers(leaf, wire_dtype) for name, leaf in part.items()} for part in parts]
     return {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in SHAPES}
 
 
@@ -41,7 +43,11 @@ def main() -> None:
     jaxhetero.initialize()
     rank = jaxhetero.rank()
     start = values(99)
-    optimizers = {name: on_reducers(OPTIMIZERS[name], mean=False) for name in names}
+    parts = {name: name.partition(" in ")[::2] for name in names}
+    optimizers = {
+        name: on_reducers(OPTIMIZERS[tx], mean=False, wire_dtype=wire_dtype or None)
+        for name, (tx, wire_dtype) in parts.items()
+    }
 
     @jax.jit
     def step(weights: Any, states: Any, gradients: Any, here: jax.Array) -> Any:
@@ -68,10 +74,10 @@ def main() -> None:
     views = jaxhetero.metrics().view_count
     wrong = []
     for name in names:
-        tx = OPTIMIZERS[name]
+        tx, wire_dtype = OPTIMIZERS[parts[name][0]], parts[name][1]
         job = Job(lower(tx, start), NativePasses(), start, tx.init(start))
         for number in range(len(ends)):
-            job.step(summed(number))
+            job.step(summed(number, wire_dtype))
         for tree in (weights[name], kept[name]):
             leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)]
             if any(a.tobytes() != b.tobytes() for a, b in zip(leaves, job.weights, strict=True)):
