@@ -119,6 +119,7 @@ class Side : public ConnectionOwner {
   std::function<Status(Connection&, const FrameHeader&, std::vector<iovec>&)> on_header_;
   std::function<Status(Connection&, const FrameHeader&)> on_frame_;
   std::function<Result<bool>(const FrameHeader&, std::shared_ptr<const std::byte>)> on_lent_;
+  bool drops_ = false;  // whether it lets go of a connection that has ended, as most owners do
 
   // Only for the loop's thread: use call().
   std::vector<std::shared_ptr<TcpConnection>> connections_;
@@ -168,7 +169,10 @@ class Side : public ConnectionOwner {
     return on_lent_ ? on_lent_(header, payload) : false;
   }
   void on_written(Connection& connection) override { written_count_ = connection.written_frame_count(); }
-  void on_close(Connection&, const Status& why) override { closed_.push_back(why); }
+  void on_close(Connection& connection, const Status& why) override {
+    closed_.push_back(why);
+    if (drops_) std::erase_if(connections_, [&](const auto& each) { return each.get() == &connection; });
+  }
 
   LoopThread thread_;
   TcpContext context_;

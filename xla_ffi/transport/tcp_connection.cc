@@ -606,6 +606,7 @@ void TcpConnection::finish_flushing() {
 
 // Nothing can be written any more. What the peer sent before it went may say why: all that is in the socket's buffer.
 void TcpConnection::end_after_reading(const Status& why) {
+  const auto self = shared_from_this();  // the owner may drop us
   uint64_t before = 0;
   do {
     before = received_bytes_;

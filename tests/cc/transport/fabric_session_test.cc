@@ -69,6 +69,16 @@ TEST_F(FabricTest, EndsWhereAMessageIsLost) {
   EXPECT_EQ(client_.count_of(&Counters::fabric_error_count), 1u);
 }
 
+// An owner lets go of a connection as it hears of its end: nothing touches that any more.
+TEST_F(FabricTest, EndsOfWhatItsOwnerLetsGoOf) {
+  for (Side* side : {&client_, &server_}) side->call([&] { side->drops_ = true; });
+  fake_fabric<decltype(fake_fabric_fail)>("fake_fabric_fail")(1, EIO);
+  client_.send(OutFrame::control(FrameType::kDescribe, bytes_of("lost")));
+  EXPECT_NE(client_.wait_closed().message().find("a message over the fabric was lost"), std::string::npos);
+  EXPECT_FALSE(server_.wait_closed().ok());
+  for (Side* side : {&client_, &server_}) EXPECT_TRUE(side->call([&] { return side->connections_.empty(); }));
+}
+
 // A fabric without room for ever: the end has its deadline all the same.
 TEST_F(FabricTest, FlushesForALimitedTime) {
   const auto set_full = fake_fabric<decltype(fake_fabric_set_full)>("fake_fabric_set_full");
