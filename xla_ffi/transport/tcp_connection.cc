@@ -384,6 +384,8 @@ Status TcpConnection::finish_carrier_frame() {
     last_socket_frame_ = queued_frame_count_;
   }
   if (replies.next.has_value()) send(std::move(*replies.next));
+  // That there is room for what waits may have come together with this frame, as bytes that nobody looks at any more.
+  if (receives_off_socket()) context_.loop.post([self = shared_from_this()] { self->write_queued(); });
   return {};
 }
 

@@ -349,6 +349,33 @@ TEST_F(GuestTest, MayNotWriteAnything) {
   expect_shown_out();
 }
 
+// The word that there is room may come in one piece with the frame that moves the peer off the socket.
+TEST_F(GuestTest, MayWakeAWriterAsItMoves) {
+  offer(encode(channel_->offer()));
+  SharedOffer nowhere;
+  nowhere.process = 0x7fffffff;
+  const Bytes lent_memory = encode(nowhere);
+  ASSERT_EQ(guest_.read(kHeaderBytes + lent_memory.size()).size(), kHeaderBytes + lent_memory.size());
+  const auto owner = std::make_shared<const Bytes>(pattern(size_t{1} << 20));
+  const Bytes& payload = *owner;
+  server_.send(OutFrame::of(push_of(0, 1 << 20), payload, owner));
+  server_.call([] {});  // the turn in which it fills the channel has ended
+  Bytes frame(kHeaderBytes + payload.size());
+  size_t come = read(*channel_, frame);
+  ASSERT_LT(come, frame.size());
+  ASSERT_TRUE(channel_->writer_slept());
+  Bytes last_words = frame_bytes(header_of(FrameType::kShared), lent_memory);
+  last_words.push_back({});
+  guest_.send(last_words);
+  const auto deadline = EventLoop::Clock::now() + kPatience;
+  while (come < frame.size() && EventLoop::Clock::now() < deadline) {
+    come += read(*channel_, std::span(frame).subspan(come));
+    if (channel_->writer_slept()) call();
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(frame == frame_bytes(push_of(0, 1 << 20), payload)) << come << " bytes have come";
+}
+
 // What a peer wrote before it died counts, as with a socket.
 TEST_F(GuestTest, IsHeardOutAfterItsEnd) {
   move();
