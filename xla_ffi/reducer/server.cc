@@ -170,11 +170,11 @@ void ReducerServer::note_settled(size_t index, const Settled& settled) {
 
 // A connection goes to the strand that its peer asks for.
 Status ReducerServer::open_doors() {
-  const auto hand_over = [this](size_t index, Fd socket, const TcpAddress& peer,
-                                const std::shared_ptr<void>& admission) {
+  const auto hand_over = [this](size_t index, Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission,
+                                std::chrono::milliseconds patience) {
     const auto handed = std::make_shared<Fd>(std::move(socket));
-    loops_.run_on(index, [strand = strands_[index].get(), handed, peer, admission] {
-      strand->accept(std::move(*handed), peer, admission);
+    loops_.run_on(index, [strand = strands_[index].get(), handed, peer, admission, patience] {
+      strand->accept(std::move(*handed), peer, admission, patience);
     });
   };
   door_ = std::make_unique<StrandDoor>(*loop_, strands_.size(), hand_over);

@@ -34,8 +34,8 @@ void ReducerStrand::start() {
   watch_rounds();
 }
 
-void ReducerStrand::accept(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission) {
-  auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission));
+void ReducerStrand::accept(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission, milliseconds patience) {
+  auto connection = TcpConnection::accept(*context_, std::move(socket), peer, *this, std::move(admission), patience);
   peers_[connection.get()].connection = connection;
 }
 

@@ -53,7 +53,7 @@ class ReducerStrand final : private ConnectionOwner {
   // Starts the timers.
   void start();
   // Takes a socket that was just accepted: see TcpConnection::accept().
-  void accept(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission);
+  void accept(Fd socket, const TcpAddress& peer, std::shared_ptr<void> admission, std::chrono::milliseconds patience);
 
   // Tells the workers that the job has failed.
   void fail(const Status& why);

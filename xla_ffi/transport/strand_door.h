@@ -1,6 +1,7 @@
 // Finds out which strand of this process a new connection is for: the hello that a peer sends first says so.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -14,8 +15,9 @@ namespace jaxhetero {
 // Used on the loop's thread. Never blocks.
 class StrandDoor {
  public:
-  using OnKnown =
-      std::function<void(size_t strand, Fd socket, const TcpAddress& peer, const std::shared_ptr<void>& admission)>;
+  // `patience` is what the wait for the hello has left of the time that a handshake may take.
+  using OnKnown = std::function<void(size_t strand, Fd socket, const TcpAddress& peer,
+                                     const std::shared_ptr<void>& admission, std::chrono::milliseconds patience)>;
 
   // The loop outlives the door. `on_known` gets the sockets with their hellos still to be read.
   StrandDoor(EventLoop& loop, size_t strand_count, OnKnown on_known)

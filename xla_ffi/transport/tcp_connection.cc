@@ -26,7 +26,6 @@
 namespace jaxhetero {
 namespace {
 
-constexpr std::chrono::milliseconds kHandshakePatience{5000};
 constexpr std::chrono::milliseconds kFlushPatience{2000};
 constexpr size_t kMaxPieces = 256;  // the pieces of one sendmsg or readv; IOV_MAX is 1024
 constexpr size_t kLargeFrameBytes = 4096;
@@ -124,7 +123,8 @@ std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const
 }
 
 std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd socket, const TcpAddress& peer,
-                                                     ConnectionOwner& owner, std::shared_ptr<void> admission) {
+                                                     ConnectionOwner& owner, std::shared_ptr<void> admission,
+                                                     std::chrono::milliseconds patience) {
   const std::shared_ptr<TcpConnection> self(new TcpConnection(context, peer, owner));
   self->socket_ = std::move(socket);
   self->admission_ = std::move(admission);
@@ -134,7 +134,7 @@ std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd soc
     context.loop.at_end_of_turn([self, status] { self->end(status); });
     return self;
   }
-  self->start_watching(EPOLLIN, kHandshakePatience);
+  self->start_watching(EPOLLIN, patience);
   return self;
 }
 

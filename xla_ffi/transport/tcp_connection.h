@@ -36,8 +36,10 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
                                                 std::chrono::milliseconds patience);
   // Does the server's handshake on a socket that was just accepted, and calls the owner likewise. Drops `admission`
   // once the peer has proved that it knows the token.
+  static constexpr std::chrono::milliseconds kHandshakePatience{5000};
   static std::shared_ptr<TcpConnection> accept(TcpContext& context, Fd socket, const TcpAddress& peer,
-                                               ConnectionOwner& owner, std::shared_ptr<void> admission);
+                                               ConnectionOwner& owner, std::shared_ptr<void> admission,
+                                               std::chrono::milliseconds patience = kHandshakePatience);
 
   // Offers to move to what the context allows: to shared memory if the peer is on this host, or to a fabric. Only for
   // the side that connected; a second call does nothing. If the peer cannot move there, frames stay on the socket.

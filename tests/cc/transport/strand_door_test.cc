@@ -50,14 +50,20 @@ class StrandDoorTest : public testing::Test {
     EXPECT_EQ(::send(peer.get(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
   }
   bool is_known(milliseconds patience) { return known_.wait_for(patience) == std::future_status::ready; }
+  milliseconds left() {
+    return thread_.call([this] { return left_; });
+  }
 
   LoopThread thread_;
   std::promise<std::pair<size_t, Fd>> promise_;
   std::future<std::pair<size_t, Fd>> known_ = promise_.get_future();
-  StrandDoor door_{thread_.loop(), 4,
-                   [this](size_t strand, Fd socket, const TcpAddress&, const std::shared_ptr<void>&) {
-                     promise_.set_value({strand, std::move(socket)});
-                   }};
+  milliseconds left_{};  // of the time for the handshake
+  StrandDoor door_{
+      thread_.loop(), 4,
+      [this](size_t strand, Fd socket, const TcpAddress&, const std::shared_ptr<void>&, milliseconds patience) {
+        left_ = patience;
+        promise_.set_value({strand, std::move(socket)});
+      }};
 };
 
 TEST_F(StrandDoorTest, ReadsTheStrandAndLeavesTheHello) {
@@ -100,11 +106,12 @@ TEST_F(StrandDoorTest, WaitsForAHelloInPieces) {
   EXPECT_EQ(known_.get().first, 2u);
 }
 
-// Its handshake will have a deadline, and say so.
-TEST_F(StrandDoorTest, LetsASilentPeerInAfterAWhile) {
+// Its handshake will say that its time is over: silence at the door is part of that.
+TEST_F(StrandDoorTest, HandsASilentPeerOnWithoutMoreTime) {
   const Fd peer = enter();
   ASSERT_TRUE(is_known(kPatience));
   EXPECT_EQ(known_.get().first, 0u);
+  EXPECT_EQ(left(), milliseconds(0));
 }
 
 }  // namespace
