@@ -110,9 +110,10 @@ EncodedHeader encode(const FrameHeader& header);
 // Whether frames of this type carry data of the program. Only these can be lent.
 bool carries_data(FrameType type);
 
-// Whether the payload can be that of a chunk whose elements have so many bytes.
+// Whether the payload can be that of a chunk whose elements have so many bytes. No code of elements is empty.
 inline bool may_carry(const FrameHeader& header, size_t bytes) {
-  return header.has_code() && bytes > 0 ? header.payload_bytes < bytes : header.payload_bytes == bytes;
+  if (header.has_code() && bytes > 0) return header.payload_bytes > 0 && header.payload_bytes < bytes;
+  return header.payload_bytes == bytes;
 }
 
 // Checks types, flags and lengths: all that can be checked without knowing the op.

@@ -159,6 +159,11 @@ INSTANTIATE_TEST_SUITE_P(All, LieTest,
                                              }},
                                          Lie{"last_already", [](FrameHeader& h) { h.last = true; }},
                                          Lie{"no_data", [](FrameHeader& h) { h.payload_bytes = 0; }},
+                                         Lie{"no_code",
+                                             [](FrameHeader& h) {
+                                               h.is_coded = true;
+                                               h.payload_bytes = 0;
+                                             }},
                                          Lie{"a_push", [](FrameHeader& h) { h.type = FrameType::kPush; }},
                                          Lie{"broken", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }}),
                          [](const auto& info) { return info.param.name; });

@@ -54,7 +54,13 @@ INSTANTIATE_TEST_SUITE_P(
         Misdeed{"count_past_the_end", [](FrameHeader& h) { h.offset = 1; }, "outside"},
         Misdeed{"payload_too_short", [](FrameHeader& h) { h.payload_bytes -= 1; }, "pushed 59 bytes for 15 elements"},
         Misdeed{"payload_too_long", [](FrameHeader& h) { h.payload_bytes += 1; }, "pushed 61 bytes for 15 elements"},
-        Misdeed{"no_payload", [](FrameHeader& h) { h.payload_bytes = 0; }, "pushed 0 bytes for 15 elements"}),
+        Misdeed{"no_payload", [](FrameHeader& h) { h.payload_bytes = 0; }, "pushed 0 bytes for 15 elements"},
+        Misdeed{"no_code",
+                [](FrameHeader& h) {
+                  h.is_coded = true;
+                  h.payload_bytes = 0;
+                },
+                "pushed 0 bytes for 15 elements"}),
     [](const auto& info) { return info.param.name; });
 
 TEST_F(ReducerTest, RefusesAChunkLargerThanAgreed) {
