@@ -224,13 +224,14 @@ class RawPeer {
 
   // A client's whole handshake. This pins its bytes.
   void prove_token(const std::string& token) {
-    const Nonce client{std::byte{1}, std::byte{2}};
-    send(hello(kProtocolVersion, client));
+    const Bytes client = hello(kProtocolVersion, {std::byte{1}, std::byte{2}});
+    send(client);
     const Bytes answer = read(8 + 4 + 32 + 32);
     ASSERT_EQ(answer.size(), 76u);
-    Nonce server;
-    std::copy_n(answer.begin() + 12, server.size(), server.begin());
-    EXPECT_EQ(Bytes(answer.begin(), answer.begin() + 44), hello(kProtocolVersion, server));
+    const Bytes server(answer.begin(), answer.begin() + 44);
+    Nonce nonce;
+    std::copy_n(server.begin() + 12, nonce.size(), nonce.begin());
+    EXPECT_EQ(server, hello(kProtocolVersion, nonce));
     const Digest proof = prove(bytes_of(token), "server", client, server);
     EXPECT_TRUE(std::equal(proof.begin(), proof.end(), answer.begin() + 44));
     send(prove(bytes_of(token), "client", client, server));

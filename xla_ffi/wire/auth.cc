@@ -94,7 +94,8 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> me
   return sha256(outer);
 }
 
-Digest prove(std::span<const std::byte> token, std::string_view speaker, const Nonce& client, const Nonce& server) {
+Digest prove(std::span<const std::byte> token, std::string_view speaker, std::span<const std::byte> client,
+             std::span<const std::byte> server) {
   std::vector<std::byte> message;
   append(message, std::as_bytes(std::span(speaker)));
   append(message, client);

@@ -19,9 +19,11 @@ using Nonce = std::array<std::byte, 32>;
 Digest sha256(std::span<const std::byte> message);
 Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message);
 
-// The proof that one side sends: HMAC over its role `speaker` ("client" or "server") and both nonces. The role keeps a
-// peer from reflecting a proof to its author; fresh nonces keep a proof from being replayed.
-Digest prove(std::span<const std::byte> token, std::string_view speaker, const Nonce& client, const Nonce& server);
+// The proof that one side sends: HMAC over its role `speaker` ("client" or "server") and the hellos of both sides,
+// which have one size. The role keeps a peer from reflecting a proof to its author; fresh nonces in the hellos keep a
+// proof from being replayed.
+Digest prove(std::span<const std::byte> token, std::string_view speaker, std::span<const std::byte> client,
+             std::span<const std::byte> server);
 
 // At most 32 bytes of a key: HKDF-SHA256 of `secret`.
 Digest derive_key(std::span<const std::byte> secret, std::span<const std::byte> salt, std::string_view info);

@@ -25,6 +25,15 @@ uint16_t read_number(std::span<const std::byte> bytes, size_t at) {
   return static_cast<uint16_t>(std::to_integer<uint16_t>(bytes[at]) | std::to_integer<uint16_t>(bytes[at + 1]) << 8);
 }
 
+Bytes hello_of(uint16_t strand, bool encrypts, const Nonce& nonce) {
+  Bytes bytes;
+  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
+  append(bytes, kProtocolVersion);
+  append(bytes, encrypts ? strand | kEncrypts : strand);
+  bytes.insert(bytes.end(), nonce.begin(), nonce.end());
+  return bytes;
+}
+
 Digest read_digest(std::span<const std::byte> bytes) {
   Digest digest;
   std::ranges::copy(bytes.first(digest.size()), digest.begin());
@@ -39,40 +48,38 @@ uint16_t Handshake::strand_of(std::span<const std::byte, kHelloBytes> hello) {
 
 Handshake::Handshake(Side side, std::span<const std::byte> token, const Nonce& nonce, std::string peer, uint16_t strand,
                      bool encrypts)
-    : side_(side), token_(token), own_nonce_(nonce), strand_(strand), encrypts_(encrypts), peer_(std::move(peer)) {}
+    : side_(side),
+      token_(token),
+      encrypts_(encrypts),
+      own_hello_(hello_of(side == Side::kClient ? strand : 0, encrypts, nonce)),
+      peer_(std::move(peer)) {}
 
-Bytes Handshake::opening() const { return side_ == Side::kClient ? hello(strand_) : Bytes(); }
-
-Bytes Handshake::hello(uint16_t strand) const {
-  Bytes bytes;
-  for (char c : kMagic) bytes.push_back(static_cast<std::byte>(c));
-  append(bytes, kProtocolVersion);
-  append(bytes, encrypts_ ? strand | kEncrypts : strand);
-  bytes.insert(bytes.end(), own_nonce_.begin(), own_nonce_.end());
-  return bytes;
-}
-
-// The nonce in a peer's hello, or the reason to refuse it.
-Result<Nonce> Handshake::read_hello(std::span<const std::byte> bytes) const {
+// Keeps the peer's hello, or says why to refuse it.
+Status Handshake::take_hello() {
+  const auto bytes = std::span<const std::byte>(message_).first(kHelloBytes);
   const auto magic = bytes.first(kMagic.size());
   if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
-    return Status(Code::kProtocol, peer_ + " does not speak the protocol of jaxhetero");
+    return {Code::kProtocol, peer_ + " does not speak the protocol of jaxhetero"};
   }
   const uint16_t version = read_number(bytes, kVersionAt);
   if (version != kProtocolVersion) {
-    return Status(Code::kVersionMismatch, peer_ + " speaks protocol version " + std::to_string(version) +
-                                              ", this process version " + std::to_string(kProtocolVersion) +
-                                              "; install the same version of jaxhetero everywhere");
+    return {Code::kVersionMismatch, peer_ + " speaks protocol version " + std::to_string(version) +
+                                        ", this process version " + std::to_string(kProtocolVersion) +
+                                        "; install the same version of jaxhetero everywhere"};
   }
   if (const bool encrypts = (read_number(bytes, kStrandAt) & kEncrypts) != 0; encrypts != encrypts_) {
-    return Status(Code::kVersionMismatch,
-                  peer_ +
-                      (encrypts ? " encrypts, and this process does not" : " does not encrypt, and this process does") +
-                      "; give all processes of the job the same JAXHETERO_ENCRYPT");
+    return {Code::kVersionMismatch,
+            peer_ + (encrypts ? " encrypts, and this process does not" : " does not encrypt, and this process does") +
+                "; give all processes of the job the same JAXHETERO_ENCRYPT"};
   }
-  Nonce nonce;
-  std::ranges::copy(bytes.subspan(kHelloBytes - nonce.size(), nonce.size()), nonce.begin());
-  return nonce;
+  peer_hello_.assign(bytes.begin(), bytes.end());
+  return {};
+}
+
+Digest Handshake::proof_of(Side speaker) const {
+  const bool is_client = side_ == Side::kClient;
+  return prove(token_, speaker == Side::kClient ? "client" : "server", is_client ? own_hello_ : peer_hello_,
+               is_client ? peer_hello_ : own_hello_);
 }
 
 size_t Handshake::message_bytes() const {
@@ -91,43 +98,36 @@ Status Handshake::take(size_t bytes, Bytes& reply) {
 }
 
 Status Handshake::take_client_hello(Bytes& reply) {
-  Result<Nonce> client = read_hello(std::span(message_).first(kHelloBytes));
-  if (!client.ok()) {
+  if (const Status refusal = take_hello(); !refusal.ok()) {
     // A peer of another version, or setting, gets an answer, so that its error can name ours. Any other gets none.
-    if (client.status().code() == Code::kVersionMismatch) {
-      reply = hello(0);
+    if (refusal.code() == Code::kVersionMismatch) {
+      reply = own_hello_;
       reply.resize(kServerHelloBytes);
     }
-    return client.status();
+    return refusal;
   }
-  peer_nonce_ = *client;
-  reply = hello(0);
-  const Digest proof = prove(token_, "server", peer_nonce_, own_nonce_);
+  reply = own_hello_;
+  const Digest proof = proof_of(Side::kServer);
   reply.insert(reply.end(), proof.begin(), proof.end());
   phase_ = Phase::kProof;
   return {};
 }
 
 Status Handshake::take_server_hello(Bytes& reply) {
-  const auto bytes = std::span(message_);
-  Result<Nonce> server = read_hello(bytes.first(kHelloBytes));
-  if (!server.ok()) return server.status();
-  peer_nonce_ = *server;
-  const Digest expected = prove(token_, "server", own_nonce_, peer_nonce_);
-  if (!same_digest(expected, read_digest(bytes.subspan(kHelloBytes)))) {
+  if (Status refusal = take_hello(); !refusal.ok()) return refusal;
+  if (!same_digest(proof_of(Side::kServer), read_digest(std::span(message_).subspan(kHelloBytes)))) {
     return {Code::kUnauthenticated,
             "its job token differs from the one of this process; give all of them the same "
             "JAXHETERO_TOKEN or JAXHETERO_TOKEN_FILE"};
   }
-  const Digest proof = prove(token_, "client", own_nonce_, peer_nonce_);
+  const Digest proof = proof_of(Side::kClient);
   reply.assign(proof.begin(), proof.end());
   phase_ = Phase::kDone;
   return {};
 }
 
 Status Handshake::take_client_proof() {
-  const Digest expected = prove(token_, "client", peer_nonce_, own_nonce_);
-  if (!same_digest(expected, read_digest(std::span(message_)))) {
+  if (!same_digest(proof_of(Side::kClient), read_digest(std::span(message_)))) {
     return {Code::kUnauthenticated, "it could not prove that it knows the job token"};
   }
   phase_ = Phase::kDone;
@@ -136,12 +136,11 @@ Status Handshake::take_client_proof() {
 
 Handshake::Keys Handshake::keys() const {
   const bool is_client = side_ == Side::kClient;
-  Bytes nonces;
-  for (const Nonce& nonce : {is_client ? own_nonce_ : peer_nonce_, is_client ? peer_nonce_ : own_nonce_}) {
-    nonces.insert(nonces.end(), nonce.begin(), nonce.end());
-  }
-  const Digest of_client = derive_key(token_, nonces, "jaxhetero client");
-  const Digest of_server = derive_key(token_, nonces, "jaxhetero server");
+  Bytes hellos = is_client ? own_hello_ : peer_hello_;
+  const Bytes& second = is_client ? peer_hello_ : own_hello_;
+  hellos.insert(hellos.end(), second.begin(), second.end());
+  const Digest of_client = derive_key(token_, hellos, "jaxhetero client");
+  const Digest of_server = derive_key(token_, hellos, "jaxhetero server");
   return is_client ? Keys{of_client, of_server} : Keys{of_server, of_client};
 }
 

@@ -6,7 +6,8 @@
 //   client -> server   client's proof
 //
 // The highest bit of the third number says whether the sender encrypts all that follows. It is never bargained over: a
-// side that finds the other one's bit different from its own ends the handshake.
+// side that finds the other one's bit different from its own ends the handshake. Proofs and keys are of all that comes
+// before a proof, so nobody on the way can change any of it.
 #pragma once
 
 #include <array>
@@ -35,7 +36,7 @@ class Handshake {
             bool encrypts = false);
 
   // The bytes to send first; none for a server.
-  [[nodiscard]] Bytes opening() const;
+  [[nodiscard]] Bytes opening() const { return side_ == Side::kClient ? own_hello_ : Bytes(); }
   // The memory for the peer's next bytes.
   [[nodiscard]] std::span<std::byte> wanted() { return std::span(message_).subspan(received_bytes_, left_bytes()); }
   // `bytes` of wanted() have been filled. Sets `reply` to the bytes to send now, also if the Status is an error.
@@ -55,8 +56,8 @@ class Handshake {
  private:
   enum class Phase : uint8_t { kHello, kProof, kDone };
 
-  [[nodiscard]] Bytes hello(uint16_t strand) const;
-  [[nodiscard]] Result<Nonce> read_hello(std::span<const std::byte> bytes) const;
+  Status take_hello();
+  [[nodiscard]] Digest proof_of(Side speaker) const;
   [[nodiscard]] size_t message_bytes() const;
   [[nodiscard]] size_t left_bytes() const { return message_bytes() - received_bytes_; }
   Status take_client_hello(Bytes& reply);
@@ -66,10 +67,9 @@ class Handshake {
   Side side_;
   Phase phase_ = Phase::kHello;
   std::span<const std::byte> token_;
-  Nonce own_nonce_;
-  uint16_t strand_;
   bool encrypts_;
-  Nonce peer_nonce_{};
+  Bytes own_hello_;
+  Bytes peer_hello_;
   std::string peer_;
   std::array<std::byte, 128> message_{};  // the peer's message
   size_t received_bytes_ = 0;

@@ -58,16 +58,14 @@ TEST_F(HandshakeTest, RefusesItsOwnProof) {
 // Who listened to a client that was let in has nothing that opens the door again: the server's nonce is another one.
 TEST_F(HandshakeTest, RefusesAReplayedHandshake) {
   const TcpAddress address = server_.listen();
-  const Nonce client{std::byte{1}};
-  Bytes recorded = RawPeer::hello(kProtocolVersion, client);
+  const Bytes client = RawPeer::hello(kProtocolVersion, {std::byte{1}});
+  Bytes recorded = client;
   {
     RawPeer honest(address);
     honest.send(recorded);
     const Bytes answer = honest.read(76);
     ASSERT_EQ(answer.size(), 76u);
-    Nonce server;
-    std::copy_n(answer.begin() + 12, server.size(), server.begin());
-    const Digest proof = prove(bytes_of("secret"), "client", client, server);
+    const Digest proof = prove(bytes_of("secret"), "client", client, std::span(answer).first(44));
     recorded.insert(recorded.end(), proof.begin(), proof.end());
     honest.send(proof);
     ASSERT_TRUE(server_.wait_open());
@@ -80,6 +78,25 @@ TEST_F(HandshakeTest, RefusesAReplayedHandshake) {
   EXPECT_EQ(server_.call([&] { return server_.closed_.back().code(); }), Code::kUnauthenticated);
   EXPECT_EQ(server_.call([&] { return server_.open_count_; }), 1u);
   EXPECT_EQ(server_.count_of(&Counters::refused_count), 1u);
+}
+
+// The proofs are of all that the hellos say: somebody on the way could have a connection taken for that of another
+// strand.
+TEST_F(HandshakeTest, RefusesAHelloThatWasChangedOnItsWay) {
+  RawServer outside;
+  client_.connect(outside.address_);
+  RawPeer client = outside.accept();
+  RawPeer inside(server_.listen());
+  Bytes hello = client.read(44);
+  ASSERT_EQ(hello.size(), 44u);
+  hello[10] ^= std::byte{1};  // the strand
+  inside.send(hello);
+  client.send(inside.read(76));
+  inside.send(client.read(32));
+  inside.socket_.reset();
+  EXPECT_EQ(client_.wait_closed().code(), Code::kUnauthenticated);
+  EXPECT_FALSE(server_.wait_closed().ok());
+  EXPECT_EQ(server_.call([&] { return server_.open_count_; }), 0u);
 }
 
 TEST_F(HandshakeTest, TellsAClientOfAnotherVersionItsOwn) {
@@ -195,13 +212,12 @@ TEST_F(HandshakeTest, ShowsOutAStrangerWhoDawdles) {
 
 TEST_F(HandshakeTest, TakesAHandshakeByteByByte) {
   RawPeer peer(server_.listen());
-  const Nonce client{};
-  for (std::byte byte : RawPeer::hello(kProtocolVersion, client)) peer.send({&byte, 1});
+  const Bytes client = RawPeer::hello(kProtocolVersion, {});
+  for (std::byte byte : client) peer.send({&byte, 1});
   const Bytes answer = peer.read(76);
   ASSERT_EQ(answer.size(), 76u);
-  Nonce server;
-  std::copy_n(answer.begin() + 12, server.size(), server.begin());
-  for (std::byte byte : prove(bytes_of("secret"), "client", client, server)) peer.send({&byte, 1});
+  const Digest proof = prove(bytes_of("secret"), "client", client, std::span(answer).first(44));
+  for (std::byte byte : proof) peer.send({&byte, 1});
   EXPECT_TRUE(server_.wait_open());
 }
 
