@@ -165,7 +165,10 @@ class FakeWorker final : public ConnectionOwner {
   void on_close(Connection&, const Status& why) override { note_end(why); }
 
   void send_join(Connection& connection) {
-    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, 0, plan_})));
+    const auto at = std::ranges::find_if(connections_, [&](const auto& each) { return each.get() == &connection; });
+    const auto number = static_cast<size_t>(at - connections_.begin());  // of a reducer; and it joins rank 0 alone
+    const uint32_t to = number < view_.reducers.size() ? view_.reducers[number].number : 0;
+    connection.send(OutFrame::control(FrameType::kJoin, encode(Join{job_id_, config_.rank, 0, plan_, to})));
   }
   void note_end(const Status& why) {
     if (!std::exchange(has_ended_, true)) end_.set_value(why);

@@ -184,7 +184,8 @@ void Channels::on_open(Connection& connection) {
   if (line.peer == nullptr) return;
   line.peer->is_out_open = true;
   line.connection->offer_carrier();
-  connection.send(OutFrame::control(FrameType::kJoin, encode(Join{view_.job_id, config_.rank, view_.number})));
+  const Join join{view_.job_id, config_.rank, view_.number, 0, line.peer->rank};
+  connection.send(OutFrame::control(FrameType::kJoin, encode(join)));
   send_messages(*line.peer);
 }
 
@@ -265,6 +266,10 @@ void Channels::let_in(Line& line, uint32_t rank) {
 Status Channels::check_join(const Join& join) const {
   const std::string hint = "; is it of this job, and its rank its own?";
   if (join.job_id != view_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
+  if (join.to != config_.rank) {
+    return {Code::kInvalidArgument, "it joined rank " + std::to_string(join.to) +
+                                        "; does something on the way send its connections elsewhere?"};
+  }
   const auto peer = peers_.find(join.rank);
   const bool is_of_next = view_.job.is_elastic() && join.view != view_.number;
   const bool is_taken =

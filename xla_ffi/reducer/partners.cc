@@ -27,7 +27,7 @@ void Partners::enter(const StatePlan& plan, uint32_t view, const std::vector<uin
   for (auto& [number, link] : links_) {
     link.waiting.clear();
     link.is_announced = false;
-    if (link.is_open) link.connection->send(OutFrame::control(FrameType::kPartner, encode(own_)));
+    if (link.is_open) announce(number, link);
   }
 }
 
@@ -51,6 +51,11 @@ void Partners::send(uint32_t partner, OutFrame frame) {
   link.waiting.push_back(std::move(frame));
 }
 
+void Partners::announce(uint32_t partner, const Link& link) {
+  own_.to = partner;
+  link.connection->send(OutFrame::control(FrameType::kPartner, encode(own_)));
+}
+
 std::map<uint32_t, Partners::Link>::iterator Partners::link_of(const Connection& connection) {
   return std::ranges::find_if(links_, [&](const auto& entry) { return entry.second.connection.get() == &connection; });
 }
@@ -60,7 +65,7 @@ void Partners::on_open(Connection& connection) {
   if (found == links_.end()) return;
   Link& link = found->second;
   link.is_open = true;
-  link.connection->send(OutFrame::control(FrameType::kPartner, encode(own_)));
+  announce(found->first, link);
   for (OutFrame& frame : std::exchange(link.waiting, {})) link.connection->send(std::move(frame));
 }
 

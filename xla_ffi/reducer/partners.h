@@ -61,6 +61,7 @@ class Partners final : private ConnectionOwner {
   Status on_frame(Connection& connection, const FrameHeader& header) override;
   void on_close(Connection& connection, const Status& why) override;
   [[nodiscard]] std::map<uint32_t, Link>::iterator link_of(const Connection& connection);
+  void announce(uint32_t partner, const Link& link);
   void lose(uint32_t partner, const std::string& why);
 
   TcpContext& context_;

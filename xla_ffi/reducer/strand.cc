@@ -21,7 +21,7 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
       callbacks_(std::move(callbacks)),
       view_(view),
       kept_(std::make_shared<KeptOptimizers>(view.own_index, view.job.is_elastic())),
-      partners_(*context_, {view.job_id, view.own_index, 0, 0}, config_.timeout,
+      partners_(*context_, {view.job_id, view.own_index, 0, 0, 0}, config_.timeout,
                 {[this](uint32_t, const FrameHeader& header) { note_reply(header); },
                  [this](uint32_t partner, const std::string& why) { lose_partner(partner, why); }}),
       reducer_(std::make_unique<ReducerStateMachine>(
@@ -160,6 +160,10 @@ Status ReducerStrand::take_step(const Peer& peer, const FrameHeader& header) {
 Status ReducerStrand::check(const Join& join) const {
   const std::string hint = "; is it of this job, and its rank its own?";
   if (join.job_id != view_.job_id) return {Code::kInvalidArgument, "it belongs to another job" + hint};
+  if (join.to != view_.own_index) {
+    return {Code::kInvalidArgument, "it joined reducer " + std::to_string(join.to) +
+                                        "; does something on the way send its connections elsewhere?"};
+  }
   if (join.rank >= by_rank_.size() || by_rank_[join.rank] != nullptr) {
     return {Code::kInvalidArgument,
             "it joined as rank " + std::to_string(join.rank) + ", which is taken or does not exist" + hint};
@@ -178,9 +182,9 @@ Status ReducerStrand::check(const Join& join) const {
 Status ReducerStrand::join(Peer& peer) {
   Result<Join> join = decode_join(peer.control);
   if (!join.ok()) return join.status();
-  if (join->job_id == view_.job_id && join->view < view_.number)
-    return {Code::kProtocol, "its view of the job is an earlier one"};
-  if (join->job_id == view_.job_id && join->view > view_.number) enter_view(*join);
+  const bool is_for_us = join->job_id == view_.job_id && join->to == view_.own_index;
+  if (is_for_us && join->view < view_.number) return {Code::kProtocol, "its view of the job is an earlier one"};
+  if (is_for_us && join->view > view_.number) enter_view(*join);
   if (peer.rank.has_value()) return {Code::kProtocol, "it joined twice"};
   if (const Status refusal = check(*join); !refusal.ok()) {
     // The worker is told why, and so is the log: the worker may have been started with the settings of another job.
@@ -255,6 +259,10 @@ Status ReducerStrand::greet_partner(Peer& peer) {
   const bool is_elastic = view_.job.is_elastic();
   if (join->job_id != view_.job_id || peer.rank.has_value() || (peer.keeper && !is_elastic)) {
     return {Code::kProtocol, "it is no reducer of this job"};
+  }
+  if (join->to != view_.own_index) {
+    return {Code::kProtocol,
+            "it wants reducer " + std::to_string(join->to) + " to back it up, not " + config_.own_name};
   }
   peer.keeper = std::make_unique<BackupKeeper>(kept_->states);
   if (!is_elastic) return {};

@@ -138,7 +138,7 @@ template <typename Codec, typename Message>
 void fields(Codec& codec, Message& join)
   requires IsA<Message, Join>
 {
-  codec(join.job_id, join.rank, join.view, join.plan);
+  codec(join.job_id, join.rank, join.view, join.plan, join.to);
 }
 
 template <typename Codec, typename Message>

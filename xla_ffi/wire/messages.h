@@ -177,6 +177,7 @@ struct Join {
   uint32_t rank = 0;
   uint32_t view = 0;  // sent to a reducer alone, like the next
   uint64_t plan = 0;  // ShardPlan::digest()
+  uint32_t to = 0;    // the number of the reducer, or the rank of the worker, whose connection this is to be
   // Of an elastic job, at a reducer: the ranks of the members of the view.
   std::vector<uint32_t> members = {};
 };

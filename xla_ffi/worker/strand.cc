@@ -53,7 +53,7 @@ void WorkerStrand::on_open(Connection& connection) {
   ReducerLink& link = links_[reducer_of(connection)];
   link.set_open();
   link.offer_carrier();
-  const Join join{view_.job_id, config_.rank, view_.number, plans_.digest(), view_.ranks()};
+  const Join join{view_.job_id, config_.rank, view_.number, plans_.digest(), link.number(), view_.ranks()};
   connection.send(OutFrame::control(FrameType::kJoin, encode(join)));
   if (std::ranges::all_of(links_, &ReducerLink::is_open)) resume();
 }

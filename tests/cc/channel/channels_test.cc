@@ -325,6 +325,7 @@ TEST_P(StrayPeerTest, IsRefusedAndToldWhy) {
 
 INSTANTIATE_TEST_SUITE_P(All, StrayPeerTest,
                          testing::Values(Stray{{1, 1}, "it belongs to another job"},
+                                         Stray{{0, 1, 0, 0, 2}, "it joined rank 2; does something on the way send"},
                                          Stray{{0, 0}, "it joined as rank 0, which is taken or does not exist"},
                                          Stray{{0, 3}, "it joined as rank 3, which is taken or does not exist"}));
 

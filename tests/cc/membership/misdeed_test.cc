@@ -54,6 +54,7 @@ TEST_P(StrayWorkerTest, IsRefusedAndToldWhy) {
 INSTANTIATE_TEST_SUITE_P(
     All, StrayWorkerTest,
     testing::Values(Stray{{1, 1}, Code::kInvalidArgument, "it belongs to another job"},
+                    Stray{{0, 1, 0, 0, 1}, Code::kInvalidArgument, "it joined reducer 1; does something on the way"},
                     Stray{{0, 0}, Code::kInvalidArgument, "it joined as rank 0, which is taken"},
                     Stray{{0, 3}, Code::kInvalidArgument, "it joined as rank 3, which is taken or does not"},
                     Stray{{0, 1, 0, 7}, Code::kVersionMismatch, "its plan, which reducer sums what, is not that of"}));

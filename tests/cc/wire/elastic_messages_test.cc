@@ -62,9 +62,10 @@ TEST(ViewOfAFixedJob, HasNoMembers) {
 }
 
 TEST(JoinOfAFixedJob, HasNoMembers) {
-  EXPECT_EQ(encode(Join{1, 2, 3, 4}).size(), 24u);
-  EXPECT_EQ(decode_join(encode(Join{1, 2, 3, 4, {0, 2}}))->members, (std::vector<uint32_t>{0, 2}));
-  EXPECT_EQ(decode_join(encode(Join{1, 2, 3, 4, {2, 0}})).status().code(), Code::kProtocol);
+  EXPECT_EQ(encode(Join{1, 2, 3, 4, 5}).size(), 28u);
+  EXPECT_EQ(decode_join(encode(Join{1, 2, 3, 4, 5}))->to, 5u);
+  EXPECT_EQ(decode_join(encode(Join{1, 2, 3, 4, 5, {0, 2}}))->members, (std::vector<uint32_t>{0, 2}));
+  EXPECT_EQ(decode_join(encode(Join{1, 2, 3, 4, 5, {2, 0}})).status().code(), Code::kProtocol);
 }
 
 TEST(Report, KeepsEveryField) {
