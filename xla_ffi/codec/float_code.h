@@ -1,10 +1,11 @@
 // A lossless code for chunks of floats: the same bits in fewer bytes. Pure functions, on any thread.
 //
-// Elements are coded in blocks of 1,024. A block's bits are sorted into planes, and each plane takes the shortest of
-// three forms:
+// Elements are coded in blocks of 1,024. A block's bits are sorted into planes:
 //
 //   float32, bfloat16   the exponent, in 4 bits: see below; the sign and the upper 7 bits of the mantissa
 //   float32 alone       the lower 16 bits of the mantissa, in planes of 4, 4 and 8 bits
+//
+// Each plane takes one of several forms. These are the three to know:
 //
 //   zero     nothing
 //   sparse   a bit for each element, whether it is not zero; then those that are not
@@ -14,7 +15,7 @@
 // stands for itself, and any other exponent takes 8 bits more. A model that computes in bfloat16 has gradients in
 // float32 whose lower bits are zero, and so are most of the lower bits of their sums.
 //
-// docs/wire.md has the format.
+// docs/wire.md has the format, with all forms.
 #pragma once
 
 #include <cstddef>
