@@ -121,6 +121,35 @@ def test_one_that_comes_is_killed_when_only_some_have_given_the_state() -> None:
         check(cluster, ["worker 0", "worker 1", "worker 2 again"])
 
 
+def test_one_that_does_not_come_to_the_gate_is_done_without(tmp_path: Path) -> None:
+    """All others meet there. It lives, and none of its rounds runs."""
+    goes_on, comes = tmp_path / "goes on", tmp_path / "comes"
+    settings = {"JAXHETERO_ELASTIC": "2:3", "JAXHETERO_TIMEOUT_MS": "3000"}
+    with Cluster(2, 1, settings) as cluster:
+        cluster.start_coordinator()
+        cluster.start_reducers()
+        start_worker(cluster, "worker 0", 0, KEY="7", GOES_ON_WITH=str(goes_on))
+        start_worker(cluster, "worker 1", 1, KEY="7", GOES_ON_WITH=str(tmp_path / "never"))
+        start_worker(cluster, "worker 2", 2, COMES_WITH=str(comes))
+        for name, text in (("worker 2", "compiled"), ("worker 0", "behind"), ("worker 1", "behind")):
+            cluster.wait_for_output(name, text)
+        comes.touch()
+        cluster.wait_for_output("worker 2", "comes")
+        goes_on.touch()
+        cluster.wait_for_error("worker 0", "rank 1 (host")
+        cluster.wait_for_output("worker 2", "of [0, 2]")
+        check(cluster, ["worker 0", "worker 2"])
+
+
+def test_one_that_never_takes_the_state_is_done_without() -> None:
+    """It lives, and all that was sent has come."""
+    with start(2, JAXHETERO_TIMEOUT_MS="3000") as cluster:
+        start_worker(cluster, "worker 2", 2, NEVER_TAKES="1")
+        cluster.wait_for_error("worker 0", "rank 2 (host")
+        cluster.wait_for_error("coordinator", "its program has not taken the state of the others for 3")
+        check(cluster, ["worker 0", "worker 1"])
+
+
 @pytest.mark.parametrize("victim", ["worker 0", "worker 2"])
 def test_one_that_gives_the_state_is_killed(victim: str) -> None:
     """The others give it anew. Worker 0 is the one that says what the state is."""

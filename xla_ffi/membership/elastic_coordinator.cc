@@ -339,7 +339,7 @@ Status ElasticCoordinator::on_accusation(const Guest& guest) {
   if (!accusation.ok()) return accusation.status();
   if (phase_ != Phase::kStarted || accusation->view != view_.number || !guest.is_member()) return {};
   const auto accuser = static_cast<uint32_t>(guest.registration.rank);
-  for (const uint32_t rank : accusation->ranks) {
+  for (const uint32_t rank : accusation->ranks.empty() ? ranks_awaited() : accusation->ranks) {
     if (!view_.has_member(rank)) continue;
     std::set<uint32_t>& accusers = accusers_[rank];
     if (guest.is_worker()) accusers.insert(accuser);

@@ -91,6 +91,7 @@ class ElasticCoordinator final : public Coordinator {
   void consider_meeting();
   void on_answer(const Guest& guest, const Meeting& answer);
   void on_met(const Guest& guest, const Meeting& meeting);
+  [[nodiscard]] std::vector<uint32_t> ranks_awaited() const;
   void let_in_and_out();
   void await_more(const Status& why);
   void deal(uint64_t gate);

@@ -137,6 +137,18 @@ void ElasticCoordinator::on_met(const Guest& guest, const Meeting& meeting) {
   has_met_ = true;
 }
 
+// The members that have not come to where all meet, or, before that is known, have not said where they stand.
+std::vector<uint32_t> ElasticCoordinator::ranks_awaited() const {
+  std::vector<uint32_t> ranks;
+  if (!meeting_.has_value()) return ranks;
+  const bool is_set = meeting_->gates.size() == view_.members.size();
+  for (const View::Member& member : view_.members) {
+    const bool is_there = is_set ? meeting_->met.contains(member.rank) : meeting_->gates.contains(member.rank);
+    if (!is_there) ranks.push_back(member.rank);
+  }
+  return ranks;
+}
+
 // All members stand at the same gate, and have ended their programs.
 void ElasticCoordinator::let_in_and_out() {
   const std::set<int32_t> leaving(going_.begin(), going_.end());

@@ -42,7 +42,7 @@ struct Return {
 // kAccuse: a member that cannot go on because of these workers.
 struct Accusation {
   uint32_t view = 0;
-  std::vector<uint32_t> ranks;
+  std::vector<uint32_t> ranks;  // none: whoever has not come to the gate where all are to meet
   std::string why;
 };
 

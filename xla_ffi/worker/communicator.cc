@@ -192,6 +192,8 @@ Member::Callbacks Communicator::member_callbacks() {
       .on_lost = [this](const Lost& lost) { note_lost(lost); },
       .on_coordinator =
           [this](bool is_there) {
+            lacks_coordinator_ = !is_there;
+            gate_.restart_delay();
             on_strands([is_there](WorkerStrand& strand) { strand.note_coordinator(is_there); });
           },
       .on_failure = [this](const Status& why) { fail(why); },
@@ -275,6 +277,7 @@ void Communicator::join(const View& view) {
   if (wants_to_leave_) member_->send(OutFrame::control(FrameType::kLeave, {}));
   joined_strand_count_ = 0;
   has_said_goodbye_ = false;
+  has_accused_at_gate_ = false;
   {
     const std::lock_guard lock(strands_mutex_);
     members_ = view.ranks();
@@ -434,6 +437,7 @@ void Communicator::watch() {
   if (has_ended()) return;
   if (config_.job.is_elastic()) {
     on_strands([](WorkerStrand& strand) { strand.forget_still(); });
+    if (const Status stall = watch_gate(); !stall.ok()) return fail(stall);
   } else if (config_.job.failover && phase_ == Phase::kRunning && !halted_) {
     loops_.ask<OpCounts>(
         [this](size_t index) { return strands_[index]->take_still(); },
@@ -441,6 +445,26 @@ void Communicator::watch() {
   }
   if (const Status stall = channels_->check(EventLoop::Clock::now()); !stall.ok()) return fail(stall);
   loop_->after(kStrandWatchInterval, [this] { watch(); });
+}
+
+// As rounds have deadlines, so have gates: the coordinator lets the job go on without those for whom most of the others
+// wait. While a state is handed over, its messages have deadlines of their own.
+Status Communicator::watch_gate() {
+  if (lacks_coordinator_ || !channels_->is_idle()) gate_.restart_delay();
+  const std::optional<Gate::Delay> delay = gate_.delay(EventLoop::Clock::now());
+  if (!delay.has_value() || delay->waited < config_.timeout) return {};
+  const std::string waited = std::to_string(duration_cast<milliseconds>(delay->waited).count()) + " ms";
+  if (delay->is_own) {
+    return {Code::kRoundTimeout, own_name() +
+                                     " has been let into the job, and its program has not taken the state of " +
+                                     "the others for " + waited + "; is it stuck?"};
+  }
+  const std::string why = own_name() + ": has waited for " + waited + " at the gate where all are to meet";
+  if (!std::exchange(has_accused_at_gate_, true)) {
+    member_->send(OutFrame::control(FrameType::kAccuse, encode(Accusation{view_.number, {}, why})));
+  }
+  if (delay->waited < 2 * config_.timeout) return {};
+  return {Code::kRoundTimeout, why + ", and most of the others have not come there either"};
 }
 
 void Communicator::answer_state() {

@@ -180,6 +180,7 @@ class Communicator {
   void report(uint32_t view);
   void note_lost(const Lost& lost);
   void watch();
+  Status watch_gate();
   void answer_state();
 
   // Rounds, on their way from the program to the strands.
@@ -249,6 +250,8 @@ class Communicator {
   bool has_said_goodbye_ = false;    // this worker has said goodbye in this view
   bool asked_whether_idle_ = false;
   bool coordinator_has_left_ = false;
+  bool lacks_coordinator_ = false;          // of an elastic job: for a while, nobody can be done without
+  bool has_accused_at_gate_ = false;        // those who do not come there, in this view
   std::atomic<bool> is_candidate_ = false;  // has not been let into the job yet, which had started before
   bool wants_to_leave_ = false;
   std::vector<View::Count> earlier_;  // rounds of ops before this worker came

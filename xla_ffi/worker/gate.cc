@@ -19,8 +19,24 @@ Result<std::optional<Gate::Turn>> Gate::wait(std::chrono::milliseconds patience)
     return found.has_value();
   });
   if (!why_.ok()) return why_;
+  note_wait(!found.has_value() && is_member_ && !is_halted_ && view_.joining.empty() && !view_.is_short);
   if (found.has_value() && found->what == Turn::What::kPass) is_waiting_ = false;
   return found;
+}
+
+void Gate::note_wait(bool waits_for_others) {
+  if (std::exchange(waits_for_others_, waits_for_others) != waits_for_others) waits_since_ = Clock::now();
+}
+
+std::optional<Gate::Delay> Gate::delay(Clock::time_point now) const {
+  const std::lock_guard lock(mutex_);
+  if (!is_member_ || is_halted_ || has_ended_ || (has_state_ && !waits_for_others_)) return {};
+  return Delay{!has_state_, now - waits_since_};
+}
+
+void Gate::restart_delay() {
+  const std::lock_guard lock(mutex_);
+  waits_since_ = Clock::now();
 }
 
 std::optional<Gate::Turn> Gate::turn() {
@@ -74,6 +90,8 @@ void Gate::enter(const View& view) {
   const bool was_member = std::exchange(is_member_, !view.is_candidate);
   is_halted_ = false;
   has_given_ = false;
+  waits_for_others_ = false;
+  waits_since_ = Clock::now();
   meeting_.reset();
   end_ = kNoGate;
   if (!is_member_) return;
@@ -88,6 +106,7 @@ void Gate::enter(const View& view) {
 void Gate::halt() {
   const std::lock_guard lock(mutex_);
   is_halted_ = true;
+  waits_for_others_ = false;
   end_ = next_;
   meeting_.reset();
 }

@@ -26,6 +26,8 @@ namespace jaxhetero {
 
 class Gate {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // What the program does now.
   struct Turn {
     enum class What : uint8_t {
@@ -68,6 +70,15 @@ class Gate {
   // Nobody passes any more: the job has failed, or ended.
   void end(const Status& why);
 
+  // Of a member of the view: whom the job waits for at this gate, and for how long it has done so.
+  struct Delay {
+    bool is_own = false;  // the program has not come for the state; else others have not come to where all meet
+    Clock::duration waited{0};
+  };
+  [[nodiscard]] std::optional<Delay> delay(Clock::time_point now) const;
+  // Something moves, or could not: from now on it counts anew.
+  void restart_delay();
+
   // Whether the program waits to be let into the job.
   [[nodiscard]] std::optional<Presence> candidacy() const;
   [[nodiscard]] uint64_t next() const;
@@ -77,6 +88,7 @@ class Gate {
   static constexpr uint64_t kNoGate = std::numeric_limits<uint64_t>::max();
 
   [[nodiscard]] std::optional<Turn> turn();
+  void note_wait(bool waits_for_others);
   [[nodiscard]] bool is_joining() const;
 
   const uint32_t rank_;
@@ -91,6 +103,8 @@ class Gate {
   uint64_t next_ = 0;
   uint64_t end_ = kNoGate;  // the first that nobody may pass
   std::optional<Meeting> meeting_;
+  bool waits_for_others_ = false;  // the program stands at a gate, and nothing but others keeps it there
+  Clock::time_point waits_since_;
   bool has_ended_ = false;
   Status why_;
 };

@@ -114,6 +114,41 @@ TEST(Gate, TakesNoStateWhileTheViewChanges) {
   EXPECT_TRUE(gate.has_state());
 }
 
+// The coordinator is told whom the job waits for, and nobody waits without a limit.
+TEST(Gate, TellsForHowLongItWaitsForOthers) {
+  const auto later = [](std::chrono::seconds by) { return Gate::Clock::now() + by; };
+  constexpr std::chrono::seconds kLong{3600};
+  Gate gate(0);
+  gate.enter(view_of(1, {0, 1}));
+  gate.meet({7});
+  EXPECT_FALSE(gate.delay(later(kLong)).has_value());  // the program computes
+  EXPECT_FALSE(passes(gate));
+  EXPECT_FALSE(gate.delay(later(kLong))->is_own);
+  EXPECT_GE(gate.delay(later(kLong))->waited, kLong);
+  gate.meet({7, 0, true});
+  EXPECT_EQ(next(gate)->what, What::kMeet);
+  EXPECT_FALSE(gate.delay(later(kLong)).has_value());  // its programs end
+  gate.meet();
+  EXPECT_FALSE(passes(gate));
+  EXPECT_TRUE(gate.delay(later(kLong)).has_value());
+  gate.halt();
+  EXPECT_FALSE(gate.delay(later(kLong)).has_value());
+}
+
+TEST(Gate, TellsForHowLongTheProgramHasNotTakenTheState) {
+  const auto later = Gate::Clock::now() + std::chrono::hours(1);
+  Gate gate(1);
+  View before = view_of(1, {0, 1});
+  before.is_candidate = true;
+  gate.enter(before);
+  EXPECT_FALSE(gate.delay(later).has_value());
+  gate.enter(view_of(2, {0, 1}, {1}));
+  EXPECT_TRUE(gate.delay(later)->is_own);
+  gate.take_state(2);
+  EXPECT_FALSE(passes(gate));
+  EXPECT_FALSE(gate.delay(later).has_value());  // others may still take it
+}
+
 TEST(Gate, EndsWithTheJob) {
   Gate gate(0);
   gate.enter(view_of(1, {0, 1}));

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,17 +24,27 @@ compiled_count = 0
 
 
 class Slow:
-    """A part of the state that takes a while to send."""
+    """A part of the state that takes a while to send, and may take for ever once it has come."""
 
     shape, dtype = (), np.dtype(np.int32)
+    is_taken = False
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
+        while Slow.is_taken and "NEVER_TAKES" in os.environ:
+            time.sleep(1)
+        Slow.is_taken = True
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         print("hands over", flush=True)
         time.sleep(HANDOVER_S)
         return np.asarray(self.value, np.int32)
+
+
+def await_file(variable: str) -> None:
+    """Until the file exists that the environment names."""
+    while variable in os.environ and not Path(os.environ[variable]).exists():
+        time.sleep(0.02)
 
 
 def note(event: str, _seconds: float, **_: Any) -> None:
@@ -55,6 +66,8 @@ jax.monitoring.register_event_duration_secs_listener(note)
 history: dict[int, dict[str, list[int]]] = {}
 teams: dict[int, list[int]] = {}
 print("compiled", flush=True)
+await_file("COMES_WITH")
+print("comes", flush=True)
 # For measurements: a part of the state that nobody looks at.
 ballast = np.zeros(int(os.environ.get("BALLAST_BYTES", "0")), np.uint8)
 times_s: list[float] = []
@@ -67,6 +80,9 @@ while place < STEPS:
     means = jax.device_get(reduce_compiled(own, np.float32(weight_of(rank, place))))
     history[place] = {name: np.flatnonzero(who.ranks).tolist() for name, (_, who) in means.items()}
     state = advance(state, {name: mean for name, (mean, _) in means.items()})
+    if place == 30:
+        print("behind the rounds", flush=True)
+        await_file("GOES_ON_WITH")
     print("step", place, "of", list(team.ranks), json.dumps(history[place]), flush=True)
     if "LEAVES" in os.environ and len(teams) == 5:
         assert not jaxhetero.elastic.leaving()
