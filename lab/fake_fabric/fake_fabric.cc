@@ -43,6 +43,7 @@ std::atomic<int64_t> calls_to_failure = 0;
 std::atomic<int> failure = 0;
 std::atomic<int64_t> lost_count = 0;
 std::atomic<int64_t> open_count = 0;
+std::atomic<uint64_t> next_seed = std::random_device()();
 
 [[noreturn]] void refuse(const char* what) {
   std::fprintf(stderr, "fake_fabric: %s\n", what);
@@ -146,7 +147,7 @@ struct EndpointObject : fi::Endpoint {
   std::vector<Receiving> receiving;
   std::map<std::pair<Name, uint64_t>, Incoming> incoming;
   std::vector<std::vector<std::byte>> complete;  // messages that wait for memory to be received into
-  std::mt19937_64 random{std::random_device()()};
+  std::mt19937_64 random{next_seed++};
   uint32_t storm_left = 0;
 
   uint32_t draw(uint32_t count) { return static_cast<uint32_t>(random() % count); }
@@ -230,7 +231,7 @@ struct EndpointObject : fi::Endpoint {
       complete.erase(complete.begin() + static_cast<std::ptrdiff_t>(from));
       receiving.erase(receiving.begin() + static_cast<std::ptrdiff_t>(into));
       domain->check(place.memory, place.bytes, place.descriptor);
-      std::memcpy(place.memory, message.data(), std::min(message.size(), place.bytes));
+      std::copy_n(message.begin(), std::min(message.size(), place.bytes), place.memory);
       const bool fits = message.size() <= place.bytes;
       finish(place.operation, fi::kReceive | fi::kMsg, std::min(message.size(), place.bytes), fits ? 0 : 265);
     }
@@ -543,3 +544,4 @@ void fake_fabric_fail(int64_t nth, int error) {
 }
 void fake_fabric_lose(int64_t count) { lost_count = count; }
 int64_t fake_fabric_open_count() { return open_count; }
+void fake_fabric_seed(uint64_t seed) { next_seed = seed; }

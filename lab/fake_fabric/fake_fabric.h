@@ -21,3 +21,5 @@ FAKE_FABRIC_EXPORT void fake_fabric_fail(int64_t nth, int error);
 FAKE_FABRIC_EXPORT void fake_fabric_lose(int64_t count);
 // How many endpoints, regions of memory and other objects are open.
 FAKE_FABRIC_EXPORT int64_t fake_fabric_open_count();
+// The endpoints that are opened from now on do by chance what follows from the seed.
+FAKE_FABRIC_EXPORT void fake_fabric_seed(uint64_t seed);

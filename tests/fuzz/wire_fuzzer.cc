@@ -70,6 +70,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 4:
       if (decode_fault(bytes).ok()) std::abort();
       break;
+    case 5:
+      expect_stable(decode_fabric_offer(bytes), &decode_fabric_offer);
+      break;
     case 6:
       expect_stable(decode_lost(bytes), &decode_lost);
       break;

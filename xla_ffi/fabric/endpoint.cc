@@ -350,8 +350,7 @@ void FabricEndpoint::tell() {
   std::vector<uint64_t> touched = std::exchange(touched_, {});
   for (const uint64_t session : std::exchange(blocked_, {})) touched.push_back(session);
   std::ranges::sort(touched);
-  const auto repeated = std::ranges::unique(touched);
-  touched.erase(repeated.begin(), repeated.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
   for (const uint64_t session : touched) {
     if (const auto found = sessions_.find(session); found != sessions_.end()) found->second->on_progress();
   }
