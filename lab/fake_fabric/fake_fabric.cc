@@ -514,7 +514,7 @@ FAKE_FABRIC_EXPORT int fi_getinfo(uint32_t /*version*/, const char* /*node*/, co
   const char* wanted = hints->fabric->provider;
   if (wanted != nullptr && std::strcmp(wanted, "fake") != 0) return -ENODATA;
   fi::Info* first = nullptr;
-  for (const char* domain : {kDomains[1], kDomains[0]}) {
+  for (const char* domain : {kDomains[1], kDomains[0], kDomains[0]}) {  // a device may be listed more than once
     WholeInfo* const info = make_info();
     info->next = first;
     info->mode = fi::kContext2;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "xla_ffi/wire/auth.h"
@@ -28,6 +29,20 @@ constexpr milliseconds kRetryInterval{1};
 constexpr milliseconds kProgressInterval{20};  // the provider may have timers of its own as long as a send is under way
 constexpr size_t kMaxNameBytesOfEndpoint = 256;
 
+// The best way to each device: the library may list others behind it. Only those whose endpoints can have the same
+// peers, which the first decides.
+std::vector<fi::Info*> devices_of(const FabricLibrary::Infos& infos) {
+  std::vector<fi::Info*> devices;
+  for (fi::Info* info = infos.get(); info != nullptr; info = info->next) {
+    const auto is_same = [&](const fi::Info* other) {
+      return std::string_view(other->domain->name) == info->domain->name;
+    };
+    if (info->address_format == infos->address_format && std::ranges::none_of(devices, is_same))
+      devices.push_back(info);
+  }
+  return devices;
+}
+
 }  // namespace
 
 // --- Opening and closing.
@@ -41,11 +56,8 @@ Result<std::shared_ptr<FabricEndpoint>> FabricEndpoint::open(EventLoop& loop,
   const std::shared_ptr<FabricEndpoint> self(new FabricEndpoint(loop, std::move(library), std::move(counters)));
   self->infos_ = *infos;
   self->provider_ = provider;
-  size_t count = 0;
-  for (const fi::Info* info = infos->get(); info != nullptr; info = info->next) ++count;
-  fi::Info* info = infos->get();
-  for (size_t i = 0; i < strand % count; ++i) info = info->next;
-  if (Status status = self->open_device(*info); !status.ok()) return status;
+  const std::vector<fi::Info*> devices = devices_of(*infos);
+  if (Status status = self->open_device(*devices[strand % devices.size()]); !status.ok()) return status;
   if (Status status = self->find_name(); !status.ok()) return status;
   if (Status status = self->watch(); !status.ok()) return status;
   return self;

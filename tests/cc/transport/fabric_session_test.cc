@@ -103,6 +103,17 @@ TEST_F(FabricTest, ClosesAllThatItOpened) {
   EXPECT_EQ(open_count(), 0);
 }
 
+TEST_F(TransportTest, TakesTheDevicesOfAFabricInTurn) {
+  if (test_provider() != "fake") GTEST_SKIP() << "only the stand-in has two devices everywhere";
+  server_.call([&] { server_.context().strand = 1; });
+  open(Way::kFabric);
+  EXPECT_EQ(client_.call([&] { return client_.context().endpoint.lock()->domain(); }), "fake0");
+  EXPECT_EQ(server_.call([&] { return server_.context().endpoint.lock()->domain(); }), "fake1");
+  expect_works(client_);
+  server_.send(OutFrame::control(FrameType::kDescribe, bytes_of("and back")));
+  EXPECT_TRUE(client_.wait_frames(1));
+}
+
 Bytes read_frame(RawPeer& peer) {
   Bytes frame = peer.read(kHeaderBytes);
   const Result<FrameHeader> header = decode(std::span(frame).first<kHeaderBytes>());
