@@ -81,8 +81,8 @@ Status check(const OpSpec& spec, uint32_t worker_count) {
   if (spec.root >= worker_count) return malformed("op: rank " + std::to_string(spec.root) + " as the root");
   if (!spec.group.empty() && spec.group.back() >= worker_count)
     return malformed("op: rank " + std::to_string(spec.group.back()) + " in the group");
-  if (spec.kind == Kind::kBroadcast && !spec.has_member(spec.root))
-    return malformed("op: a root outside of " + describe_ranks(spec.group));
+  const bool has_root = spec.kind == Kind::kBroadcast || (spec.kind == Kind::kStore && !spec.state.is_of_all);
+  if (has_root && !spec.has_member(spec.root)) return malformed("op: a root outside of " + describe_ranks(spec.group));
   const uint32_t row_count = spec.member_count(worker_count);
   if (has_rows(spec.kind) && spec.total_count % row_count != 0) {
     return malformed("op: " + std::to_string(spec.total_count) + " elements in " + std::to_string(row_count) + " rows");

@@ -248,6 +248,17 @@ TEST_F(StateTest, ARoundThatRunsAgainChangesNothing) {
 }
 
 // Rank 1 is lost while two chunks of three have counted it. No worker has been given the round.
+// Our workers all contribute the same there: the root may be gone.
+TEST_F(ElasticStateTest, RefusesAStoreWhoseRootIsNoMember) {
+  enter({0, 2});
+  OpSpec spec = spec_of(Kind::kStore);
+  spec.state.is_of_all = false;
+  spec.root = 1;
+  EXPECT_EQ(describe_state(0, spec, kStoreOp).code(), Code::kProtocol);
+  spec.root = 2;
+  EXPECT_TRUE(describe_state(0, spec, kStoreOp + 1).ok());
+}
+
 TEST_F(ElasticStateTest, ARoundThatBeginsAnewCountsThoseWhoAreLeft) {
   run(spec_of(Kind::kStore), kStoreOp, 0, {}, Values(kCount, 1.0f));
   const OpSpec spec = spec_of(Kind::kUpdate);
