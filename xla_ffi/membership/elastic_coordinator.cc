@@ -297,7 +297,9 @@ void ElasticCoordinator::note_members() {
 // To reducers as well, who may have to tell another coordinator, and to those who wait to be let in.
 void ElasticCoordinator::tell_view() {
   note_members();
-  history_.note(view_, complete_);
+  if (const Status status = history_.note(view_, complete_); !status.ok()) {
+    log_.add(Severity::kWarning, status.message());
+  }
   Coordinator::tell_view();
   for (auto& [connection, guest] : guests_) {
     if (guest.phase != Guest::Phase::kReady && guest.phase != Guest::Phase::kCandidate) continue;

@@ -49,13 +49,14 @@ void drop_unfinished_line(const std::string& file) {
 Status History::open(const std::string& file) {
   if (file.empty()) return {};
   drop_unfinished_line(file);
+  name_ = file;
   file_.open(file, std::ios::app);
   if (file_.is_open()) return {};
   return {Code::kInvalidArgument, "cannot write history_file " + file + ": " + std::strerror(errno)};
 }
 
-void History::note(const View& view, const std::map<uint64_t, Report::Op>& complete) {
-  if (!file_.is_open()) return;
+Status History::note(const View& view, const std::map<uint64_t, Report::Op>& complete) {
+  if (!file_.is_open()) return {};
   std::string ops;
   for (const auto& [number, op] : complete) {
     ops += ops.empty() ? "" : ", ";
@@ -67,7 +68,13 @@ void History::note(const View& view, const std::map<uint64_t, Report::Op>& compl
   const std::string line = "{\"view\": " + std::to_string(view.number) + ", \"members\": " + json_of(view.ranks()) +
                            ", \"joining\": " + json_of(view.joining) + ", \"gate\": " + std::to_string(view.gate) +
                            ", \"rounds\": [" + ops + "]}\n";
+  errno = 0;
   file_ << line << std::flush;
+  if (file_) return {};
+  const std::string why = std::strerror(errno);
+  file_.close();
+  return {Code::kInternal, "cannot write history_file " + name_ + ": " + why + "; it ends before view " +
+                               std::to_string(view.number) + ", and no replay of what comes is possible"};
 }
 
 }  // namespace jaxhetero

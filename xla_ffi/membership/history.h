@@ -18,10 +18,12 @@ class History {
   Status open(const std::string& file);
 
   // What is about to be told: the members take part in all rounds from these counts on, up to those of the next line.
-  // Each line is complete before a round of its view is.
-  void note(const View& view, const std::map<uint64_t, Report::Op>& complete);
+  // Each line is complete before a round of its view is. An error, once, where it cannot be written: the file then ends
+  // there, as a history that lacks a line would be another one.
+  Status note(const View& view, const std::map<uint64_t, Report::Op>& complete);
 
  private:
+  std::string name_;
   std::ofstream file_;
 };
 
