@@ -146,7 +146,7 @@ def test_one_that_never_takes_the_state_is_done_without() -> None:
     with start(2, JAXHETERO_TIMEOUT_MS="3000") as cluster:
         start_worker(cluster, "worker 2", 2, NEVER_TAKES="1")
         cluster.wait_for_error("worker 0", "rank 2 (host")
-        cluster.wait_for_error("coordinator", "its program has not taken the state of the others for 3")
+        cluster.wait_for_error("coordinator", "its program has not taken the state of the others for 2")
         check(cluster, ["worker 0", "worker 1"])
 
 

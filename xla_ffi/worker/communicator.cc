@@ -452,18 +452,22 @@ void Communicator::watch() {
 Status Communicator::watch_gate() {
   if (lacks_coordinator_ || !channels_->is_idle()) gate_.restart_delay();
   const std::optional<Gate::Delay> delay = gate_.delay(EventLoop::Clock::now());
-  if (!delay.has_value() || delay->waited < config_.timeout) return {};
+  if (!delay.has_value()) return {};
   const std::string waited = std::to_string(duration_cast<milliseconds>(delay->waited).count()) + " ms";
   if (delay->is_own) {
+    // Before the others give up to send to it.
+    if (delay->waited < Heartbeat::patience(config_.timeout)) return {};
     return {Code::kRoundTimeout, own_name() +
                                      " has been let into the job, and its program has not taken the state of " +
                                      "the others for " + waited + "; is it stuck?"};
   }
+  const milliseconds patience = delay->is_first ? std::max(config_.timeout, config_.start_timeout) : config_.timeout;
+  if (delay->waited < patience) return {};
   const std::string why = own_name() + ": has waited for " + waited + " at the gate where all are to meet";
   if (!std::exchange(has_accused_at_gate_, true)) {
     member_->send(OutFrame::control(FrameType::kAccuse, encode(Accusation{view_.number, {}, why})));
   }
-  if (delay->waited < 2 * config_.timeout) return {};
+  if (delay->waited < 2 * patience) return {};
   return {Code::kRoundTimeout, why + ", and most of the others have not come there either"};
 }
 

@@ -31,7 +31,7 @@ void Gate::note_wait(bool waits_for_others) {
 std::optional<Gate::Delay> Gate::delay(Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
   if (!is_member_ || is_halted_ || has_ended_ || (has_state_ && !waits_for_others_)) return {};
-  return Delay{!has_state_, now - waits_since_};
+  return Delay{!has_state_, next_ == 0, now - waits_since_};
 }
 
 void Gate::restart_delay() {

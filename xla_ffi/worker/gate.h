@@ -72,7 +72,8 @@ class Gate {
 
   // Of a member of the view: whom the job waits for at this gate, and for how long it has done so.
   struct Delay {
-    bool is_own = false;  // the program has not come for the state; else others have not come to where all meet
+    bool is_own = false;    // the program has not come for the state; else others have not come to where all meet
+    bool is_first = false;  // that is the first gate of all: others may compile
     Clock::duration waited{0};
   };
   [[nodiscard]] std::optional<Delay> delay(Clock::time_point now) const;

@@ -124,6 +124,7 @@ TEST(Gate, TellsForHowLongItWaitsForOthers) {
   EXPECT_FALSE(gate.delay(later(kLong)).has_value());  // the program computes
   EXPECT_FALSE(passes(gate));
   EXPECT_FALSE(gate.delay(later(kLong))->is_own);
+  EXPECT_TRUE(gate.delay(later(kLong))->is_first);
   EXPECT_GE(gate.delay(later(kLong))->waited, kLong);
   gate.meet({7, 0, true});
   EXPECT_EQ(next(gate)->what, What::kMeet);
