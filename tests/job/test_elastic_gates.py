@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jaxhetero.config import host_name
 from jaxhetero.doctor.status import read_status
 from jaxhetero.elastic.handover import read_head
 from jaxhetero.errors import MismatchError
@@ -139,6 +140,17 @@ def test_one_that_does_not_come_to_the_gate_is_done_without(tmp_path: Path) -> N
         cluster.wait_for_error("worker 0", "rank 1 (host")
         cluster.wait_for_output("worker 2", "of [0, 2]")
         check(cluster, ["worker 0", "worker 2"])
+
+
+def test_reducers_know_the_hosts_of_those_who_come() -> None:
+    """Workers say of whom a round waits what reducers have told them."""
+    with start(2, JAXHETERO_TIMEOUT_MS="4000", JAXHETERO_LOST_AFTER_MS="60000") as cluster:
+        start_worker(cluster, "worker 2", 2)
+        cluster.wait_for_output("worker 2", "step ")
+        cluster.process("worker 2").send_signal(signal.SIGSTOP)
+        cluster.wait_for_error("worker 0", f"waiting for rank 2 (host {host_name()}) ")
+        cluster.process("worker 2").send_signal(signal.SIGCONT)
+        check(cluster, ["worker 0", "worker 1", "worker 2"])
 
 
 def test_one_that_never_takes_the_state_is_done_without() -> None:

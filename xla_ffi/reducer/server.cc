@@ -100,7 +100,10 @@ Member::Callbacks ReducerServer::member_callbacks() {
 void ReducerServer::start_job(const View& view) {
   // Another coordinator has to hear, too, that one which waits to be let in is ready.
   if (!strands_.empty() && view.is_candidate) member_->send(OutFrame::control(FrameType::kReady, {}));
-  if (!strands_.empty()) return;
+  if (!strands_.empty()) {
+    // A rank may be another worker's than at the start, on another host.
+    return on_strands([hosts = view.worker_hosts](ReducerStrand& strand) { strand.name_hosts(hosts); });
+  }
   place_.set({view.job_id, view.own_index});
   while (strands_.size() < view.strand_count) {
     if (const Status status = add_strand(view); !status.ok()) return finish(status);

@@ -115,6 +115,8 @@ class ReducerStateMachine {
   [[nodiscard]] uint64_t completed_round_count() const { return completed_round_count_; }
   [[nodiscard]] uint32_t worker_count() const { return static_cast<uint32_t>(job_.worker_hosts.size()); }
   [[nodiscard]] std::string worker_name(uint32_t rank) const;  // "rank 3 (host b)"
+  // As many as there were: of the workers that have the ranks now.
+  void name_hosts(std::vector<std::string> hosts) { job_.worker_hosts = std::move(hosts); }
 
  private:
   class Pool;

@@ -39,6 +39,12 @@ void ReducerStrand::accept(Fd socket, const TcpAddress& peer, std::shared_ptr<vo
   peers_[connection.get()].connection = connection;
 }
 
+void ReducerStrand::name_hosts(const std::vector<std::string>& hosts) {
+  if (hosts.size() != view_.worker_hosts.size()) return;
+  view_.worker_hosts = hosts;
+  reducer_->name_hosts(hosts);
+}
+
 // --- Frames of workers.
 
 void ReducerStrand::check_all_joined() {

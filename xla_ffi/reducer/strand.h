@@ -65,6 +65,8 @@ class ReducerStrand final : private ConnectionOwner {
   // Any thread.
   [[nodiscard]] Metrics metrics() const { return snapshot(*context_->counters); }
 
+  // Of the workers, by rank, for messages.
+  void name_hosts(const std::vector<std::string>& hosts);
   [[nodiscard]] uint32_t view_number() const { return view_.number; }
   // The workers that rounds wait for, those first for which one has waited longest.
   [[nodiscard]] std::vector<ProcessState::LateWorker> late_workers() const {
