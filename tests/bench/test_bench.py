@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tyro
 
-from bench import allreduce, bars, channels, codes, cores, pipeline, record, sums, train_step
+from bench import allreduce, bars, channels, codes, cores, gradients, pipeline, record, sums, train_step
 from bench.accelerator.emulation import WAIT_SOURCE
 from bench.accelerator.profiles import PROFILES
 from bench.accelerator.schedule import (
@@ -547,3 +547,15 @@ def test_codes_are_timed_and_measured(tmp_path: Path, capsys: pytest.CaptureFixt
     assert parts["random bits", "float32"] == parts["random bits", "bfloat16"] == 1
     assert all(row["encode_bytes_per_s"] > 0 for row in rows)
     assert "encode" in capsys.readouterr().out
+
+
+def test_gradients_are_written_for_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "values"
+    assert gradients.main(["--dtype", "random", "--workers", "2", "--output", str(folder)]) == 0
+    assert sorted(file.name for file in folder.iterdir()) == ["0.npy", "1.npy", "bfloat16"]
+    assert pattern.read_contribution(str(folder), 10, "float32", 1).dtype == np.float32
+    assert pattern.read_contribution(str(folder / "bfloat16"), 10, "bfloat16", 1).dtype.itemsize == 2
+    assert capsys.readouterr().out.count("1.000") == 4, "random bits have no code"
+    assert gradients.main(["--dtype", "random", "--output", str(folder)]) == 2
+    assert gradients.main(["--output", str(tmp_path / "other")]) == 2
+    assert "--data is missing" in capsys.readouterr().err
