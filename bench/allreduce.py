@@ -38,7 +38,7 @@ from typing import Literal
 
 import tyro
 
-from bench.engines.pattern import DTYPES, count_bases, itemsize, most_sums
+from bench.engines.pattern import DTYPES, NUMBERS, count_bases, itemsize, most_sums
 from bench.engines.specs import COLLECTIVES, parse_engines, parse_size
 from bench.harness.command import check_at_least, check_folders, run_command
 from bench.harness.errors import BenchError
@@ -73,8 +73,9 @@ class Options:
     """What to measure, of the engines that have it."""
     dtype: Literal[DTYPES] = "float32"  # type: ignore[valid-type]
     """The dtype of the payload. Every element is a whole number, so the sum is exact."""
-    wire_dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    """The dtype that jaxhetero sends in place of --dtype. The sum is exact in this dtype too."""
+    wire_dtype: Literal[(*DTYPES, *NUMBERS)] | None = None  # type: ignore[valid-type]
+    """The dtype that jaxhetero sends in place of --dtype. The sum is exact in this dtype too; but int8 and int4 are for
+    --values, and the sum is what the docs define."""
     values: Path | None = None
     """A folder of gradients, 0.npy for rank 0 and so on, of --dtype, to contribute over and over in place of whole
     numbers. jaxhetero:compress=always sends them in shorter codes; without that setting it sends no codes."""
@@ -105,8 +106,12 @@ class Options:
         check_folders(self.json, self.plot)
         if self.collective != "psum" and (self.in_place or self.wire_dtype):
             raise BenchError(f"--collective {self.collective} goes with neither --in-place nor --wire-dtype")
-        if self.values and (self.in_place or self.wire_dtype or self.collective != "psum" or self.dtype == "int32"):
-            raise BenchError("--values goes with a psum of floats alone, and with neither --in-place nor --wire-dtype")
+        if self.wire_dtype in NUMBERS and self.dtype != "float32":
+            raise BenchError(f"--wire-dtype {self.wire_dtype} goes with --dtype float32")
+        if (self.wire_dtype in NUMBERS) != bool(self.wire_dtype and self.values):
+            raise BenchError("--wire-dtype int8 and int4 go with --values, and no other --wire-dtype does")
+        if self.values and (self.in_place or self.collective != "psum" or self.dtype == "int32"):
+            raise BenchError("--values goes with a psum of floats alone, and not with --in-place")
         if self.in_place:
             self._check_in_place()
 
@@ -126,7 +131,8 @@ class Options:
         return Job(self.workers, self.reducers, self.colocated, None if self.rate == "none" else self.rate, rates)
 
     def payloads(self) -> list[Payload]:
-        count_bases(self.wire_dtype or self.dtype, self.workers)  # raises if the sum cannot be exact
+        if not self.values:
+            count_bases(self.wire_dtype or self.dtype, self.workers)  # raises if the sum cannot be exact
         return [self._payload(text) for text in self.sizes.split(",")]
 
     def _payload(self, text: str) -> Payload:

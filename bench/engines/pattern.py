@@ -8,6 +8,7 @@ the wire.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from bench.harness.errors import BenchError
 # Whole numbers up to this one are exact.
 _EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int32": 1 << 31}
 DTYPES = tuple(_EXACT)
+# The largest number of each dtype of the wire that has scales.
+NUMBERS = {"int8": 127, "int4": 7}
 # How often the largest exact number can be doubled.
 _DOUBLINGS = {"float32": 127 - 24, "float16": 15 - 11, "bfloat16": 127 - 8, "int32": 0}
 _MOST_BASES = 4096
@@ -58,6 +61,22 @@ def sum_of_files(folder: str, count: int, dtype: str, worker_count: int) -> np.n
         mine = read_contribution(folder, count, dtype, rank).astype(np.float32)
         total = mine if rank == 0 else total + mine
     return total.astype(_dtype(dtype))
+
+
+def sum_in_numbers(folder: str, count: int, wire_dtype: str, worker_count: int) -> np.ndarray:
+    """As docs/how_to/eight_bits.md defines it, of one leaf of float32."""
+    padded = count + -count % 64
+    blocks = [
+        np.pad(read_contribution(folder, count, "float32", rank), (0, padded - count)).reshape(-1, 64)
+        for rank in range(worker_count)
+    ]
+    most = functools.reduce(np.maximum, (np.abs(part).max(axis=1, keepdims=True) for part in blocks))
+    part, exponent = np.frexp(most.astype(np.float64) / NUMBERS[wire_dtype])
+    scales = np.ldexp(1.0, np.maximum(np.where(part > 0.5, exponent, exponent - 1), -126))
+    total = functools.reduce(np.add, (np.round(part / scales) for part in blocks))
+    means = np.round(total / worker_count) + 0.0  # whole numbers have no -0
+    sums: np.ndarray = (means * worker_count * scales).astype(np.float32).ravel()[:count]
+    return sums
 
 
 def own_row(array: np.ndarray, rank: int, worker_count: int) -> np.ndarray:

@@ -71,9 +71,9 @@ class EngineSpec:
     def sums(self) -> bool:
         return self.kind != "echo"
 
-    def wire_itemsize(self, dtype: str) -> int:
+    def wire_itemsize(self, dtype: str) -> float:
         """The bytes that an element of the payload has on the wire."""
-        return itemsize(self.wire_dtype or dtype)
+        return 0.5 if self.wire_dtype == "int4" else itemsize(self.wire_dtype or dtype)
 
 
 def _parse_settings(text: str) -> tuple[tuple[str, str], ...]:

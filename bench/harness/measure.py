@@ -75,7 +75,7 @@ def measure(
     """Measure ``rounds`` turns of every team with every payload. The teams take turns."""
     samples = {
         (payload, team.spec.label): Sample(
-            team.spec.label, payload, payload.count * team.spec.wire_itemsize(payload.dtype)
+            team.spec.label, payload, int(payload.count * team.spec.wire_itemsize(payload.dtype))
         )
         for payload, team in itertools.product(payloads, teams)
     }

@@ -116,6 +116,9 @@ class Worker:
         if self._collective == "all_gather":
             return pattern.expected_gather(**self._shape, bucket_count=self._bucket_count)
         if self._values is not None:
+            if self._shape["exact_dtype"] in pattern.NUMBERS:
+                count, workers = self._shape["count"], self._shape["worker_count"]
+                return pattern.sum_in_numbers(self._values, count, self._shape["exact_dtype"], workers)
             shape = {name: self._shape[name] for name in ("count", "dtype", "worker_count")}
             return pattern.sum_of_files(self._values, **shape)
         total = pattern.expected_sum(**self._shape, sum_count=self._sum_count if self._in_place else 1)

@@ -229,6 +229,8 @@ def test_plot_is_written(run: Path) -> None:
         ("--json /nowhere/run.json", "there is no folder /nowhere"),
         ("--engine echo --collective all_gather", "engine echo has no all_gather"),
         ("--engine gloo --collective psum_scatter --in-place", "goes with neither --in-place"),
+        ("--engine jaxhetero --wire-dtype int8", "--wire-dtype int8 and int4 go with --values"),
+        ("--engine jaxhetero --wire-dtype bfloat16 --values .", "--wire-dtype int8 and int4 go with --values"),
         ("--engine gloo --collective psum_scatter --sizes 48", "size 48 cannot be cut into rows of float32"),
         ("--engine gloo --collective all_gather --sizes 4KiB --colocated 3", "wants --colocated 0, or 8"),
     ],
@@ -559,3 +561,12 @@ def test_gradients_are_written_for_the_workers(tmp_path: Path, capsys: pytest.Ca
     assert gradients.main(["--dtype", "random", "--output", str(folder)]) == 2
     assert gradients.main(["--output", str(tmp_path / "other")]) == 2
     assert "--data is missing" in capsys.readouterr().err
+
+
+def test_sums_of_values_in_8_bits_are_those_of_the_docs(tmp_path: Path) -> None:
+    for rank in range(2):
+        np.save(tmp_path / f"{rank}.npy", np.random.default_rng(rank).standard_normal(1000, np.float32))
+    job = "--loopback --workers 2 --reducers 1 --engine jaxhetero --sizes 16KiB --rounds 1 --batch 2"
+    file = tmp_path / "x"
+    assert allreduce.main([*job.split(), "--wire-dtype", "int8", "--values", str(tmp_path), "--json", str(file)]) == 0
+    assert [row["wrong_count"] for row in json.loads(file.read_text())["rows"]] == [0]
