@@ -56,11 +56,6 @@ StatePlan Planner::next_state_plan(const View& view) const {
 // From the view and the rates only, which are the same on every worker.
 void Planner::make_plans() {
   std::vector<ReducerPlace> rated;
-  rated_.clear();
-  for (const View::Reducer& reducer : reducers_) {
-    rated.push_back({reducer.colocated_rank >= 0, rate_of(reducer)});
-    rated_.push_back({rated.back(), reducer.colocated_rank});
-  }
   pace_ = {.chunk_bytes = job_.chunk_bytes};
   even_plan_ = std::make_shared<ShardPlan>(balanced_shares(worker_count_, places_), pace_);
   strand_count_ = strands_for_rates();
@@ -70,6 +65,11 @@ void Planner::make_plans() {
     pace_.window_bytes = window_bytes_ / strand_count_;
     pace_.costs = probe_->costs();
     pace_.strand_bytes_per_s = probe_->most_bytes_per_s() / strand_count_;
+  }
+  rated_.clear();
+  for (const View::Reducer& reducer : reducers_) {
+    rated.push_back({reducer.colocated_rank >= 0, rate_with_cores(reducer)});
+    rated_.push_back({rated.back(), reducer.colocated_rank});
   }
   parts_ = PartPlan(job_, strand_shares(), pace_.costs);
   plan_ = std::make_shared<ShardPlan>(balanced_shares(worker_count_, rated), pace_);
@@ -105,6 +105,20 @@ ShardPlan Plans::plan_of_group(const OpSpec& spec) const {
 uint32_t Planner::rate_of(const View::Reducer& reducer) const {
   const auto rate = rates_.find(reducer.number);
   return rate != rates_.end() ? rate->second : RateProbe::kFullRate;
+}
+
+// What a dedicated reducer carries in chunks as the program's are, where that keeps its cores busier than the probe's
+// did. In the best cut the strands of a reducer inside a worker have less to do than those of the worker itself.
+uint32_t Planner::rate_with_cores(const View::Reducer& reducer) const {
+  const uint32_t rate = rate_of(reducer);
+  const uint64_t cores_bytes_per_s = strand_count_ * ShardPlan::core_bytes_per_s(pace_.costs);
+  if (cores_bytes_per_s == 0 || reducer.colocated_rank >= 0) return rate;
+  // Workers that are taken for equal may be a little faster.
+  const auto is_full = [&](const View::Reducer& other) { return rate_of(other) <= RateProbe::kFullRate; };
+  const uint64_t full_bytes_per_s =
+      std::ranges::all_of(reducers_, is_full) ? probe_->most_bytes_per_s() : probe_->bytes_per_s();
+  const uint64_t most = (RateProbe::kFullRate * cores_bytes_per_s + full_bytes_per_s / 2) / full_bytes_per_s;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(most, 1, rate));
 }
 
 // As many as it takes to keep the fastest interface busy: each costs a little in chunks and wake-ups. All where the

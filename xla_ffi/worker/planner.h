@@ -95,6 +95,7 @@ class Planner {
   [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] std::vector<uint32_t> strand_shares() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
+  [[nodiscard]] uint32_t rate_with_cores(const View::Reducer& reducer) const;
   // Whether this is still the view that the measurement started in.
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 

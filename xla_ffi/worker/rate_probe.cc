@@ -175,9 +175,10 @@ uint64_t RateProbe::slowest_us() const {
   return slowest_us;
 }
 
+// A reducer of the sort handles as many messages for every worker as a worker does for every reducer.
 uint64_t RateProbe::busy_part() const {
   const uint64_t busy_us = static_cast<uint64_t>(totals_[totals_.size() - 2]) / 1000 / worker_count_ / strand_count_;
-  return 16 * busy_us / slowest_us();
+  return 16 * busy_us * std::max<uint64_t>(worker_count_, probed_count_) / probed_count_ / slowest_us();
 }
 
 void RateProbe::evaluate() {

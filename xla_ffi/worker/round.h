@@ -316,10 +316,13 @@ struct Round {
     // large.
     const bool waits = uses_state(spec.kind) && spec.state.is_backed_up;
     const uint64_t count = waits ? spec.total_count / 2 : spec.total_count;
-    const uint64_t items_per_chunk = carries_headers_alone(spec)
-                                         ? plan.most_items_per_chunk(item)
-                                         : plan.items_per_chunk(count, item, spec.call_bytes, has_rows(spec.kind));
-    for (const Shard& shard : shards) segments.emplace_back(shard, items_per_chunk, spec.total_count);
+    for (const Shard& shard : shards) {
+      const uint64_t items_per_chunk =
+          carries_headers_alone(spec)
+              ? plan.most_items_per_chunk(item)
+              : plan.items_per_chunk(count, item, spec.call_bytes, has_rows(spec.kind), shard.reducer);
+      segments.emplace_back(shard, items_per_chunk, spec.total_count);
+    }
     open_segment_count = slowest_count = segments.size();
     least_window_bytes = plan.least_window_bytes(spec.total_count, item);
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "xla_ffi/base/mix.h"
@@ -33,6 +34,7 @@ constexpr uint64_t kMostChunksPerWindow = 32;
 // Chunks of at least kFillingBytes in large calls fill their packets, which on an Ethernet carry kPacketBytes each.
 constexpr uint64_t kFillingBytes = 16 << 10;
 constexpr uint64_t kPacketBytes = 1448;
+constexpr uint64_t kFsPerS = 1'000'000'000'000'000;
 
 // A packet costs its headers, however full it is. Smaller chunks would have to grow by more than that is worth.
 uint64_t fill_packets(uint64_t chunk_bytes) {
@@ -99,6 +101,11 @@ ShardPlan::ShardPlan(std::vector<uint32_t> shares, const Pace& pace)
 
 uint64_t ShardPlan::owner_count() const { return shares_.size() - std::ranges::count(shares_, 0u); }
 
+uint64_t ShardPlan::core_bytes_per_s(const MessageCosts& costs) {
+  if (costs.message_ps == 0) return 0;
+  return kFsPerS / 2 / (costs.byte_fs + costs.message_ps * 1000 / kUsualChunkBytes);
+}
+
 uint64_t ShardPlan::chunk_bytes_by_shard(uint64_t count, uint64_t item_bytes, bool has_rows) const {
   const uint64_t chunk_count = has_rows ? kChunksPerShardOfRows : kChunksPerShard;
   return std::bit_floor(count / owner_count() / chunk_count * item_bytes);
@@ -123,7 +130,6 @@ uint64_t ShardPlan::smallest_chunk_bytes() const {
 uint64_t ShardPlan::chunk_bytes_by_costs(uint64_t shard_bytes, uint64_t call_shard_bytes) const {
   const auto [message_ps, byte_fs] = pace_.costs;
   if (message_ps == 0 || pace_.strand_bytes_per_s == 0 || shard_bytes == 0) return 0;
-  constexpr uint64_t kFsPerS = 1'000'000'000'000'000;
   const uint64_t most_byte_fs = kFsPerS / 2 / pace_.strand_bytes_per_s;
   const uint64_t left_fs = most_byte_fs - std::min(byte_fs, most_byte_fs);
   // Products and roots of IEEE numbers are the same on every machine.
@@ -142,15 +148,20 @@ uint64_t ShardPlan::chunk_bytes_by_costs(uint64_t shard_bytes, uint64_t call_sha
 // bucket's chunks go out while the last totals of one come in. A chunk may then be that part of the call's shard, up to
 // half of the largest chunk, and filling its packets is worth the longer wait. Chunks of rows are larger: of most of
 // them a worker pushes, or is answered, nothing but a header. Measured; see notebook/links.md.
-uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes, bool has_rows) const {
+uint64_t ShardPlan::items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes, bool has_rows,
+                                    std::optional<uint32_t> reducer) const {
   if (pace_.chunk_bytes > 0) return pace_.chunk_bytes / item_bytes;
   if (count <= kWholeBytes / item_bytes) return kWholeBytes / item_bytes;
   const uint64_t by_shard = chunk_bytes_by_shard(count, item_bytes, has_rows);
   const uint64_t by_call = std::min(call_bytes / owner_count() / kChunksPerCall, largest_chunk_bytes() / 2);
   const uint64_t bytes =
       std::bit_floor(std::clamp(std::max(by_shard, by_call), smallest_chunk_bytes(), largest_chunk_bytes()));
-  const uint64_t by_costs =
-      has_rows ? 0 : chunk_bytes_by_costs(count * item_bytes / owner_count(), call_bytes / owner_count());
+  // The part of the bucket that is cut: that reducer's, or 1 of the number of owners.
+  const auto part_of = [&](uint64_t bytes) {
+    if (!reducer || shares_[*reducer] == 0) return bytes / owner_count();
+    return bytes / whole_ * shares_[*reducer] + bytes % whole_ * shares_[*reducer] / whole_;
+  };
+  const uint64_t by_costs = has_rows ? 0 : chunk_bytes_by_costs(part_of(count * item_bytes), part_of(call_bytes));
   return std::max(by_call > by_shard ? fill_packets(bytes) : bytes, by_costs) / item_bytes;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -84,12 +85,15 @@ class ShardPlan {
   [[nodiscard]] std::vector<Shard> cut(uint64_t op, uint64_t count, uint64_t item_bytes, bool has_rows = false) const;
 
   // The elements of every chunk of such a bucket but a shard's last one. `call_bytes`: of all buckets of its call.
+  // `reducer`: whose shard it is, which matters where messages are dear; without it, one of the mean size.
   [[nodiscard]] uint64_t items_per_chunk(uint64_t count, uint64_t item_bytes, uint64_t call_bytes = 0,
-                                         bool has_rows = false) const;
+                                         bool has_rows = false, std::optional<uint32_t> reducer = {}) const;
   // Of a bucket of which no element goes over the network.
   [[nodiscard]] uint64_t most_items_per_chunk(uint64_t item_bytes) const;
   // A link's window for such a bucket is at least this, or two chunks.
   [[nodiscard]] size_t least_window_bytes(uint64_t count, uint64_t item_bytes) const;
+  // What a core receives and sends each way, in the largest chunks that such costs make; 0 if they are not known.
+  [[nodiscard]] static uint64_t core_bytes_per_s(const MessageCosts& costs);
   // How many reducers have a share.
   [[nodiscard]] uint64_t owner_count() const;
 

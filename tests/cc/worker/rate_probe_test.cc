@@ -187,7 +187,7 @@ TEST_F(RateProbeTest, FindsWhatAMessageAndAByteCost) {
 TEST_F(RateProbeTest, AsksNothingMoreOfCoresThatHaveLittleToDo) {
   ns_per_message_ = 5'000;
   ps_per_byte_ = 300;
-  start({40'000, 40'000});
+  start({80'000, 80'000});
   run();
   EXPECT_LT(chunk_bytes_, 65536u);
   EXPECT_EQ(probe_->costs().message_ps, 0u);
@@ -198,7 +198,7 @@ TEST_F(RateProbeTest, TakesTheRateOfLargeChunksWhereCoresAreTheLimitOfSmallOnes)
   ns_per_message_ = 5'000;
   ps_per_byte_ = 300;
   speed_of_large_chunks_ = 2;
-  for (const int64_t us_per_mib : {2'000, 4'000}) {  // for each of two reducers; cores take 2.7 ms
+  for (const int64_t us_per_mib : {2'000, 8'000}) {  // for each of two reducers; their cores take 5.4 ms
     start({us_per_mib, us_per_mib});
     run();
     const double rate = kWorkers * (1 << 20) * 1e6 / static_cast<double>(us_per_mib);
@@ -206,6 +206,18 @@ TEST_F(RateProbeTest, TakesTheRateOfLargeChunksWhereCoresAreTheLimitOfSmallOnes)
     EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), is_bound ? 2 * rate : rate, 0.01 * rate);
     EXPECT_NEAR(static_cast<double>(probe_->most_bytes_per_s()), 2 * rate, 0.02 * rate);
   }
+}
+
+// Of one reducer for four workers: its cores are busy for as long as those of all of them, and so they are the limit.
+TEST_F(RateProbeTest, TakesTheRateOfLargeChunksWhereTheCoresOfReducersAreTheLimit) {
+  ns_per_message_ = 5'000;
+  ps_per_byte_ = 300;
+  speed_of_large_chunks_ = 2;
+  constexpr int64_t kUsPerMib = 6'000;  // a worker's core takes 1.3 ms
+  start({kUsPerMib});
+  run();
+  EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), 2 * kWorkers * (1 << 20) * 1e6 / kUsPerMib, 1e7);
+  EXPECT_NEAR(static_cast<double>(probe_->costs().message_ps), 5e6, 5e3);
 }
 
 // A host that was busy once does not look slow.

@@ -315,6 +315,23 @@ TEST(Chunks, AreLargerWhereMessagesKeepCoresFromTheNetwork) {
   EXPECT_EQ(chunk_bytes(62'000, pace), 4096u);
 }
 
+// Reducers with shares of 4 : 1.
+TEST(Chunks, AreOfOneSizeInEachShardWhereMessagesAreDear) {
+  const ShardPlan plan({4, 1}, {.window_bytes = 40'000, .costs = kDear, .strand_bytes_per_s = kStrandBytesPerS});
+  const auto chunk_bytes = [&](std::optional<uint32_t> reducer) {
+    return plan.items_per_chunk(50 * kKiB / 4, 4, 50 * kMiB, false, reducer) * 4;
+  };
+  EXPECT_EQ(chunk_bytes({}), 25 * kKiB);
+  EXPECT_EQ(chunk_bytes(0), 40 * kKiB) << "one, and not one with a small rest";
+  EXPECT_GE(chunk_bytes(1), 10 * kKiB);
+}
+
+TEST(Chunks, OfTheLargestSizeTellWhatACoreCarries) {
+  // 5 us for 32 KiB and 0.3 s for a GB, twice.
+  EXPECT_NEAR(static_cast<double>(ShardPlan::core_bytes_per_s(kDear)), 1e9 / 2 / (5e3 / 32768 + 0.3), 1e6);
+  EXPECT_EQ(ShardPlan::core_bytes_per_s({}), 0u);
+}
+
 TEST(Chunks, AreFewerInABucketOfRows) {
   const ShardPlan plan({1, 1, 1, 1, 0}, {.window_bytes = 200'000});
   const auto chunk_bytes = [&](uint64_t bucket_bytes) {
