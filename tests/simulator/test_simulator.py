@@ -145,6 +145,17 @@ def test_messages_leave_the_cores_time_for_the_bytes_of_many_hosts() -> None:
     assert compute_s / step_s > 0.93
 
 
+def test_dedicated_reducers_beside_those_in_workers_are_not_slower_than_none() -> None:
+    """At 100 Gbit/s, where a message costs 5 us, their cores carry less than their interfaces. Many buckets wait."""
+    hosts = (Host.of_gbits(100),) * 32
+
+    def step_s(reducer_count: int) -> float:
+        mix = Job(hosts, hosts[:reducer_count], 32, strands=8)
+        return simulate_one_strand(mix, [Bucket(8 * MEBI)] * 32, 0.0, Network())
+
+    assert max(step_s(8), step_s(16)) < 0.9 * step_s(0)
+
+
 def test_memory_is_a_limit_of_all_strands_together() -> None:
     narrow = replace(HOST, memory_gb_per_s=0.5)
     outcome = simulate(replace(job(2, 2, host=narrow), strands=4), 16 * MEBI, rounds=2)

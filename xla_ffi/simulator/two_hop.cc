@@ -86,6 +86,7 @@ void SimulatedWorker::finish_result(Running& running, const Message& message) {
     for (Link& other : links_) other.rule.push_chunks(other);
   }
   if (!segment.done || --round.open_segment_count > 0) return;
+  for (Link& other : links_) other.rule.end_round(round);
   const auto ended = running_.extract(message.header.op);
   job_.end_part(rank_, ended.mapped()->round.request);
 }

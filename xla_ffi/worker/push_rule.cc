@@ -75,16 +75,24 @@ void PushRule::push_chunks(ChunkSender& sender) {
 }
 
 // Fills the window, round by round. A round counts the bytes under way of itself and of earlier turns only: later
-// rounds, which other workers may not have reached, cannot hold it up. While the others hold the first round back, one
-// that was fed, and of which a total has come, is what they are at: it counts its own bytes only.
+// rounds, which other workers may not have reached, cannot hold it up. It also counts what this link is ahead in
+// earlier rounds of unequal shards that are done here: else the links with small shards would run through all rounds
+// that have begun, and at the end only those with large ones would have work. While the others hold the first round
+// back, one that was fed, and of which a total has come, is what they are at: it counts its own bytes only.
 void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
   UnderWay under_way;
+  size_t done_bytes = 0;  // what this link is ahead in earlier rounds that are done here
+  auto done = queue.ahead.begin();
   for (const auto& [turn, entry] : queue.unfinished) {
     const auto [round, segment] = entry;
+    for (; done != queue.ahead.end() && done->first < turn; ++done) {
+      const auto [round, segment] = done->second;
+      if (round->is_uneven) done_bytes += lead_bytes(*round, *segment);
+    }
     under_way.add(*round, segment->in_flight_bytes);
     const size_t room_bytes = window_bytes(*round, *segment);
-    const size_t ahead_bytes = lead_bytes(*round, *segment);
     const bool is_wanted = queue.is_held_back && segment->was_fed && segment->next_result > segment->shard.offset;
+    const size_t ahead_bytes = lead_bytes(*round, *segment) + (is_wanted ? 0 : done_bytes);
     const auto has_room = [&, round = round, segment = segment] {
       const size_t before_bytes = is_wanted ? 0 : under_way.bytes(*round);
       const size_t bytes = std::max(before_bytes, segment->in_flight_bytes);
@@ -116,6 +124,11 @@ void PushRule::feed_starved(Queue& queue, Round::Time now, ChunkSender& sender) 
     segment->was_fed = true;
     push_chunk(*round, *segment, sender);
   }
+}
+
+void PushRule::end_round(const Round& round) {
+  const auto found = queues_.find(round.request.spec.group);
+  if (found != queues_.end()) found->second.ahead.erase(round.turn());
 }
 
 size_t PushRule::window_bytes(const Round& round, const Segment& segment) const {
@@ -159,7 +172,10 @@ void PushRule::finish_result(const Round& round, Segment& segment, const FrameHe
   queue.last_result_at = now;
   queue.feed_limit = 1;
   if (queue.unfinished.begin()->second.first == &round) queue.is_held_back = false;
-  if (segment.done) queue.unfinished.erase(round.turn());
+  if (segment.done) {
+    queue.unfinished.erase(round.turn());
+    queue.ahead.emplace(round.turn(), std::pair(&round, &segment));
+  }
   if (queue.unfinished.empty()) {
     queues_.erase(found);
   } else {

@@ -1,5 +1,5 @@
 // The rule by which a link pushes: which chunk is next, and how far ahead of the totals. The rounds take turns, under
-// one self-clocked window, and the links of a round keep in step.
+// one self-clocked window, and the links keep in step.
 //
 // It has no socket and no clock, so that the simulator runs the same rule as the transport. One for each link. One
 // thread; nothing blocks.
@@ -46,6 +46,8 @@ class PushRule {
   // The segment's next total is here; pushes the chunks that it makes room for.
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header, Round::Time now,
                      ChunkSender& sender);
+  // The round's segments are done on all links. Called before the round goes.
+  void end_round(const Round& round);
   // Pushes nothing more of any segment.
   void clear() { queues_.clear(); }
 
@@ -54,6 +56,7 @@ class PushRule {
   // up those that do not.
   struct Queue {
     std::map<Round::Turn, std::pair<const Round*, Segment*>> unfinished;
+    std::map<Round::Turn, std::pair<const Round*, Segment*>> ahead;  // done on this link, and not on another
     Round::Time last_result_at;  // the time of the latest total, or of the first start after the queue was empty
     size_t feed_limit = 1;       // the number of rounds to feed at the next stall
     bool is_held_back = false;   // no total of the first round has come for a while

@@ -41,6 +41,7 @@ class ReducerLink final : private ChunkSender {
   // See PushRule.
   void start_segment(Round& round, Segment& segment) { rule_.start_segment(round, segment, *this); }
   void push_chunks() { rule_.push_chunks(*this); }
+  void end_round(const Round& round) { rule_.end_round(round); }
   void feed_starved(EventLoop::Clock::time_point now) { rule_.feed_starved(now, *this); }
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header,
                      EventLoop::Clock::time_point now) {

@@ -224,6 +224,7 @@ struct Round {
   double slowest_part = 0;        // the least done_part() of the segments
   size_t slowest_count = 0;       // how many segments have the least
   size_t least_window_bytes = 0;  // the least window of any link
+  bool is_uneven = false;         // its shards are of different sizes
   Times times;
   Delay delay;
   StepTotals totals;                     // the totals of a measure
@@ -322,6 +323,7 @@ struct Round {
               ? plan.most_items_per_chunk(item)
               : plan.items_per_chunk(count, item, spec.call_bytes, has_rows(spec.kind), shard.reducer);
       segments.emplace_back(shard, items_per_chunk, spec.total_count);
+      is_uneven |= shard.count > 5 * shards.front().count / 4 || shard.count < 3 * shards.front().count / 4;
     }
     open_segment_count = slowest_count = segments.size();
     least_window_bytes = plan.least_window_bytes(spec.total_count, item);

@@ -366,7 +366,9 @@ Status WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) 
   }
   if (!segment.done) return {};
   segment.done_at = round.times.progress_at;
-  if (--round.open_segment_count == 0) end_totals(op);
+  if (--round.open_segment_count > 0) return {};
+  for (ReducerLink& link : links_) link.end_round(round);
+  end_totals(op);
   return {};
 }
 

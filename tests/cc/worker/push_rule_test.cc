@@ -28,6 +28,7 @@ class QuietLink final : public ChunkSender {
 
   void start(Round& round, size_t segment) { rule_.start_segment(round, round.segments[segment], *this); }
   void push_chunks() { rule_.push_chunks(*this); }
+  void end_round(const Round& round) { rule_.end_round(round); }
   void feed_starved(Round::Time now) { rule_.feed_starved(now, *this); }
   // The total of the segment's oldest chunk is back.
   void answer(Round& round, size_t segment) {
@@ -127,6 +128,8 @@ TEST_F(PushRuleTest, AnUrgentRoundWaitsForAWindowAndNotForTheQueue) {
   link.answer(long_one, 0);
   link.answer(urgent, 0);
   link.answer(urgent, 0);
+  EXPECT_TRUE(urgent.note_slowest(0)) << "it is alone";
+  link.push_chunks();
   EXPECT_EQ(std::ranges::count(link.sent, 8u, &FrameHeader::op), 2);
   EXPECT_EQ(link.sent[2].op, 8u);
   EXPECT_EQ(link.sent[3].op, 8u);
@@ -208,6 +211,33 @@ TEST_F(PushRuleTest, NoLinkGetsMoreThanAWindowAhead) {
   EXPECT_TRUE(round.note_slowest(0));
   links[0].push_chunks();
   EXPECT_EQ(links[0].sent.size(), 5u);
+}
+
+// Also not by beginning later rounds, where shards are said to be unequal.
+TEST_F(PushRuleTest, NoLinkGetsMoreThanAWindowAheadInSeveralRounds) {
+  Round& first = round_of(0, {4, 4});
+  Round& second = round_of(1, {4, 4});
+  first.is_uneven = true;
+  QuietLink fast(job_);
+  QuietLink slow(job_);
+  for (Round* round : {&first, &second}) {
+    fast.start(*round, 0);
+    slow.start(*round, 1);
+  }
+  const auto answer = [&](QuietLink& link, size_t segment) {
+    const double earlier_part = first.segments[segment].done_part();
+    link.answer(first, segment);
+    if (first.note_slowest(earlier_part)) fast.push_chunks();
+  };
+  for (int i = 0; i < 4; ++i) answer(fast, 0);
+  EXPECT_TRUE(first.segments[0].done);
+  EXPECT_EQ(fast.sent.size(), 5u) << "one of the second round, before the first was done";
+  answer(slow, 1);
+  EXPECT_EQ(fast.sent.size(), 5u);
+  for (int i = 0; i < 3; ++i) answer(slow, 1);
+  EXPECT_EQ(fast.sent.size(), 6u) << "a window";
+  fast.end_round(first);
+  slow.end_round(first);
 }
 
 TEST_F(PushRuleTest, FeedsARoundThatGetsNoTurn) {
