@@ -89,8 +89,8 @@ class Config:
     worker then keeps a copy of its contribution to the latest round of each op. The same on every worker of a job."""
     measure_rates: bool = True
     """Whether the start measures the rate of every reducer's network interface, which takes a quarter of a second.
-    Slower reducers then get smaller shares, and chunks have the size that suits the network. The same on every worker
-    of a job."""
+    Slower reducers then get smaller shares, and chunks have the size that suits the network. Where all reducers are
+    dedicated, the shares follow rates that change later. The same on every worker of a job."""
     strands: int = 0
     """How many cores a worker and a reducer use each to move and to sum bytes: 1 to 32. Each strand is a thread with
     connections of its own. 0: as few as the measured rates need, within what all hosts of the job can spare: a quarter

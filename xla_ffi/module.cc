@@ -375,6 +375,7 @@ nb::dict to_python(const JobState& job) {
     found["is_member"] = process.is_member;
     found["is_candidate"] = process.is_candidate;
     found["silent_ms"] = process.silent_ms;
+    found["rate_percent"] = process.rate_percent;
     found["state"] = process.has_answered ? nb::object(to_python(process.state)) : nb::none();
     processes.append(found);
   }

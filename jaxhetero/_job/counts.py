@@ -46,6 +46,8 @@ class Metrics:
     view_count: int = 0
     """Changes of the members: how often a reducer, or a worker of an elastic job, was lost, left or joined after the
     start."""
+    rate_change_count: int = 0
+    """How often the plan has followed rates of interfaces that changed; see ``Config.measure_rates``."""
     kept_bytes: int = 0
     """Memory that holds contributions to completed rounds, in case a reducer is lost. Updated four times a second."""
     pending_count: int = 0

@@ -18,6 +18,8 @@ from jaxhetero.errors import ConfigError, InternalError, from_status
 
 # For how long the reducers' rounds may wait for a worker before it counts as late.
 _LATE_S = 1.0
+# Within this of the fastest, one is as fast for all that a plan can do.
+_SLOW_PERCENT = 75
 _JOB_FILE = "job.json"
 
 
@@ -55,6 +57,10 @@ class ProcessStatus:
     late_s: float = 0.0
     """Seconds for which the reducers' rounds have waited for this worker."""
 
+    rate_percent: int = 0
+    """Of a dedicated reducer: what its interface has carried in the latest rounds that were timed, in percent of the
+    fastest one's; 0 where it is not known."""
+
     @property
     def problem(self) -> str:
         """What is wrong with it, in words; empty if nothing is."""
@@ -72,7 +78,9 @@ class ProcessStatus:
             return f"no answer for {self.silent_s:.1f} s"
         if self.late_s > _LATE_S:
             return f"late by {self.late_s:.1f} s"
-        return f"waits for {self.waited_s:.1f} s" if self.waited_s > _LATE_S else "ok"
+        if self.waited_s > _LATE_S:
+            return f"waits for {self.waited_s:.1f} s"
+        return f"carries {self.rate_percent} % of the fastest" if 0 < self.rate_percent < _SLOW_PERCENT else "ok"
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,8 @@ def _compare(first: dict[str, Any], second: dict[str, Any], seconds: float) -> J
         late = late_s.get(name, 0.0) if process["is_member"] else 0.0
         status = ProcessStatus(
             name, process["host"], address, process["is_member"], state is not None, process["silent_ms"] / 1000,
-            process["is_candidate"], late_s=late, **_growth(earlier.get((name, address)), state, seconds),
+            process["is_candidate"], late_s=late, rate_percent=process["rate_percent"],
+            **_growth(earlier.get((name, address)), state, seconds),
         )  # fmt: skip
         processes.append(status)
     processes.sort(key=lambda process: (process.name.startswith("reducer"), int(process.name.split()[-1])))

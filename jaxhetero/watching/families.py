@@ -32,6 +32,7 @@ _COUNTERS: list[tuple[str, str, Sequence[str], _Count]] = [
     ("busy_seconds", "Time with at least one round in flight.", ("worker",), _of("busy_us", 1e-6)),
     ("done_wait_seconds", "Waits for pending rounds, added up.", ("worker",), _of("done_wait_us", 1e-6)),
     ("view_changes", "How often members were lost, left or joined.", ("worker",), _of("view_count")),
+    ("rate_changes", "How often the plan has followed rates that changed.", ("worker",), _of("rate_change_count")),
     ("fabric_connections", "Connections that moved to a fabric.", _BOTH, _of("fabric_connection_count")),
     ("fabric_unknown_messages", "Messages that belonged to no connection.", _BOTH, _of("fabric_unknown_count")),
     ("fabric_retries", "Messages for which the fabric had no room at first.", _BOTH, _of("fabric_retry_count")),

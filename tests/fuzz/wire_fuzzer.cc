@@ -41,6 +41,7 @@ void decode_header(std::span<const std::byte> bytes) {
   if (header->payload_bytes > most) std::abort();
   expect_stable(decode_idle(*header), &decode_idle);
   expect_stable(decode_settled(*header), &decode_settled);
+  expect_stable(decode_hold(*header), &decode_hold);
   expect_stable(decode_late(*header), &decode_late);
   expect_stable(decode_presence(*header), &decode_presence);
   const Meeting meeting = decode_meeting(*header);
@@ -54,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace jaxhetero;
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 22) {
+  switch (data[0] % 24) {
     case 0:
       decode_header(bytes);
       break;
@@ -120,6 +121,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 21:
       expect_stable(decode_absent(bytes), &decode_absent);
+      break;
+    case 22:
+      expect_stable(decode_goodput(bytes), &decode_goodput);
+      break;
+    case 23:
+      expect_stable(decode_new_rates(bytes), &decode_new_rates);
       break;
     default:
       for (char c : decode_text(bytes)) {

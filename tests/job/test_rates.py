@@ -1,8 +1,10 @@
-"""What the start finds out about the network interfaces decides who reduces how much."""
+"""What the job finds out about the network interfaces decides who reduces how much."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab.netlab import Lab, missing
+from tests.support.cluster import program_path
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2
@@ -31,8 +34,8 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-def run_job(lab: Lab, reducers: list[str], **settings: str) -> None:
-    """A job on the hosts of a lab: workers on w0 and w1, and a reducer on each of these."""
+def start_job(lab: Lab, reducers: list[str], worker: list[str], **settings: str) -> list[subprocess.Popen[str]]:
+    """A job on the hosts of a lab: this program on w0 and w1, and a reducer on each of these; the reducers first."""
     settings = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -47,16 +50,20 @@ def run_job(lab: Lab, reducers: list[str], **settings: str) -> None:
         **settings,
     }
     jobs = [(name, ["-m", "jaxhetero", "reducer"], {}) for name in reducers]
-    jobs += [(f"w{rank}", ["-c", PROGRAM], {"JAXHETERO_RANK": str(rank)}) for rank in range(WORKERS)]
-    processes = [
+    jobs += [(f"w{rank}", worker, {"JAXHETERO_RANK": str(rank)}) for rank in range(WORKERS)]
+    return [
         lab[name].start(
             [sys.executable, *command],
             env={**settings, "JAXHETERO_HOST": lab[name].address, **own},
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         for name, command, own in jobs
     ]
+
+
+def run_job(lab: Lab, reducers: list[str], **settings: str) -> None:
+    processes = start_job(lab, reducers, ["-c", PROGRAM], **settings)
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert not any(process.returncode for process in processes), errors
 
@@ -85,3 +92,45 @@ def test_two_interfaces_share_the_bytes(slow: bool) -> None:
             first, second = (late - early for late, early in zip(lab[host].nic_counters(), before[host], strict=True))
             for share in (second.sent_bytes / first.sent_bytes, second.received_bytes / first.received_bytes):
                 assert share < 0.75 if slow else 0.9 < share < 1.1, host
+
+
+def wait_for(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    assert process.stdout is not None
+    while (found := re.search(pattern, line := process.stdout.readline())) is None:
+        assert line, f"the process ended before it said {pattern!r}"
+    return found
+
+
+@needs_namespaces
+@pytest.mark.parametrize("dies", [False, True], ids=["stays", "dies"])
+def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) -> None:
+    """And then it is faster again, or dies while the plan changes. Every round checks its bits."""
+    rates = {"w0": "100mbit", "w1": "100mbit", "r0": "100mbit", "r1": "100mbit", "r2": "100mbit"}
+    with Lab(rates) as lab:
+        # It ends by itself only if the plan is never followed.
+        program = [str(program_path("rates_loop.py")), "2", "400", str(tmp_path / "end")]
+        processes = start_job(lab, ["r0", "r1", "r2"], program)
+        reducers, (rank_0, rank_1) = processes[:3], processes[3:]
+        wait_for(rank_0, "round 2 ")
+        lab["r1"].slow("25mbit")
+        slow = int(wait_for(rank_0, r"host r1\) carries (\d+) %")[1])
+        if dies:
+            reducers[1].kill()
+            wait_for(rank_0, "was lost")
+        else:
+            lab["r1"].restore()
+            # At first it may be found to be faster by less than it is.
+            while (found := wait_for(rank_0, r"rates .* have changed: (.*host r1\) carries (\d+) %)?"))[1]:
+                slow, earlier = int(found[2]), slow
+                assert slow > earlier
+                if slow > 60:
+                    break
+        (tmp_path / "end").touch()
+        results = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in (rank_0, rank_1)]
+        for reducer in reducers:
+            reducer.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, -9 if dies else 0, 0, 0, 0]
+    assert results[0]["digest"] == results[1]["digest"]
+    # The reducer may die before the rounds are named, and then the plan follows the loss alone.
+    assert all(result["metrics"]["rate_change_count"] >= (0 if dies else 2) for result in results)
+    assert all(result["metrics"]["view_count"] == int(dies) for result in results)

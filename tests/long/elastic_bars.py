@@ -154,13 +154,17 @@ class LabJob:
                 process.kill()
                 process.wait()
 
-    def start_worker(self, rank: int, program: str, *arguments: str, **settings: str) -> None:
+    def start_worker(self, rank: int, program: str, *arguments: str, host: str = "", **settings: str) -> None:
         command = [str(program_path(program)), *arguments]
-        self._start(self._lab[f"w{rank}"], f"w{rank}", command, JAXHETERO_RANK=str(rank), **settings)
+        self._start(self._lab[host or f"w{rank}"], f"w{rank}", command, JAXHETERO_RANK=str(rank), **settings)
 
     def _start(self, host: Host, name: str, command: list[str], **settings: str) -> None:
         env = {**self._settings, "JAXHETERO_HOST": host.address, **settings}
         self._processes[name] = host.start([sys.executable, *command], env=env, stdout=subprocess.PIPE)
+
+    def output(self, name: str) -> subprocess.Popen[str]:
+        """The process, whose lines can be read before its result."""
+        return self._processes[name]
 
     def result(self, name: str) -> Any:
         output, _ = self._processes[name].communicate(timeout=600)

@@ -29,6 +29,7 @@ struct CountersOf {
   Number bucket_bytes{0};             // the sizes of their buckets on the wire (worker)
   Number busy_us{0};                  // time during which at least one round ran (worker)
   Number view_count{0};               // views after the first: how often a reducer was lost or joined (worker)
+  Number rate_change_count{0};        // how often the plan has followed rates that changed (worker)
   Number kept_bytes{0};          // contributions kept in case a reducer is lost; updated every few hundred ms (worker)
   Number pending_count{0};       // rounds that a program has started and none has finished (worker)
   Number pending_bytes{0};       // the memory of their totals (worker)
@@ -64,6 +65,7 @@ void for_each_counter(Visit&& visit) {
   visit("bucket_bytes", &Counters::bucket_bytes, &Metrics::bucket_bytes);
   visit("busy_us", &Counters::busy_us, &Metrics::busy_us);
   visit("view_count", &Counters::view_count, &Metrics::view_count);
+  visit("rate_change_count", &Counters::rate_change_count, &Metrics::rate_change_count);
   visit("kept_bytes", &Counters::kept_bytes, &Metrics::kept_bytes);
   visit("pending_count", &Counters::pending_count, &Metrics::pending_count);
   visit("pending_bytes", &Counters::pending_bytes, &Metrics::pending_bytes);

@@ -12,7 +12,7 @@
 namespace jaxhetero {
 
 Coordinator::Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log)
-    : context_(context), job_(job), version_(std::move(version)), log_(log) {}
+    : context_(context), job_(job), version_(std::move(version)), log_(log), rate_watch_(job.worker_count) {}
 
 bool Coordinator::takes(const Guest& guest, FrameType type) const {
   switch (type) {
@@ -35,6 +35,9 @@ bool Coordinator::takes(const Guest& guest, FrameType type) const {
     case FrameType::kIdle:
     case FrameType::kGoodbye:
       return guest.is_worker();
+    case FrameType::kGoodput:
+    case FrameType::kBegun:
+      return guest.is_worker() && !job_.is_elastic();
     default:
       return false;
   }
@@ -58,7 +61,7 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
     return admit(guest, std::move(*registration));
   }
   if (header.type == FrameType::kAsk) return on_ask(guest);
-  if (header.type >= FrameType::kReport) return on_frame_of_elastic(guest, header);
+  if (header.type >= FrameType::kReport && header.type < FrameType::kFabric) return on_frame_of_elastic(guest, header);
   if (!guest.is_registered()) return {Code::kProtocol, "it sent a frame before it registered"};
   guest.heartbeat.heard();
   switch (header.type) {
@@ -94,6 +97,16 @@ Status Coordinator::on_frame(Connection& connection, const FrameHeader& header) 
       guest.settled = settled.value();
       note_settled();
       return {};
+    }
+    case FrameType::kGoodput: {
+      Result<Goodput> goodput = decode_goodput(guest.control);
+      if (!goodput.ok()) return goodput.status();
+      return on_goodput(guest, std::move(*goodput));
+    }
+    case FrameType::kBegun: {
+      const Result<Progress> begun = decode_progress(guest.control);
+      if (!begun.ok()) return begun.status();
+      return on_begun(guest, begun.value());
     }
     case FrameType::kState:
       return on_state(guest);
@@ -211,6 +224,8 @@ void Coordinator::lose_silent(const std::vector<Registration>& workers, const st
 // Halts the workers. Once all have answered, tell_view() lets them continue.
 void Coordinator::change_view(const std::string& why) {
   phase_ = Phase::kChanging;
+  new_rates_.reset();
+  rate_watch_.begin_anew();
   completed_.clear();
   const uint32_t number = ++view_.number;
   log_.add(Severity::kInfo, "view " + std::to_string(number) + ": " + why);
@@ -302,6 +317,7 @@ void Coordinator::tell_view() {
 // Returns whether to beat again. Handles one loss at a time, because that may change guests_.
 bool Coordinator::beat() {
   if (phase_ == Phase::kEnded || phase_ == Phase::kFailed) return false;
+  name_rounds();  // a worker may have left that was to answer
   const Guest* stopped = nullptr;
   for (const auto& [connection, guest] : guests_) {
     if (!guest.is_member()) continue;

@@ -10,6 +10,11 @@
 // a round that others have not. Only rank 0 runs a coordinator, so there is one opinion; if rank 0 is lost, the job
 // ends.
 //
+// Rates. Workers report what their links carry. When that is off the plan for long enough (rate_watch.h), the
+// coordinator has the workers hold: each begins no more rounds, and reports how many of each op have begun. For each op
+// the new rates hold from the first round that nobody has begun. All other rounds run on meanwhile. A view that changes
+// before the rounds are named wins.
+//
 // Forgetting. A worker may free an idle op's kept contribution once all workers have completed the same rounds of that
 // op. Workers report idle ops (kStill); the coordinator tells all when they agree (kForget).
 //
@@ -39,6 +44,7 @@
 #include "xla_ffi/base/log.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/heartbeat.h"
+#include "xla_ffi/membership/rate_watch.h"
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
@@ -92,6 +98,7 @@ class Coordinator : protected ConnectionOwner {
     Bytes control;  // payload of the frame that is coming in
     Phase phase = Phase::kConnected;
     bool idle = false;        // the worker has no round running: its answer to kLeaving, which may come in any phase
+    bool holds = false;       // the worker has answered kHold
     bool is_present = false;  // of a candidate: the worker's program waits at a gate, or the reducer is ready
     bool is_visitor = false;  // the guest has asked how the job is doing
     std::optional<ProcessState> answer;  // the answer to the latest question of the coordinator
@@ -112,6 +119,13 @@ class Coordinator : protected ConnectionOwner {
   void on_lost(const Lost& lost);
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
+  Status on_goodput(const Guest& guest, Goodput goodput);
+  void change_rates(std::vector<NewRates::Rate> rates);
+  Status on_begun(Guest& guest, const Progress& begun);
+  void name_rounds();
+  [[nodiscard]] uint32_t rate_percent(const Registration& process) const;
+  [[nodiscard]] bool can_change_rates() const;
+  [[nodiscard]] std::string describe(const std::vector<NewRates::Rate>& rates) const;
   void on_idle(Guest& guest, const Idle& idle);
   virtual void on_goodbye(Guest& guest, const Idle& idle);
   void release_idle();
@@ -192,6 +206,9 @@ class Coordinator : protected ConnectionOwner {
     std::set<int32_t> ranks;  // the workers that have completed so many rounds and run no more
   };
   std::unordered_map<uint64_t, Still> still_;  // keyed by op
+  RateWatch rate_watch_;
+  std::optional<NewRates> new_rates_;          // those that workers hold for
+  std::map<uint64_t, uint64_t> begun_counts_;  // keyed by op: the most rounds that any of them has begun
   bool is_asking_ = false;                     // the workers, whether they are idle
   bool has_groups_ = false;                    // some worker has said that it has run an op of a group
   bool has_visitors_ = false;                  // visitors wait for an answer

@@ -79,9 +79,19 @@ JobState Coordinator::state() const {
     if (!guest.is_registered()) continue;
     const Registration& who = guest.registration;
     const auto silent_ms = duration_cast<milliseconds>(guest.heartbeat.silence()).count();
-    job.processes.push_back({who.role, who.rank, who.number, who.host_name, connection->peer(), guest.is_member(),
-                             guest.phase == Guest::Phase::kCandidate, guest.answer.has_value(),
-                             static_cast<uint32_t>(silent_ms), guest.answer.value_or(ProcessState())});
+    job.processes.push_back({
+        who.role,
+        who.rank,
+        who.number,
+        who.host_name,
+        connection->peer(),
+        guest.is_member(),
+        guest.phase == Guest::Phase::kCandidate,
+        guest.answer.has_value(),
+        static_cast<uint32_t>(silent_ms),
+        guest.answer.value_or(ProcessState()),
+        rate_percent(who),
+    });
   }
   return job;
 }

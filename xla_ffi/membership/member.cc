@@ -120,6 +120,18 @@ Status Member::on_frame(Connection&, const FrameHeader& header) {
       if (callbacks_.on_forget) callbacks_.on_forget(progress.value());
       return {};
     }
+    case FrameType::kHold: {
+      const Result<Hold> hold = decode_hold(header);
+      if (!hold.ok()) return hold.status();
+      if (callbacks_.on_hold) callbacks_.on_hold(hold.value());
+      return {};
+    }
+    case FrameType::kNewRates: {
+      const Result<NewRates> rates = decode_new_rates(control_);
+      if (!rates.ok()) return rates.status();
+      if (callbacks_.on_new_rates) callbacks_.on_new_rates(rates.value());
+      return {};
+    }
     case FrameType::kLeaving:
       if (callbacks_.on_leaving) callbacks_.on_leaving();
       return {};

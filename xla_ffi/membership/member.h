@@ -37,6 +37,8 @@ class Member final : private ConnectionOwner {
     std::function<void(const View&)> on_view;
     std::function<void(const Halt&)> on_halt;
     std::function<void(const Progress&)> on_forget;
+    std::function<void(const Hold&)> on_hold = {};
+    std::function<void(const NewRates&)> on_new_rates = {};
     std::function<void()> on_leaving;
     std::function<void()> on_goodbye;
     std::function<void(const Meeting&)> on_meet = {};

@@ -76,8 +76,13 @@ enum class FrameType : uint8_t {
   kFabric = 48,    // connecting side -> accepting side: FabricOffer; continue over this fabric if you can
   kOnFabric = 49,  // reply to kFabric, FabricOffer, then echoed without: all later frames go over the fabric
   kNoFabric = 50,  // reply to kFabric: text, why not
+  // Of rates that change while a job runs; see rate_watch.h.
+  kGoodput = 51,   // worker -> coordinator: Goodput
+  kHold = 52,      // coordinator -> worker: Hold; begin no more rounds, and reply with kBegun
+  kBegun = 53,     // worker -> coordinator: Progress, how many rounds of each op have begun; the reply to kHold
+  kNewRates = 54,  // coordinator -> worker: NewRates; go on
 };
-inline constexpr FrameType kLastFrameType = FrameType::kNoFabric;
+inline constexpr FrameType kLastFrameType = FrameType::kNewRates;
 
 // What the fields say in a kIdle, kGoodbye, kSettled or kLate: see header_of() in messages.h.
 struct FrameHeader {

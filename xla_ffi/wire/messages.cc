@@ -187,6 +187,44 @@ void fields(Codec& codec, Message& progress)
 }
 
 template <typename Codec, typename Message>
+void fields(Codec& codec, Message& link)
+  requires IsA<Message, Goodput::Link>
+{
+  codec(link.reducer, link.planned_rate, link.bytes, link.us);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& goodput)
+  requires IsA<Message, Goodput>
+{
+  codec(goodput.view, goodput.round_count);
+  codec.list(goodput.links, kMaxReducers);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& rate)
+  requires IsA<Message, NewRates::Rate>
+{
+  codec(rate.reducer, rate.rate);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& begin)
+  requires IsA<Message, NewRates::Begin>
+{
+  codec(begin.op, begin.round);
+}
+
+template <typename Codec, typename Message>
+void fields(Codec& codec, Message& rates)
+  requires IsA<Message, NewRates>
+{
+  codec(rates.view);
+  codec.list(rates.rates, kMaxReducers);
+  codec.list(rates.begins, kMaxOps * kMaxStrands);
+}
+
+template <typename Codec, typename Message>
 void fields(Codec& codec, Message& late)
   requires IsA<Message, ProcessState::LateWorker>
 {
@@ -206,7 +244,7 @@ void fields(Codec& codec, Message& process)
   requires IsA<Message, JobState::Process>
 {
   codec(process.role, process.rank, process.number, process.host_name, process.address, process.is_member,
-        process.is_candidate, process.has_answered, process.silent_ms);
+        process.is_candidate, process.has_answered, process.silent_ms, process.rate_percent);
   fields(codec, process.state);
 }
 
@@ -265,6 +303,8 @@ Bytes encode(const FabricOffer& offer) { return write(offer); }
 Bytes encode(const Lost& lost) { return write(lost); }
 Bytes encode(const Halt& halt) { return write(halt); }
 Bytes encode(const Progress& progress) { return write(progress); }
+Bytes encode(const Goodput& goodput) { return write(goodput); }
+Bytes encode(const NewRates& rates) { return write(rates); }
 
 Bytes encode(const ProcessState& state) { return write(state); }
 Bytes encode(const JobState& state) { return write(state); }
@@ -377,6 +417,17 @@ Result<Halt> decode_halt(std::span<const std::byte> bytes) { return read<Halt>(b
 
 Result<Progress> decode_progress(std::span<const std::byte> bytes) { return read<Progress>(bytes, "progress"); }
 
+Result<Goodput> decode_goodput(std::span<const std::byte> bytes) { return read<Goodput>(bytes, "report of goodput"); }
+
+// A rate of 0 would leave a reducer, and perhaps all, without a share.
+Result<NewRates> decode_new_rates(std::span<const std::byte> bytes) {
+  Result<NewRates> rates = read<NewRates>(bytes, "new rates");
+  if (!rates.ok()) return rates;
+  const auto is_rate = [](const NewRates::Rate& rate) { return rate.rate > 0 && rate.rate <= NewRates::kFullRate; };
+  if (!std::ranges::all_of(rates->rates, is_rate)) return malformed("new rates");
+  return rates;
+}
+
 Result<ProcessState> decode_process_state(std::span<const std::byte> bytes) {
   return read<ProcessState>(bytes, "state of a process");
 }
@@ -411,6 +462,17 @@ FrameHeader header_of(const Late& late) {
   header.count = late.moving_count;
   header.offset = late.disagree ? 1 : 0;
   return header;
+}
+
+FrameHeader header_of(const Hold& hold) {
+  FrameHeader header;
+  header.round = hold.view;
+  return header;
+}
+
+Result<Hold> decode_hold(const FrameHeader& header) {
+  if (header.round > std::numeric_limits<uint32_t>::max()) return malformed("hold");
+  return Hold{static_cast<uint32_t>(header.round)};
 }
 
 Result<Idle> decode_idle(const FrameHeader& header) {

@@ -223,6 +223,35 @@ struct Progress {
   std::vector<OpProgress> ops;
 };
 
+// What a worker's rounds tell of the links to the reducers, since its last word.
+struct Goodput {
+  struct Link {
+    uint32_t reducer = 0;       // the reducer's number
+    uint32_t planned_rate = 0;  // the rate that the plan has for it, in any unit
+    uint64_t bytes = 0;         // of totals
+    uint64_t us = 0;            // the time in which these came
+  };
+  uint32_t view = 0;
+  uint32_t round_count = 0;  // the rounds that were measured
+  std::vector<Link> links;
+};
+
+// From these rounds on, all workers cut buckets by these rates; ops that are not named, from their first round on.
+struct NewRates {
+  struct Rate {
+    uint32_t reducer = 0;  // the reducer's number
+    uint32_t rate = 0;     // in parts of kFullRate
+  };
+  struct Begin {
+    uint64_t op = 0;
+    uint64_t round = 0;
+  };
+  static constexpr uint32_t kFullRate = 256;  // the rate of the fastest reducer
+  uint32_t view = 0;
+  std::vector<Rate> rates;
+  std::vector<Begin> begins;
+};
+
 inline constexpr size_t kMaxLateWorkers = 8;  // a process names so many at most
 
 // How a process is doing, in its own words.
@@ -252,8 +281,9 @@ struct JobState {
     bool is_member = false;     // still takes part
     bool is_candidate = false;  // of an elastic job: waits to be let in
     bool has_answered = false;
-    uint32_t silent_ms = 0;  // the time since its latest sign of life
-    ProcessState state;      // the state, where it has answered
+    uint32_t silent_ms = 0;     // the time since its latest sign of life
+    ProcessState state;         // the state, where it has answered
+    uint32_t rate_percent = 0;  // what a reducer's interface carries, of the fastest one's; 0: not known
   };
   uint64_t job_id = 0;
   uint32_t view = 0;
@@ -294,13 +324,22 @@ struct Late {
   bool operator==(const Late&) const = default;
 };
 
+// The view in which the rates of the plan are about to change: kHold.
+struct Hold {
+  uint32_t view = 0;
+
+  bool operator==(const Hold&) const = default;
+};
+
 FrameHeader header_of(const Idle& idle);
 FrameHeader header_of(const Settled& settled);
 FrameHeader header_of(const Late& late);
+FrameHeader header_of(const Hold& hold);
 
 Result<Idle> decode_idle(const FrameHeader& header);
 Result<Settled> decode_settled(const FrameHeader& header);
 Result<Late> decode_late(const FrameHeader& header);
+Result<Hold> decode_hold(const FrameHeader& header);
 
 // --- Messages in the payload of a frame.
 
@@ -316,6 +355,8 @@ Bytes encode(const FabricOffer& offer);
 Bytes encode(const Lost& lost);
 Bytes encode(const Halt& halt);
 Bytes encode(const Progress& progress);
+Bytes encode(const Goodput& goodput);
+Bytes encode(const NewRates& rates);
 Bytes encode(const ProcessState& state);
 Bytes encode(const JobState& state);
 Bytes encode(const Status& fault);
@@ -333,6 +374,8 @@ Result<FabricOffer> decode_fabric_offer(std::span<const std::byte> bytes);
 Result<Lost> decode_lost(std::span<const std::byte> bytes);
 Result<Halt> decode_halt(std::span<const std::byte> bytes);
 Result<Progress> decode_progress(std::span<const std::byte> bytes);
+Result<Goodput> decode_goodput(std::span<const std::byte> bytes);
+Result<NewRates> decode_new_rates(std::span<const std::byte> bytes);
 Result<ProcessState> decode_process_state(std::span<const std::byte> bytes);
 Result<JobState> decode_job_state(std::span<const std::byte> bytes);
 Status decode_fault(std::span<const std::byte> bytes);

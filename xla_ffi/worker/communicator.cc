@@ -170,6 +170,8 @@ Member::Callbacks Communicator::member_callbacks() {
           [this](const Progress& completed) {
             on_strands([completed](WorkerStrand& strand) { strand.forget(completed); });
           },
+      .on_hold = [this](const Hold& word) { hold(word); },
+      .on_new_rates = [this](const NewRates& rates) { follow(rates); },
       .on_leaving =
           [this] {
             asked_whether_idle_ = true;
@@ -443,6 +445,7 @@ void Communicator::watch() {
         [this](size_t index) { return strands_[index]->take_still(); },
         [this](const std::vector<OpCounts>& counts) { report_progress(FrameType::kStill, view_.number, counts); });
   }
+  if (planner_.plans().follows_rates && phase_ == Phase::kRunning && !halted_) report_goodput();
   if (const Status stall = channels_->check(EventLoop::Clock::now()); !stall.ok()) return fail(stall);
   loop_->after(kStrandWatchInterval, [this] { watch(); });
 }
@@ -469,6 +472,51 @@ Status Communicator::watch_gate() {
   }
   if (delay->waited < 2 * patience) return {};
   return {Code::kRoundTimeout, why + ", and most of the others have not come there either"};
+}
+
+// --- Rates that change.
+
+// Rounds that run go on, and those that wait begin once the coordinator has named the new rates, or another view.
+void Communicator::hold(const Hold& hold) {
+  if (has_ended() || hold.view != view_.number) return;
+  loops_.ask<OpCounts>([this](size_t index) { return strands_[index]->hold(); },
+                       [this, number = hold.view](const std::vector<OpCounts>& counts) {
+                         report_progress(FrameType::kBegun, number, counts);
+                       });
+}
+
+void Communicator::follow(const NewRates& rates) {
+  if (has_ended() || rates.view != view_.number) return;
+  planner_.follow(rates);
+  ++counters_->rate_change_count;
+  on_strands([plans = planner_.plans(), begins = rates.begins](WorkerStrand& strand) { strand.follow(plans, begins); });
+}
+
+void Communicator::tell_goodput(Goodput goodput) {
+  loop_->post([this, goodput = std::move(goodput)]() mutable {
+    if (has_ended() || halted_) return;
+    goodput.view = view_.number;
+    member_->send(OutFrame::control(FrameType::kGoodput, encode(goodput)));
+  });
+}
+
+void Communicator::report_goodput() {
+  using LinkTimes = WorkerStrand::LinkTimes;
+  loops_.ask<LinkTimes>([this](size_t index) { return strands_[index]->take_link_times(); },
+                        [this, number = view_.number](const std::vector<LinkTimes>& of_strands) {
+                          Goodput goodput{number, 0, planner_.planned_rates()};
+                          for (const LinkTimes& times : of_strands) {
+                            goodput.round_count = std::max(goodput.round_count, times.round_count);
+                            for (Goodput::Link& link : goodput.links) {
+                              const auto timed = times.links.find(link.reducer);
+                              if (timed == times.links.end()) continue;
+                              link.bytes += timed->second.bytes;
+                              link.us += timed->second.us;
+                            }
+                          }
+                          if (has_ended() || goodput.round_count == 0) return;
+                          member_->send(OutFrame::control(FrameType::kGoodput, encode(goodput)));
+                        });
 }
 
 void Communicator::answer_state() {

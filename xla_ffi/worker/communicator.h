@@ -110,6 +110,8 @@ class Communicator {
   }
   // Any thread; never blocks. More bytes of some round's inputs are ready (SlicedTransfer::ready_bytes).
   void feed();
+  // Any thread; never blocks. Tells the coordinator this of the links, beside what rounds tell: for tests.
+  void tell_goodput(Goodput goodput);
   // Any thread; never blocks. Ends the job for every process.
   void abort(Status why);
   // Completes the rounds and the transfers that were started, says goodbye to the reducers and joins the thread. Fails
@@ -182,6 +184,11 @@ class Communicator {
   void watch();
   Status watch_gate();
   void answer_state();
+
+  // Rates that change.
+  void hold(const Hold& hold);
+  void follow(const NewRates& rates);
+  void report_goodput();
 
   // Rounds, on their way from the program to the strands.
   void take_inbox();

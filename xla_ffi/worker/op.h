@@ -65,7 +65,9 @@ class Op {
 
   // Whether the reducer has not yet been told in this view what the op's rounds are of now. From now on it has.
   bool is_new_to(uint32_t reducer);
-  void enter_view() { described_.clear(); }
+  void enter_view() { describe_anew(); }
+  // Its shards are others from now on, so the reducers may not know how far it has got.
+  void describe_anew() { described_.clear(); }
 
   // For messages: of the round that runs or, if none does, of the latest one; empty before the first.
   [[nodiscard]] const std::string& name() const {

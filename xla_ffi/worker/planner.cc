@@ -68,7 +68,7 @@ void Planner::make_plans() {
   }
   rated_.clear();
   for (const View::Reducer& reducer : reducers_) {
-    rated.push_back({reducer.colocated_rank >= 0, rate_with_cores(reducer)});
+    rated.push_back({reducer.colocated_rank >= 0, rate_now_of(reducer)});
     rated_.push_back({rated.back(), reducer.colocated_rank});
   }
   parts_ = PartPlan(job_, strand_shares(), pace_.costs);
@@ -119,6 +119,32 @@ uint32_t Planner::rate_with_cores(const View::Reducer& reducer) const {
       std::ranges::all_of(reducers_, is_full) ? probe_->most_bytes_per_s() : probe_->bytes_per_s();
   const uint64_t most = (RateProbe::kFullRate * cores_bytes_per_s + full_bytes_per_s / 2) / full_bytes_per_s;
   return static_cast<uint32_t>(std::clamp<uint64_t>(most, 1, rate));
+}
+
+// In finer units once rates have been followed.
+uint32_t Planner::rate_now_of(const View::Reducer& reducer) const {
+  if (followed_rates_.empty()) return rate_with_cores(reducer);
+  const auto rate = followed_rates_.find(reducer.number);
+  if (rate != followed_rates_.end()) return rate->second;
+  return rate_with_cores(reducer) * (NewRates::kFullRate / RateProbe::kFullRate);
+}
+
+// A worker with a reducer inside shares its interface with it, so what a link carries tells nothing of that alone. An
+// elastic job has no round of which all workers know how often it has run.
+bool Planner::follows_rates() const {
+  const bool has_colocated = std::ranges::any_of(places_, &ReducerPlace::colocated);
+  return job_.measure_rates && !job_.is_elastic() && !has_colocated && reducers_.size() > 1 && worker_count_ > 1;
+}
+
+void Planner::follow(const NewRates& rates) {
+  for (const NewRates::Rate& rate : rates.rates) followed_rates_[rate.reducer] = rate.rate;
+  make_plans();
+}
+
+std::vector<Goodput::Link> Planner::planned_rates() const {
+  std::vector<Goodput::Link> links;
+  for (const View::Reducer& reducer : reducers_) links.push_back({reducer.number, rate_now_of(reducer), 0, 0});
+  return links;
 }
 
 // As many as it takes to keep the fastest interface busy: each costs a little in chunks and wake-ups. All where the

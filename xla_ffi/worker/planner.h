@@ -1,5 +1,6 @@
-// The plans of a worker's rounds. A plan is made for every view, from the rates of the reducers' interfaces, which are
-// measured once, at the start of the job. All workers make the same plans of the same view.
+// The plans of a worker's rounds. A plan is made for every view, from the rates of the reducers' interfaces. These are
+// measured at the start of the job, and followed later where that is possible. All workers make the same plans of the
+// same view and rates.
 //
 // The communicator owns it and runs the rounds of the measurement. One thread.
 #pragma once
@@ -40,6 +41,7 @@ struct Plans {
   std::shared_ptr<const StatePlan> states;  // the plan of ops that use a state
   ShardPlan::Pace pace;
   bool is_slower_than_codes = false;  // the network, as measured, is slower than a strand codes and decodes
+  bool follows_rates = false;         // some rounds are measured, because the plan may follow what they tell
 
   [[nodiscard]] std::shared_ptr<const ShardPlan> plan_of(const RoundRequest& request) const {
     if (request.plan && is_undisturbed) return request.plan;
@@ -62,8 +64,13 @@ class Planner {
   void enter(const View& view);
   // Of the view, and of what has been measured so far.
   [[nodiscard]] Plans plans() const {
-    return {even_plan_, plan_, !probe_ || is_undisturbed(), rated_, state_plan_, pace_, is_slower_than_codes()};
+    return {even_plan_,  plan_, !probe_ || is_undisturbed(), rated_,
+            state_plan_, pace_, is_slower_than_codes(),      follows_rates()};
   }
+  // The coordinator names these rates. Plans of states stay as they are, because states do.
+  void follow(const NewRates& rates);
+  // What the plan of the view has for each reducer; nothing to be timed.
+  [[nodiscard]] std::vector<Goodput::Link> planned_rates() const;
   // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
   [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
     if (request.plan != nullptr) return probe_parts_;
@@ -92,10 +99,12 @@ class Planner {
   [[nodiscard]] StatePlan make_state_plan() const;
   [[nodiscard]] StatePlan next_state_plan(const View& view) const;
   [[nodiscard]] bool is_slower_than_codes() const;
+  [[nodiscard]] bool follows_rates() const;
   [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] std::vector<uint32_t> strand_shares() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
   [[nodiscard]] uint32_t rate_with_cores(const View::Reducer& reducer) const;
+  [[nodiscard]] uint32_t rate_now_of(const View::Reducer& reducer) const;
   // Whether this is still the view that the measurement started in.
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 
@@ -126,9 +135,10 @@ class Planner {
 
   std::optional<RateProbe> probe_;
   uint32_t probe_view_ = 0;
-  std::vector<uint32_t> probed_;        // the numbers of the probed reducers
-  std::map<uint32_t, uint32_t> rates_;  // the rates that RateProbe gives, keyed by reducer number
-  size_t window_bytes_ = 0;             // the window to one reducer, over all strands; 0 while nothing is known
+  std::vector<uint32_t> probed_;                 // the numbers of the probed reducers
+  std::map<uint32_t, uint32_t> rates_;           // the rates that RateProbe gives, keyed by reducer number
+  std::map<uint32_t, uint32_t> followed_rates_;  // the latest NewRates, likewise; empty before the first
+  size_t window_bytes_ = 0;  // the window to one reducer, over all strands; 0 while nothing is known
 };
 
 }  // namespace jaxhetero

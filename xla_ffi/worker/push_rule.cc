@@ -35,7 +35,7 @@ bool receives(const Round& round) { return round.request.stake.results.count > 0
 // are of unequal size, the small ones would be done early, and for the rest of the round only the interfaces of the
 // reducers with large shards would have work.
 size_t lead_bytes(const Round& round, const Segment& segment) {
-  if (round.request.plan) return 0;
+  if (round.request.plan || round.is_measured) return 0;
   const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
   return static_cast<size_t>(std::round(lead / static_cast<double>(segment.items_per_chunk))) *
          frame_bytes(round, segment);

@@ -61,6 +61,7 @@ class ReducerLink final : private ChunkSender {
   void set_open() { is_open_ = true; }
   [[nodiscard]] uint32_t number() const { return number_; }
   [[nodiscard]] const std::string& name() const { return name_; }  // "reducer 1 (host b, 10.0.0.2:4000)"
+  [[nodiscard]] bool shares_memory() const { return connection_->shares_memory(); }
   [[nodiscard]] const Bytes& control() const { return control_; }
 
  private:

@@ -174,6 +174,8 @@ struct Segment {
   bool was_fed = false;  // a chunk was pushed out of turn, in a stall
   bool all_pushed = false;
   bool done = false;
+  uint64_t first_count = 0;  // the elements of the first total
+  EventLoop::Clock::time_point first_result_at;
   EventLoop::Clock::time_point done_at;
 
   Segment(const Shard& of, uint64_t items, uint64_t bucket = std::numeric_limits<uint64_t>::max())
@@ -230,6 +232,7 @@ struct Round {
   StepTotals totals;                     // the totals of a measure
   bool is_replay = false;                // the round is complete here, but not on every worker
   bool is_answered = false;              // the header of a total has come
+  bool is_measured = false;              // its links need not go in step, so that each shows what it carries
   KeptContribution* keeps_in = nullptr;  // where every chunk is copied when it is pushed; null: nowhere
   // Of an elastic job.
   bool is_held = false;  // all of the total is here, on this strand

@@ -43,6 +43,8 @@ void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& address
   if (std::ranges::find(view.joining, config_.rank) != view.joining.end()) schedule_.begin_behind(view.counts);
   view_ = view;
   plans_ = plans;
+  earlier_plans_.clear();
+  link_times_ = {};
   for (size_t i = 0; i < view.reducers.size(); ++i) links_.emplace_back(view.reducers[i], addresses[i], config_.job);
   const milliseconds patience = view.number == 0 ? config_.start_timeout : config_.timeout;
   set_coding();
@@ -84,6 +86,7 @@ void WorkerStrand::replay(uint64_t op_id, uint64_t number) {
 void WorkerStrand::pause() {
   if (!halted_) halted_at_ = EventLoop::Clock::now();
   halted_ = true;
+  is_holding_ = false;
   for (ReducerLink& link : links_) link.close();
   links_.clear();
 }
@@ -132,6 +135,20 @@ void WorkerStrand::open_to_program(const Plans& plans) {
   set_coding();
 }
 
+std::vector<Progress::OpProgress> WorkerStrand::hold() {
+  is_holding_ = true;
+  return schedule_.progress();
+}
+
+// Every worker holds, so that nobody has begun any of these rounds, nor any op that is not named.
+void WorkerStrand::follow(const Plans& plans, const std::vector<NewRates::Begin>& begins) {
+  const auto earlier = std::make_shared<const Plans>(std::exchange(plans_, plans));
+  for (const NewRates::Begin& begin : begins) earlier_plans_[begin.op].push_back({begin.round, earlier});
+  link_times_ = {};
+  is_holding_ = false;
+  if (!halted_) start_waiting();
+}
+
 void WorkerStrand::set_coding() {
   const bool codes = config_.compress == Compress::kAlways ||
                      (config_.compress == Compress::kWhereFaster && plans_.is_slower_than_codes);
@@ -158,7 +175,9 @@ void WorkerStrand::feed() {
   for (ReducerLink& link : links_) link.push_chunks();
 }
 
-bool WorkerStrand::may_start(const Op& op) const { return !halted_ && op.running() == nullptr && op.next() != nullptr; }
+bool WorkerStrand::may_start(const Op& op) const {
+  return !halted_ && !is_holding_ && op.running() == nullptr && op.next() != nullptr;
+}
 
 void WorkerStrand::start_waiting() {
   for (auto& [op_id, op] : schedule_.ops()) {
@@ -169,11 +188,49 @@ void WorkerStrand::start_waiting() {
 void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
   if (round.request.is_internal) round.times.cpu_at_start = thread_cpu_time();
+  const std::shared_ptr<const Plans> earlier = plans_for(op, round);
   if (round.request.step != nullptr) return run_state(op, round);
-  round.cut(*plans_.plan_of(round.request));
+  round.cut(*(earlier ? *earlier : plans_).plan_of(round.request));
+  round.is_measured = is_to_be_measured(round);
   for (Segment& segment : round.segments) {
     describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
+  }
+}
+
+// The earlier plans by which this round still runs; null where it runs by the latest.
+std::shared_ptr<const Plans> WorkerStrand::plans_for(Op& op, const Round& round) {
+  const auto found = earlier_plans_.find(round.request.op);
+  if (found == earlier_plans_.end()) return nullptr;
+  std::deque<EarlierPlans>& plans = found->second;
+  while (!plans.empty() && plans.front().end <= round.number) {
+    plans.pop_front();
+    if (round.request.step == nullptr) op.describe_anew();
+  }
+  if (!plans.empty()) return plans.front().plans;
+  earlier_plans_.erase(found);
+  return nullptr;
+}
+
+// Every second one that is large enough; the same ones on every worker.
+bool WorkerStrand::is_to_be_measured(const Round& round) const {
+  constexpr uint64_t kLeastChunks = 16;
+  const OpSpec& spec = round.request.spec;
+  if (!plans_.follows_rates || round.request.is_internal || round.number % 2 == 0) return false;
+  if (std::ranges::any_of(links_, &ReducerLink::shares_memory)) return false;  // that tells of the host's cores
+  if (spec.kind != Kind::kSum || !spec.group.empty() || round.segments.size() < links_.size()) return false;
+  return std::ranges::all_of(round.segments, [](const Segment& s) { return s.chunk_count() >= kLeastChunks; });
+}
+
+// From the first total on: all workers have come to the round then.
+void WorkerStrand::time_links(const Round& round) {
+  if (!round.is_measured || round.is_replay) return;
+  ++link_times_.round_count;
+  for (const Segment& segment : round.segments) {
+    const auto us = duration_cast<std::chrono::microseconds>(segment.done_at - segment.first_result_at).count();
+    Goodput::Link& link = link_times_.links[links_[segment.shard.reducer].number()];
+    link.bytes += (segment.shard.count - segment.first_count) * item_bytes(round.request.spec.dtype);
+    link.us += static_cast<uint64_t>(std::max<int64_t>(us, 1));
   }
 }
 
@@ -261,6 +318,7 @@ void WorkerStrand::finish_round(Op& op) {
   const bool gives_totals = round->request.spec.kind == Kind::kMeasure && !round->is_replay;
   if (gives_totals) round->request.step->totals(round->totals);
   record(*round);
+  time_links(*round);
   if (may_start(op)) run(op, schedule_.start_next_round(op));
 }
 
@@ -359,6 +417,10 @@ Status WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) 
   round.request.sliced.report(part.offset, part.bytes);
   round.times.progress_at = EventLoop::Clock::now();
   if (round.times.first_result_at == Round::Time()) round.times.first_result_at = round.times.progress_at;
+  if (segment.first_count == 0) {
+    segment.first_count = header.count;
+    segment.first_result_at = round.times.progress_at;
+  }
   const double earlier_part = segment.done_part();
   links_[reducer].finish_result(round, segment, header, round.times.progress_at);
   if (round.note_slowest(earlier_part)) {

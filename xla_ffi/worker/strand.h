@@ -7,10 +7,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/base/counters.h"
@@ -85,6 +88,17 @@ class WorkerStrand final : private ConnectionOwner {
   // From now on the program's rounds come, and run by these plans.
   void open_to_program(const Plans& plans);
 
+  // The plans are about to change: begins no more rounds. Returns how many of each op have begun.
+  std::vector<Progress::OpProgress> hold();
+  // They change, from these rounds on.
+  void follow(const Plans& plans, const std::vector<NewRates::Begin>& begins);
+  // What rounds have told of the links since the last call.
+  struct LinkTimes {
+    uint32_t round_count = 0;
+    std::map<uint32_t, Goodput::Link> links;  // keyed by the reducer's number
+  };
+  LinkTimes take_link_times() { return std::exchange(link_times_, {}); }
+
   // From now on some rounds use states: reducers need to know who keeps them.
   void use_states();
   // A part of a round; or the whole of it.
@@ -121,6 +135,9 @@ class WorkerStrand final : private ConnectionOwner {
   void start_waiting();
   void run(Op& op, Round& round);
   void run_state(Op& op, Round& round);
+  std::shared_ptr<const Plans> plans_for(Op& op, const Round& round);
+  [[nodiscard]] bool is_to_be_measured(const Round& round) const;
+  void time_links(const Round& round);
   void describe_op(Op& op, uint32_t reducer, const Range& share = {});
   void send_plan();
   void set_coding();
@@ -164,6 +181,14 @@ class WorkerStrand final : private ConnectionOwner {
   bool lacks_coordinator_ = false;
   View view_;
   Plans plans_;
+  // The plans of an op's rounds before this one.
+  struct EarlierPlans {
+    uint64_t end = 0;
+    std::shared_ptr<const Plans> plans;
+  };
+  std::map<uint64_t, std::deque<EarlierPlans>> earlier_plans_;  // keyed by op; of this view
+  bool is_holding_ = false;                                     // the plans are about to change
+  LinkTimes link_times_;
   bool halted_ = true;  // the strand is not connected to all reducers of the view
   EventLoop::Clock::time_point halted_at_;
   EventLoop::Clock::time_point told_at_;  // on_waiting was called

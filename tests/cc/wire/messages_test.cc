@@ -265,7 +265,7 @@ JobState a_job_state() {
           "rank 3",
           {{Role::kWorker, 0, -1, "host-a", "10.0.0.1:5", true, false, true, 10, a_process_state()},
            {Role::kWorker, 1, -1, "host-a", "10.0.0.1:7", false, true, false, 10, {}},
-           {Role::kReducer, -1, 1, "host-b", "10.0.0.2:6", true, false, false, 9000, {}}}};
+           {Role::kReducer, -1, 1, "host-b", "10.0.0.2:6", true, false, false, 9000, {}, 51}}};
 }
 
 // A control message without its type: what it is made of, and what comes back.
@@ -297,6 +297,8 @@ std::vector<Message> messages() {
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
           {"halt", encode(Halt{2, "why"}), &again<decode_halt>},
+          {"goodput", encode(Goodput{2, 3, {{0, 16, 1 << 20, 5000}, {1, 8, 0, 0}}}), &again<decode_goodput>},
+          {"new_rates", encode(NewRates{2, {{0, 256}, {1, 1}}, {{7, 9}, {8, 0}}}), &again<decode_new_rates>},
           {"progress", encode(Progress{2, {{7, 1}, {8, 0, 2}}}), &again<decode_progress>},
           {"process_state", encode(a_process_state()), &again<decode_process_state>},
           {"job_state", encode(a_job_state()), &again<decode_job_state>},
@@ -503,6 +505,8 @@ TEST(InAHeader, EveryMessageComesBackAsItWasFromTheseNumbers) {
     EXPECT_EQ(std::tie(late.op, late.round, late.count, late.offset), std::tuple(7u, 8u, kMaxWorkers, yes ? 1u : 0u));
     EXPECT_EQ(decode_late(late).value(), (Late{7, 8, kMaxWorkers, yes}));
   }
+  EXPECT_EQ(header_of(Hold{0xffffffff}).round, 0xffffffffu);
+  EXPECT_EQ(decode_hold(header_of(Hold{0xffffffff})).value(), Hold{0xffffffff});
 }
 
 TEST(InAHeader, WhatNoMessageSaysIsAProtocolError) {
@@ -517,6 +521,7 @@ TEST(InAHeader, WhatNoMessageSaysIsAProtocolError) {
   EXPECT_EQ(decode_late(header).status().code(), Code::kProtocol);
   header.round = uint64_t{1} << 32;
   EXPECT_EQ(decode_settled(header).status().code(), Code::kProtocol);
+  EXPECT_EQ(decode_hold(header).status().code(), Code::kProtocol);
 }
 
 TEST(Fault, KeepsEveryCode) {
@@ -524,6 +529,14 @@ TEST(Fault, KeepsEveryCode) {
     const Status fault = decode_fault(encode(Status(static_cast<Code>(code), "why")));
     EXPECT_EQ(fault.code(), static_cast<Code>(code));
     EXPECT_EQ(fault.message(), "why");
+  }
+}
+
+// Without a share for anybody, no bucket could be cut.
+TEST(NewRates, AreAboveZeroAndAtMostFull) {
+  for (const uint32_t rate : {0u, NewRates::kFullRate + 1, ~0u}) {
+    const Bytes bytes = encode(NewRates{1, {{0, NewRates::kFullRate}, {1, rate}}, {}});
+    EXPECT_EQ(decode_new_rates(bytes).status().code(), Code::kProtocol) << rate;
   }
 }
 

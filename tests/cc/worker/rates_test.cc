@@ -1,0 +1,189 @@
+// Plans that follow rates while rounds run.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/cc/job.h"
+#include "xla_ffi/membership/rate_watch.h"
+#include "xla_ffi/wire/messages.h"
+
+namespace jaxhetero {
+namespace {
+
+uint64_t rate_changes(const Job& job) { return job.workers[0]->metrics().rate_change_count; }
+
+// As if one reducer carried so many sixteenths of what all others do, and had the planned ones: all workers say so, for
+// long enough.
+void claim_slow(const Job& job, uint32_t reducer_count, uint32_t slow, uint64_t sixteenths, uint32_t planned = 16) {
+  Goodput goodput;
+  goodput.round_count = 1;
+  for (uint32_t reducer = 0; reducer < reducer_count; ++reducer) {
+    const bool is_slow = reducer == slow;
+    goodput.links.push_back({reducer, is_slow ? planned : 16, 1000 * (is_slow ? sixteenths : 16), 1000});
+  }
+  for (int look = 0; look < RateWatch::kLooks; ++look) {
+    for (const auto& worker : job.workers) worker->tell_goodput(goodput);
+  }
+}
+
+// Until the plan has followed it. In a view that changes just then, nobody listens.
+void make_plan_follow(const Job& job, uint32_t reducer_count, uint32_t slow, uint64_t sixteenths,
+                      uint32_t planned = 16) {
+  const uint64_t before = rate_changes(job);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (rate_changes(job) == before && std::chrono::steady_clock::now() < deadline) {
+    claim_slow(job, reducer_count, slow, sixteenths, planned);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_GT(rate_changes(job), before);
+}
+
+// What each reducer has received since the last call.
+class Shares {
+ public:
+  explicit Shares(const Job& job) : job_(job) { take(); }
+  std::vector<uint64_t> take() {
+    std::vector<uint64_t> now;
+    for (const auto& reducer : job_.reducers) now.push_back(reducer->metrics().received_bytes);
+    std::vector<uint64_t> grown;
+    for (size_t i = 0; i < now.size(); ++i) grown.push_back(now[i] - (i < before_.size() ? before_[i] : 0));
+    before_ = now;
+    return grown;
+  }
+
+ private:
+  const Job& job_;
+  std::vector<uint64_t> before_;
+};
+
+TEST(Rates, GiveASlowReducerLessAndThenAsMuchAgain) {
+  Job job({.workers = 3, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  const TestRound round{.leaf_counts = {400'000}};
+  job.expect_works(round);
+  Shares shares(job);
+  make_plan_follow(job, 2, 1, 4);
+  job.expect_works(round);
+  // The reducers are numbered as they have come, so that either may be the slow one.
+  std::vector<uint64_t> bytes = shares.take();
+  std::ranges::sort(bytes);
+  EXPECT_NEAR(static_cast<double>(bytes[0]) / static_cast<double>(bytes[1]), 0.25, 0.03);
+  make_plan_follow(job, 2, 1, 15, 4);
+  shares.take();
+  job.expect_works(round);
+  bytes = shares.take();
+  EXPECT_NEAR(static_cast<double>(bytes[0]) / static_cast<double>(bytes[1]), 1, 0.03);
+  EXPECT_EQ(job.workers[2]->metrics().view_count, 0u);
+  job.expect_shutdown();
+}
+
+TEST(Rates, AreNotFollowedForAMoment) {
+  Job job({.workers = 2, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  Goodput goodput{0, 1, {{0, 1, 100, 10}, {1, 1, 10, 10}}};
+  for (int look = 1; look < RateWatch::kLooks; ++look) {
+    for (const auto& worker : job.workers) worker->tell_goodput(goodput);
+  }
+  for (const auto& worker : job.workers) worker->tell_goodput({0, 2, {{0, 1, 100, 10}, {1, 1, 100, 10}}});
+  job.expect_works({.leaf_counts = {50000}});
+  for (const auto& worker : job.workers) worker->tell_goodput(goodput);
+  job.expect_works({.leaf_counts = {50000}, .seed = 1});
+  EXPECT_EQ(rate_changes(job), 0u);
+  job.expect_shutdown();
+}
+
+// What is no reducer of the view counts for nothing, and one of which nothing is known cannot be compared.
+TEST(Rates, OfStrangersAreNotFollowed) {
+  Job job({.workers = 2, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  for (uint32_t look = 0; look < 2 * RateWatch::kLooks; ++look) {
+    for (const auto& worker : job.workers) worker->tell_goodput({0, 9, {{0, 1, 100, 10}, {7 + look, 1, 1000, 10}}});
+  }
+  job.expect_works({.leaf_counts = {50000}});
+  EXPECT_EQ(rate_changes(job), 0u);
+  job.expect_shutdown();
+}
+
+// Changes at random instants, under rounds of several ops that workers begin in orders of their own, of which one may
+// be several ahead of another. All use the same plan for the same round, or a reducer would end the job. Every result
+// is compared, to the bit; and with failover, reducers die meanwhile.
+class ChangesTest : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(ChangesTest, ChangeNoBit) {
+  std::mt19937 random(GetParam());
+  constexpr uint32_t kReducers = 5;
+  const bool dies = GetParam() % 2 == 1;
+  Job job({.workers = 3,
+           .reducers = kReducers,
+           .chunk_bytes = 4096,
+           .window_chunks = random() % 2 == 0 ? 0u : 3u,
+           .failover = dies,
+           .shared_memory = GetParam() % 4 == 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  std::atomic<bool> is_over = false;
+  std::thread changer([&, seed = random()] {
+    std::mt19937 chance(static_cast<uint32_t>(seed));
+    uint32_t deaths = 0;
+    for (uint32_t turn = 0; !is_over; ++turn) {
+      claim_slow(job, kReducers, chance() % kReducers, 1 + chance() % 8);
+      if (dies && deaths < 3 && turn % 3 == 2) job.reducers[deaths++].reset();  // as when its process is killed
+      // Until it has been followed, or for a while: deaths come at any instant of a change.
+      std::this_thread::sleep_for(std::chrono::microseconds(chance() % 20'000));
+    }
+  });
+  const std::vector<size_t> counts = {3, 30000, 100000, 5000, 60000, 20000, 15000};
+  for (uint32_t step = 0; (step < 40 || rate_changes(job) < 3) && !HasFailure(); ++step) {
+    std::vector<std::vector<TestRound>> rounds(counts.size());
+    std::vector<std::vector<std::vector<Part>>> parts(counts.size());  // by op, rank and turn
+    constexpr uint32_t kTurns = 3;
+    for (uint64_t op = 0; op < counts.size(); ++op) {
+      parts[op].resize(job.workers.size());
+      const Kind kind = op == 3 ? Kind::kBroadcast : op == 5 ? Kind::kScatter : op == 6 ? Kind::kGather : Kind::kSum;
+      for (uint32_t turn = 0; turn < kTurns; ++turn) {
+        rounds[op].push_back({.op = op,
+                              .kind = kind,
+                              .leaf_counts = {counts[op], 1},
+                              .root = 1,
+                              .seed = (step * kTurns + turn) * 8 + static_cast<uint32_t>(op),
+                              .in_place = op == 2,
+                              .rows = has_rows(kind) ? 3u : 1u});
+      }
+    }
+    for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
+      std::vector<size_t> order = {0, 1, 2, 3, 4, 5, 6};
+      std::ranges::shuffle(order, random);
+      for (size_t op : order) {
+        for (const TestRound& round : rounds[op]) parts[op][rank].emplace_back(*job.workers[rank], round, rank);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+    }
+    for (size_t op = 0; op < counts.size(); ++op) {
+      for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
+        for (uint32_t turn = 0; turn < kTurns; ++turn) {
+          const Status status = parts[op][rank][turn].wait();
+          EXPECT_TRUE(status.ok()) << "step " << step << " op " << op << " rank " << rank << ": " << status.message();
+          EXPECT_TRUE(parts[op][rank][turn].output() == rounds[op][turn].output(3, rank))
+              << "step " << step << " op " << op << " rank " << rank;
+        }
+      }
+    }
+  }
+  is_over = true;
+  changer.join();
+  EXPECT_GE(rate_changes(job), 3u);
+  if (!HasFailure()) {
+    for (const auto& worker : job.workers) EXPECT_TRUE(worker->shutdown(kPatience).ok());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ChangesTest, testing::Range(0u, 8u));
+
+}  // namespace
+}  // namespace jaxhetero
