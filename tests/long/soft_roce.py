@@ -1,0 +1,53 @@
+"""Two workers and two reducers over the fabric of ``JAXHETERO_FABRIC``: sums are right, and a reducer may be killed.
+
+export LD_LIBRARY_PATH=/the/folder/of/libfabric JAXHETERO_FABRIC="verbs;ofi_rxm" JAXHETERO_SHARED_MEMORY=0
+lab/soft_roce/run /tmp/soft_roce python -m tests.long.soft_roce
+"""
+
+import os
+import signal
+
+import numpy as np
+
+from tests.support.cluster import Cluster
+
+# A virtual machine without KVM takes minutes to import JAX.
+PATIENCE_S = 1200
+SETTINGS = {"JAXHETERO_TIMEOUT_MS": "60000", "JAXHETERO_START_TIMEOUT_MS": str(1000 * PATIENCE_S)}
+
+
+def check_sums() -> None:
+    """Those of ``shared_memory.py``, against NumPy's."""
+    with Cluster(2, 2, SETTINGS) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("shared_memory.py")
+        results = [cluster.wait(f"worker {rank}", PATIENCE_S).result for rank in range(2)]
+    ranks = [np.random.default_rng(rank) for rank in range(2)]
+    for index, count in enumerate((1, 1000, 3_000_000)):
+        first, second = (random.standard_normal(count, dtype=np.float32) for random in ranks)
+        total = first + second
+        expected = [float(total[0]), int(total.view(np.uint32).astype(np.uint64).sum())]
+        assert [result["digests"][index] for result in results] == [expected, expected]
+    connections = [result["fabric_connection_count"] for result in results]
+    assert all(connections), results
+    print(
+        f"over {os.environ['JAXHETERO_FABRIC']}, by {connections} connections: the sums have the right bits", flush=True
+    )
+
+
+def check_a_death() -> None:
+    with Cluster(2, 2, SETTINGS) as cluster:
+        cluster.start_reducers()
+        cluster.start_workers("errors.py", "until killed", "0")
+        for rank in range(2):
+            cluster.wait_for_output(f"worker {rank}", "running", PATIENCE_S)
+        cluster.process("reducer 0").send_signal(signal.SIGKILL)
+        for rank in range(2):
+            cluster.wait_for_error(f"worker {rank}", "going on with 1 reducers", PATIENCE_S)
+            assert cluster.process(f"worker {rank}").poll() is None
+    print("a reducer was killed, and the job goes on", flush=True)
+
+
+if __name__ == "__main__":
+    check_sums()
+    check_a_death()
