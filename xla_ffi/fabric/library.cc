@@ -39,20 +39,9 @@ class SignalKeeper {
 };
 
 // Some providers watch what a process maps, for their caches of registered memory, which we do not need. To do that
-// they write over functions of libc while other threads run them, which may then crash. A user's own setting stays.
-class MonitorOff {
- public:
-  MonitorOff() : is_ours_(std::getenv(kName) == nullptr && setenv(kName, "disabled", 0) == 0) {}
-  ~MonitorOff() {
-    if (is_ours_) unsetenv(kName);
-  }
-  MonitorOff(const MonitorOff&) = delete;
-  MonitorOff& operator=(const MonitorOff&) = delete;
-
- private:
-  static constexpr const char* kName = "FI_MR_CACHE_MONITOR";  // read when the library starts
-  bool is_ours_;
-};
+// they write over functions of libc while other threads run them, which may then crash. They read this when they start;
+// a user's own setting stays.
+void forbid_memory_monitors() { setenv("FI_MR_CACHE_MONITOR", "disabled", 0); }
 
 // Looks up the functions that the library exports, each in the version that abi.h declares.
 class Symbols {
@@ -91,7 +80,7 @@ bool has_device() {
 
 Result<std::shared_ptr<const FabricLibrary>> FabricLibrary::open() {
   const SignalKeeper keeper;
-  const MonitorOff monitor;
+  forbid_memory_monitors();
   Result<void*> loaded = load();
   if (!loaded.ok()) return loaded.status();
   const std::shared_ptr<FabricLibrary> library(new FabricLibrary());
