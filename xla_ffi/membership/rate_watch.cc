@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <utility>
+#include <vector>
 
 namespace jaxhetero {
 namespace {
@@ -11,7 +13,7 @@ namespace {
 // Off by more than a fifth, to either side.
 bool is_above(uint64_t rate, uint64_t other) { return 5 * rate > 6 * other; }
 
-// Within an eighth of the fastest counts as equal to it, as at the start.
+// Within an eighth of the full rate counts as that, as at the start.
 uint32_t snapped(uint32_t rate) {
   constexpr uint32_t kFull = NewRates::kFullRate;
   return 8 * rate >= 7 * kFull ? kFull : rate;
@@ -19,14 +21,25 @@ uint32_t snapped(uint32_t rate) {
 
 }  // namespace
 
-RateWatch::Rates RateWatch::relative(const Sums& sums, uint32_t full) {
-  double fastest = 0;
-  for (const auto& [number, sum] : sums) fastest = std::max(fastest, sum.rate());
-  Rates rates;
-  for (const auto& [number, sum] : sums) {
+// A reducer's rate, in parts of `full`, follows from how it keeps pace with the plan, compared with what is usual: half
+// of the others keep no more. Where a worker is slow, its links do not share what it carries evenly, and a few are
+// ahead of all others: those are no faster than the plan has them.
+RateWatch::Rates RateWatch::measured(uint32_t full) const {
+  const Rates planned_rates = planned();
+  std::map<uint32_t, double> paces;
+  std::vector<double> sorted;
+  for (const auto& [number, sum] : links_) {
     if (sum.rate() == 0) continue;
-    const double part = std::round(sum.rate() / fastest * full);
-    rates[number] = std::max(1u, static_cast<uint32_t>(part));
+    paces[number] = sum.rate() / planned_rates.at(number);
+    sorted.push_back(paces[number]);
+  }
+  if (sorted.empty()) return {};
+  std::ranges::sort(sorted, std::greater());
+  const double usual = sorted[(sorted.size() - 1) / 2];
+  Rates rates;
+  for (const auto& [number, pace] : paces) {
+    const double part = std::round(pace / usual * planned_rates.at(number) / NewRates::kFullRate * full);
+    rates[number] = static_cast<uint32_t>(std::clamp(part, 1.0, static_cast<double>(full)));
   }
   return rates;
 }
@@ -38,8 +51,8 @@ std::optional<std::vector<NewRates::Rate>> RateWatch::note(uint32_t rank, const 
     planned_[link.reducer] = link.planned_rate;
   }
   if (!is_complete()) return std::nullopt;
-  percents_ = relative(links_, 100);
-  note_streaks(relative(links_, NewRates::kFullRate));
+  percents_ = measured(100);
+  note_streaks(measured(NewRates::kFullRate));
   const Sums earlier = std::exchange(earlier_links_, links_);
   if (!is_off_for_long()) {
     start_look();
@@ -91,7 +104,7 @@ bool RateWatch::is_off_for_long() const {
 // Of the reducers that were off in the last looks. The others keep what the plan has for them: what they seem to carry
 // comes and goes a little.
 RateWatch::Rates RateWatch::rates_to_follow() const {
-  Rates rates = relative(links_, NewRates::kFullRate);
+  Rates rates = measured(NewRates::kFullRate);
   const Rates planned_rates = planned();
   for (auto& [number, rate] : rates) {
     const auto streak = streaks_.find(number);

@@ -1,9 +1,9 @@
 // Follows what the reducers' interfaces carry while a job runs, and says when the plan should follow.
 //
 // Workers time some of their rounds and report what came over each link, in what time (Goodput). Once all have, that is
-// a look: a rate for each reducer, relative to the fastest. The plan follows when a reducer's rate has been off the
-// plan's by more than a fifth in several looks in a row, to the same side. So a moment's trouble changes nothing, nor
-// does what slows all links alike, such as a slow worker: that one no plan can help.
+// a look: a rate for each reducer, relative to what half of them carry, by the plan. The plan follows when a reducer's
+// rate has been off the plan's by more than a fifth in several looks in a row, to the same side. So a moment's trouble
+// changes nothing, nor does what slows all links, such as a slow worker: that one no plan can help.
 //
 // The coordinator owns it. Pure: no clock, no I/O.
 #pragma once
@@ -29,7 +29,7 @@ class RateWatch {
   // The plan or the reducers have changed: what comes from now on is another matter.
   void begin_anew();
 
-  // As of the latest look, in percent of the fastest reducer; 0 while nothing is known.
+  // As of the latest look, in percent of a full rate; 0 while nothing is known.
   [[nodiscard]] uint32_t percent_of_reducer(uint32_t number) const {
     const auto found = percents_.find(number);
     return found == percents_.end() ? 0 : found->second;
@@ -49,7 +49,7 @@ class RateWatch {
   using Sums = std::map<uint32_t, Sum>;
   using Rates = std::map<uint32_t, uint32_t>;
 
-  static Rates relative(const Sums& sums, uint32_t full);
+  [[nodiscard]] Rates measured(uint32_t full) const;
   [[nodiscard]] bool is_complete() const;
   [[nodiscard]] Rates planned() const;
   void note_streaks(const Rates& measured);

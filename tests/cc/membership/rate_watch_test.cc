@@ -74,6 +74,19 @@ TEST(RateWatch, LeavesThePlanWhereAllAreSlower) {
   for (int look = 0; look < 9; ++look) EXPECT_EQ(watch.look({50, 50, 49, 51}), Rates());
 }
 
+// Its links share what it carries, and one is ahead of the others.
+TEST(RateWatch, LeavesThePlanWhereOneIsAheadOfAllOthers) {
+  Watch watch;
+  for (int look = 0; look < 9; ++look) EXPECT_EQ(watch.look({71, 70, 100, 72}), Rates());
+  for (int look = 0; look < 9; ++look) EXPECT_EQ(watch.look({71, 35, 100, 72}, {16, 8, 16, 16}), Rates());
+}
+
+TEST(RateWatch, FollowsHalfOfTheReducers) {
+  Watch watch;
+  for (int look = 1; look < RateWatch::kLooks; ++look) EXPECT_EQ(watch.look({50, 50, 100, 100}), Rates());
+  EXPECT_EQ(watch.look({50, 50, 100, 100}), Rates({{0, 128}, {1, 128}, {2, 256}, {3, 256}}));
+}
+
 TEST(RateWatch, WaitsForAllWorkers) {
   RateWatch watch(2);
   const Goodput goodput{0, 100, {{0, 16, 100, 10}, {1, 16, 10, 10}}};
@@ -84,7 +97,7 @@ TEST(RateWatch, KeepsWhatThePlanHasForThoseThatAreNotOff) {
   Watch watch;
   const std::vector<uint32_t> planned = {16, 16, 16, 12};
   for (int look = 1; look < RateWatch::kLooks; ++look) watch.look({100, 50, 84, 70}, planned);
-  EXPECT_EQ(watch.look({100, 50, 70, 70}, planned), Rates({{0, 256}, {1, 128}, {2, 256}, {3, 192}}));
+  EXPECT_EQ(watch.look({100, 50, 70, 70}, planned), Rates({{0, 256}, {1, 137}, {2, 256}, {3, 192}}));
 }
 
 }  // namespace
