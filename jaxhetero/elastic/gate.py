@@ -90,8 +90,8 @@ def gate(state: State, place: Place) -> tuple[State, Place, Team]:
     Raises:
       NotInitializedError: before ``initialize()``.
       WorkerLost: the job has gone on without this worker, or too few workers are left.
-      MismatchError: the state of this worker has other shapes than the others', or their place has an object of
-        another kind.
+      MismatchError: the state of this worker has other shapes than the others'; or their place has an object of
+        another kind; or they differ among themselves.
 
     Example:
       >>> state, place, team = jaxhetero.elastic.gate({"w": jnp.ones(3)}, 0)

@@ -1,8 +1,8 @@
 """How a worker that comes gets the state: from all others at once, each of whom sends a stripe of it.
 
 The first of them also says where the job is, and what the leaves are. Behind its stripe, each sends a checksum of every
-leaf that it has: if those differ, the job's workers have gone apart, and nobody comes. All goes over one channel
-between each two.
+leaf that it has, and of its place: if those differ, the job's workers have gone apart, and nobody comes. All goes over
+one channel between each two.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import pickle
 import zlib
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -79,7 +80,7 @@ class Handover:
                 transfers.append(self._send(joiner, [size], "the size of the place in the data"))
                 transfers.append(self._send(joiner, [head], "the place in the data"))
             transfers.append(self._send(joiner, stripe, "a stripe of the state"))
-        sums = _checksums(arrays)
+        sums = _checksums(arrays, place)
         transfers += [self._send(joiner, [sums], "the checksums of the state") for joiner in self._joining]
         for transfer in transfers:
             _finish(transfer)
@@ -88,7 +89,7 @@ class Handover:
         """Receive state and place, of the same structure as those given.
 
         Raises:
-          MismatchError: the others' leaves have other shapes or dtypes, or differ between them.
+          MismatchError: the others' leaves have other shapes or dtypes; or leaves or places differ between them.
           WorkerLost: one of the donors was lost meanwhile.
         """
         size = bytearray(_SIZE_BYTES)
@@ -106,12 +107,13 @@ class Handover:
         transfers = [
             self._receive(donor, self._stripe(pieces, donor), "a stripe of the state") for donor in self._donors
         ]
-        sums = {donor: np.empty(len(arrays), np.uint32) for donor in self._donors}
+        sums = {donor: np.empty(len(arrays) + 1, np.uint32) for donor in self._donors}
         transfers += [self._receive(donor, [sums[donor]], "the checksums of the state") for donor in self._donors]
         for transfer in transfers:
             _finish(transfer)
-        for (path, _), *of_donors in zip(leaves, *sums.values(), strict=True):
-            _check_same(jax.tree_util.keystr(path) or "state", dict(zip(sums, of_donors, strict=True)))
+        whats = [f"leaf {jax.tree_util.keystr(path) or 'state'} has other bits" for path, _ in leaves]
+        for what, *of_donors in zip([*whats, "the place is another one"], *sums.values(), strict=True):
+            _check_same(what, dict(zip(sums, of_donors, strict=True)))
         received = [_like(leaf, array) for (_, leaf), array in zip(leaves, arrays, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(state), received), place
 
@@ -144,17 +146,27 @@ def _finish(transfer: Transfer) -> None:
         raise from_status(*status)
 
 
-def _checksums(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([zlib.crc32(_bytes_of(array).data) for array in arrays], np.uint32)
+def _checksums(arrays: Sequence[np.ndarray], place: Any) -> np.ndarray:
+    of_place = zlib.crc32(repr(_in_order(place)).encode())
+    return np.array([*(zlib.crc32(_bytes_of(array).data) for array in arrays), of_place], np.uint32)
 
 
-def _check_same(name: str, sums: dict[int, int]) -> None:
+def _in_order(place: Any) -> Any:
+    """The same text for equal places: sets have another order in each process, and dicts may have."""
+    if isinstance(place, dict):
+        return sorted(((repr(_in_order(key)), _in_order(value)) for key, value in place.items()), key=itemgetter(0))
+    if isinstance(place, (set, frozenset)):
+        return sorted(repr(_in_order(item)) for item in place)
+    return [_in_order(item) for item in place] if isinstance(place, (list, tuple)) else place
+
+
+def _check_same(what: str, sums: dict[int, int]) -> None:
     by_sum: dict[int, list[str]] = {}
     for rank, checksum in sums.items():
         by_sum.setdefault(int(checksum), []).append(str(rank))
     if len(by_sum) > 1:
         sides = " than ".join(f"on rank {', '.join(ranks)}" for ranks in by_sum.values())
-        raise MismatchError(f"elastic.gate: leaf {name} has other bits {sides}; this worker cannot join them")
+        raise MismatchError(f"elastic.gate: {what} {sides}; this worker cannot join them")
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:

@@ -211,10 +211,13 @@ def test_one_with_the_last_reducer_inside_stays() -> None:
         assert log.count("view ") == 0, log  # nobody has met for it, again and again
 
 
-def test_survivors_whose_states_differ_let_nobody_in() -> None:
-    with start(2, DIFFERS="1") as cluster:
+@pytest.mark.parametrize(
+    ("what", "said"), [("state", "leaf [1] has other bits"), ("place", "the place is another one")]
+)
+def test_survivors_who_differ_let_nobody_in(what: str, said: str) -> None:
+    with start(2, DIFFERS=what) as cluster:
         start_worker(cluster, "worker 2", 2)
-        expected = "leaf [1] has other bits on rank 0 than on rank 1; this worker cannot join them"
+        expected = f"{said} on rank 0 than on rank 1; this worker cannot join them"
         assert expected in cluster.wait("worker 2").exception_line
         cluster.wait_for_output("worker 0", "step 200 of [0, 1]")
 

@@ -109,6 +109,7 @@ Status FabricSession::take_offer(const FabricOffer& offer) {
   if (!address.ok()) return address.status();
   address_ = *address;
   peer_ = offer;
+  peer_.slot_count = std::min(offer.slot_count, uint32_t{kSlotsPerSession});  // as many as we should have to keep
   return {};
 }
 

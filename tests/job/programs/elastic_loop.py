@@ -59,7 +59,9 @@ def reduce(own: dict[str, jax.Array], weight: jax.Array) -> Any:
 
 jaxhetero.initialize()
 rank = jaxhetero.rank()
-state, place, slow = first_state(), 0, Slow(rank if "DIFFERS" in os.environ else 0)
+differs = os.environ.get("DIFFERS")
+state, place, slow = first_state(), 0, Slow(rank if differs == "state" else 0)
+files = {"one", "two", "three", str(rank) if differs == "place" else "four"}
 key = jax.random.key(int(os.environ.get("KEY", "0")))
 reduce_compiled = reduce.lower(state, np.float32(1)).compile()
 jax.monitoring.register_event_duration_secs_listener(note)
@@ -74,7 +76,7 @@ times_s: list[float] = []
 while place < STEPS:
     began = time.monotonic()
     everything = (state, slow, key, ballast)
-    (state, slow, key, ballast), place, team = jaxhetero.elastic.gate(everything, place)
+    (state, slow, key, ballast), (place, files), team = jaxhetero.elastic.gate(everything, (place, files))
     teams[place] = list(team.ranks)
     own = {name: contribution(rank, place, name, state) for name in state}
     means = jax.device_get(reduce_compiled(own, np.float32(weight_of(rank, place))))
