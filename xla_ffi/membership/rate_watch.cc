@@ -36,11 +36,14 @@ RateWatch::Rates RateWatch::measured(uint32_t full) const {
   if (sorted.empty()) return {};
   std::ranges::sort(sorted, std::greater());
   const double usual = sorted[(sorted.size() - 1) / 2];
-  Rates rates;
-  for (const auto& [number, pace] : paces) {
-    const double part = std::round(pace / usual * planned_rates.at(number) / NewRates::kFullRate * full);
-    rates[number] = static_cast<uint32_t>(std::clamp(part, 1.0, static_cast<double>(full)));
+  double most = 0;  // 1, unless those of which the plan has most are slow
+  for (auto& [number, part] : paces) {
+    part = std::min(1.0, part / usual * planned_rates.at(number) / NewRates::kFullRate);
+    most = std::max(most, part);
   }
+  Rates rates;
+  for (const auto& [number, part] : paces)
+    rates[number] = std::max(1u, static_cast<uint32_t>(part / most * full + 0.5));
   return rates;
 }
 

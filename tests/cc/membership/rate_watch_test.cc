@@ -49,6 +49,12 @@ TEST(RateWatch, FollowsTheWayBack) {
   EXPECT_EQ(watch.look({100, 95, 98, 99}, planned), Rates({{0, 256}, {1, 256}, {2, 256}, {3, 256}}));
 }
 
+TEST(RateWatch, FollowsTheWayBackOfOneOfTwo) {
+  Watch watch;
+  for (int look = 1; look < RateWatch::kLooks; ++look) EXPECT_EQ(watch.look({100, 95}, {256, 64}), Rates());
+  EXPECT_EQ(watch.look({100, 95}, {256, 64}), Rates({{0, 256}, {1, 256}}));
+}
+
 TEST(RateWatch, BeginsAnewWithTheNextPlan) {
   Watch watch;
   for (int look = 0; look < RateWatch::kLooks; ++look) watch.look({100, 50, 100, 100});
