@@ -112,7 +112,9 @@ TEST(NumberCode, FollowsTheBlocksOfLeavesWhereverChunksAreCut) {
     for (size_t first = 0; first < values.size(); first += 37) {
       for (const size_t count : {size_t{65}, size_t{256}, values.size()}) {
         const auto chunk = std::span(values).subspan(first).first(std::min(count, values.size() - first));
-        if (chunk.size() > kBlock) EXPECT_GT(round_trip(of, chunk, first, ends), 0u) << first;
+        if (chunk.size() > kBlock) {
+          EXPECT_GT(round_trip(of, chunk, first, ends), 0u) << first;
+        }
       }
     }
   }
