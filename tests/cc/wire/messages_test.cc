@@ -144,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Header, WithAnotherMagicOrFlagsIsRefused) {
   for (size_t at : {0, 1, 3}) {  // where both bytes of the magic and the flags are
     EncodedHeader encoded = encode(a_push());
-    encoded[at] ^= std::byte{0x10};
+    encoded[at] ^= std::byte{0x20};
     EXPECT_EQ(decode(encoded).status().code(), Code::kProtocol) << at;
   }
 }
@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(All, RefusedSpec,
 
 OpDescription an_update() {
   OpSpec spec{Kind::kUpdate, DType::kBF16, 0, 3, 5000, 0x61626364, 20000};
-  spec.state = {0x0102030405060708, 4, 0, 0x1112131415161718, true, DType::kBF16, true, 10000};
+  spec.state = {0x0102030405060708, 4, 0, 0x1112131415161718, true, DType::kBF16, Numbers::kNone, true, 10000};
   return {spec, "optimizer 0 bucket 1", {1000, 4000}, {std::byte{1}, std::byte{2}}};
 }
 
