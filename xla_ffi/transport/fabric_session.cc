@@ -77,7 +77,8 @@ std::optional<OutFrame> FabricSession::offer() {
 Status FabricSession::on_frame(FrameType type, const Bytes& payload, Replies& replies) {
   if (type == FrameType::kFabric) return on_fabric(payload, replies);
   if (type == FrameType::kOnFabric) return on_moved(payload, replies);
-  if (!endpoint_ || receives_) return {Code::kProtocol, "it refused a fabric that it was not offered"};
+  // An offer that we have accepted is its own: our answer is under way, and with it we leave the socket.
+  if (!endpoint_ || peer_.session != 0) return {Code::kProtocol, "it refused a fabric that it was not offered"};
   context_.fabric->tell("the other side: " + decode_text(payload));
   close();
   return {};

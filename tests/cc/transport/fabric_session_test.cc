@@ -3,6 +3,8 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "tests/cc/two_sides.h"
@@ -122,25 +124,36 @@ Bytes read_frame(RawPeer& peer) {
   return frame;
 }
 
+// A client that has offered its fabric to a server, and somebody between them who passes on what a test wants.
+class BetweenTest : public TransportTest {
+ protected:
+  void SetUp() override {
+    if (test_provider() != "fake") GTEST_SKIP() << "this counts on how late the stand-in is";
+    client_.use_fabric(test_provider());
+    server_.use_fabric("");
+    to_server_.emplace(server_.listen());
+    const RawServer between;
+    client_.connect(between.address_);
+    to_client_.emplace(Fd(::accept(between.socket_.get(), nullptr, nullptr)));
+    to_server_->send(to_client_->read(44));
+    to_client_->send(to_server_->read(76));
+    to_server_->send(to_client_->read(32));
+    ASSERT_TRUE(client_.wait_open());
+    ASSERT_TRUE(server_.wait_open());
+    client_.call([&] { client_.connections_[0]->offer_carrier(); });
+    offer_ = read_frame(*to_client_);
+  }
+
+  std::optional<RawPeer> to_server_;
+  std::optional<RawPeer> to_client_;
+  Bytes offer_;
+};
+
 // Messages may overtake the peer's word on the socket that it sends them, and fill all slots.
-TEST_F(TransportTest, TellsOfMessagesThatCameBeforeItMovedToTheFabric) {
-  if (test_provider() != "fake") GTEST_SKIP() << "this counts on how late the stand-in is";
+TEST_F(BetweenTest, TellsOfMessagesThatCameBeforeItMovedToTheFabric) {
   constexpr size_t kFrames = 3 * kSlotsPerSession;
-  client_.use_fabric(test_provider());
-  server_.use_fabric("");
-  const TcpAddress address = server_.listen();
-  const RawServer between;
-  client_.connect(between.address_);
-  RawPeer to_client(Fd(::accept(between.socket_.get(), nullptr, nullptr)));
-  RawPeer to_server(address);
-  to_server.send(to_client.read(44));
-  to_client.send(to_server.read(76));
-  to_server.send(to_client.read(32));
-  ASSERT_TRUE(client_.wait_open());
-  ASSERT_TRUE(server_.wait_open());
-  client_.call([&] { client_.connections_[0]->offer_carrier(); });
-  to_server.send(read_frame(to_client));
-  const Bytes moved = read_frame(to_server);
+  to_server_->send(offer_);
+  const Bytes moved = read_frame(*to_server_);
   // No two fit in a message, and all messages that there is room for are read in one turn.
   const auto payload = std::make_shared<const Bytes>(pattern(131'072));
   server_.call([&] {
@@ -150,9 +163,19 @@ TEST_F(TransportTest, TellsOfMessagesThatCameBeforeItMovedToTheFabric) {
   });
   ASSERT_TRUE(server_.wait([&] { return server_.connections_[0]->delivered_frame_count() == 1 + kSlotsPerSession; }));
   for (int turn = 0; turn < 100; ++turn) client_.call([] {});  // completions are late by some turns
-  to_client.send(moved);
-  to_server.send(read_frame(to_client));
+  to_client_->send(moved);
+  to_server_->send(read_frame(*to_client_));
   EXPECT_TRUE(client_.wait_frames(kFrames));
+}
+
+// Only who was offered a fabric refuses it: whoever has accepted one sends over it from now on.
+TEST_F(BetweenTest, EndsAPeerThatRefusesItsOwnOffer) {
+  const OutFrame refusal = OutFrame::control(FrameType::kNoFabric, encode(std::string_view("no")));
+  Bytes both = offer_;
+  both.insert(both.end(), refusal.header.begin(), refusal.header.end());
+  both.insert(both.end(), refusal.payload.begin(), refusal.payload.end());
+  to_server_->send(both);
+  EXPECT_NE(server_.wait_closed().message().find("it refused a fabric that it was not offered"), std::string::npos);
 }
 
 }  // namespace
