@@ -68,6 +68,9 @@ class ReducerServer:
         """None before it has heard of the others."""
     def metrics(self) -> dict[str, int]: ...
 
+class TrialServer:
+    def port(self) -> int: ...
+
 class Communicator:
     """The worker's side, on its own native thread. Rank 0 of a fixed job also runs the coordinator on it."""
 
@@ -140,6 +143,17 @@ def best_s_per_byte(worker_rates: list[float], reducer_rates: list[float], coloc
 
 def find_fabrics(wanted: str) -> tuple[Status, list[tuple[str, str]]]:
     """The devices of this host, with their providers, that the setting ``fabric`` would use."""
+
+def serve_trial(host: str, token: str) -> tuple[Status, TrialServer | None]:
+    """Receives what other processes send in trials, over whatever fabric they offer, until it is dropped."""
+
+def run_trial(
+    source: str, host: str, port: int, token: str, fabric: str, duration_ms: int, patience_ms: int
+) -> tuple[Status, str, float]:
+    """Sends to a ``TrialServer`` from ``source``, over the setting ``fabric``; "off" is the socket.
+
+    Returns the provider, if any, and how many bytes a second arrived.
+    """
 
 def visit(coordinator: str, token: str, encrypt: bool, timeout_ms: int) -> tuple[Status, dict[str, Any] | None]:
     """The state of the job at a coordinator; see jaxhetero.doctor.status, which gives it types."""

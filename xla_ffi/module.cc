@@ -34,6 +34,7 @@
 #include "xla_ffi/membership/visit.h"
 #include "xla_ffi/reducer/server.h"
 #include "xla_ffi/transport/tcp_address.h"
+#include "xla_ffi/transport/trial.h"
 #include "xla_ffi/update/program.h"
 #include "xla_ffi/update/run.h"
 #include "xla_ffi/update/tensor_sum.h"
@@ -85,6 +86,11 @@ std::string host_name() {
   return name.data();
 }
 
+Bytes to_bytes(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
 // Settings come as one mapping; each is taken by the name under which its config struct declares it.
 class Settings {
  public:
@@ -99,11 +105,7 @@ class Settings {
     const auto text = nb::cast<std::string>(values_[name]);
     into = text == "always" ? Compress::kAlways : text == "never" ? Compress::kNever : Compress::kWhereFaster;
   }
-  void take(const char* name, Bytes& into) const {
-    const auto text = nb::cast<std::string>(values_[name]);
-    const auto bytes = std::as_bytes(std::span(text));
-    into.assign(bytes.begin(), bytes.end());
-  }
+  void take(const char* name, Bytes& into) const { into = to_bytes(nb::cast<std::string>(values_[name])); }
 
  private:
   const nb::dict& values_;
@@ -394,15 +396,44 @@ nb::dict to_python(const JobState& job) {
 // The state of the job at a coordinator, or why there is none.
 std::pair<NativeStatus, nb::object> visit_job(const std::string& coordinator, const std::string& token, bool encrypt,
                                               int64_t ms) {
-  const auto bytes = std::as_bytes(std::span(token));
   Result<JobState> job = [&]() -> Result<JobState> {
     const nb::gil_scoped_release unlocked;
     Result<std::vector<TcpAddress>> addresses = resolve_all(coordinator);
     if (!addresses.ok()) return addresses.status();
-    return visit(*addresses, Bytes(bytes.begin(), bytes.end()), encrypt, milliseconds(ms));
+    return visit(*addresses, to_bytes(token), encrypt, milliseconds(ms));
   }();
   if (!job.ok()) return {to_python(job.status()), nb::none()};
   return {to_python(Status()), to_python(*job)};
+}
+
+void bind_trial(nb::module_& module) {
+  nb::class_<TrialServer>(module, "TrialServer").def("port", &TrialServer::port);
+  module.def(
+      "serve_trial",
+      [](const std::string& host, const std::string& token) -> std::pair<NativeStatus, std::shared_ptr<TrialServer>> {
+        Result<TcpAddress> address = resolve(host, 0);
+        if (!address.ok()) return {to_python(address.status()), nullptr};
+        Result<std::unique_ptr<TrialServer>> server = TrialServer::start(*address, to_bytes(token));
+        if (!server.ok()) return {to_python(server.status()), nullptr};
+        return {to_python(Status()), std::shared_ptr<TrialServer>(std::move(*server))};
+      },
+      "host"_a, "token"_a, Unlocked());
+  module.def(
+      "run_trial",
+      [](const std::string& source, const std::string& host, uint16_t port, const std::string& token,
+         const std::string& fabric, int64_t duration_ms,
+         int64_t patience_ms) -> std::tuple<NativeStatus, std::string, double> {
+        Result<TcpAddress> own = resolve(source, 0);
+        Result<TcpAddress> server = resolve(host, port);
+        for (const Status& status : {own.status(), server.status()}) {
+          if (!status.ok()) return {to_python(status), "", 0};
+        }
+        Result<TrialResult> result =
+            run_trial(*server, {*own, to_bytes(token), fabric, milliseconds(duration_ms), milliseconds(patience_ms)});
+        if (!result.ok()) return {to_python(result.status()), "", 0};
+        return {to_python(Status()), result->provider, result->bytes_per_s};
+      },
+      "source"_a, "host"_a, "port"_a, "token"_a, "fabric"_a, "duration_ms"_a, "patience_ms"_a, Unlocked());
 }
 
 void bind_communicator(nb::module_& module) {
@@ -546,6 +577,7 @@ NB_MODULE(_native, module) {
   bind_reducer_server(module);
   bind_transfer(module);
   bind_communicator(module);
+  bind_trial(module);
   bind_programs(module);
   module.def(
       "clear_current",
