@@ -3,7 +3,8 @@
 The same command runs on every host. The processes meet at the coordinator's address, as the job would. The process that
 can listen there leads, and all processes follow, the leader's own as well. The leader asks each process to describe
 itself, compares clocks, and has the processes send to each other in pairs. Pairs without a process in common send at
-the same time. All processes get the findings and show them.
+the same time. Then one pair sends over a fabric, if two processes have one. All processes get the findings and show
+them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from jaxhetero._job.lookup import await_name
 from jaxhetero.config import format_address, host_name, interface_addresses, parse_address
 from jaxhetero.doctor.channel import MAX_LINE_BYTES, PATIENCE_S, Channel, connected, describe_error
-from jaxhetero.doctor.report import SLOW, Findings, Pair, Patient, problems, show
+from jaxhetero.doctor.report import SLOW, FabricTrial, Findings, Pair, Patient, problems, show
 from jaxhetero.errors import AuthenticationError, InternalError, JaxheteroError, StartTimeout
+
+if TYPE_CHECKING:
+    from jaxhetero._native import TrialServer
 
 _BLOCK = bytes(1 << 16)
 _RETRY_S = 0.2
@@ -127,9 +132,16 @@ async def _follow(visit: Visit) -> Findings:
         receiver = _Receiver(visit.token)
         server = await asyncio.start_server(receiver.greet, address, 0, limit=MAX_LINE_BYTES)
         await stack.enter_async_context(server)
-        await channel.send(patient=asdict(_describe(address)), port=server.sockets[0].getsockname()[1])
+        patient = _describe(address)
+        trials = _serve_trials(patient, visit.token)
+        await channel.send(
+            patient=asdict(patient),
+            port=server.sockets[0].getsockname()[1],
+            trial_port=trials.port() if trials is not None else 0,
+        )
         # The leader waits for all processes, and for the measurements of other pairs, some of them twice.
-        patience_s = visit.start_timeout_s + 2 * visit.process_count * (visit.seconds + 2 * PATIENCE_S) + PATIENCE_S
+        measure_s = 2 * visit.process_count * (visit.seconds + 2 * PATIENCE_S) + _trial_patience_s(visit)
+        patience_s = visit.start_timeout_s + measure_s + PATIENCE_S
         while True:
             try:
                 order = await channel.receive(patience_s)
@@ -141,6 +153,10 @@ async def _follow(visit: Visit) -> Findings:
                 return _read_findings(order["findings"])
             if "time" in order:
                 await channel.send(time=time.time())
+            elif "trial_port" in order:
+                await channel.send(
+                    **await asyncio.to_thread(_try_fabric, visit, address, order["address"], order["trial_port"])
+                )
             else:
                 await channel.send(**await _measure(visit, address, order["address"], order["port"]))
 
@@ -194,12 +210,43 @@ def _fabric() -> tuple[str, str]:
     """The devices that a job would use which asks for a fabric, or why it could not."""
     from jaxhetero._native import find_fabrics
 
-    setting = os.environ.get("JAXHETERO_FABRIC", "off")
-    wanted = "auto" if setting == "off" else setting
+    wanted = _wanted_fabric()
     (kind, text), devices = find_fabrics(wanted)
     if not kind and not devices and wanted != "auto":
         text = f"there is no device of the provider {wanted}"
     return ", ".join(f"{provider} on {domain}" for provider, domain in devices), text
+
+
+def _wanted_fabric() -> str:
+    setting = os.environ.get("JAXHETERO_FABRIC", "off")
+    return "auto" if setting == "off" else setting
+
+
+def _serve_trials(patient: Patient, token: str) -> TrialServer | None:
+    """What receives over a fabric; nothing where this host has none, or cannot listen."""
+    from jaxhetero._native import serve_trial
+
+    return serve_trial(patient.address, token)[1] if patient.fabric else None
+
+
+def _trial_patience_s(visit: Visit) -> float:
+    """How long a trial may take: it runs twice, and each run may wait for connections and for the last answer."""
+    return 2 * (visit.seconds + 2 * PATIENCE_S)
+
+
+def _try_fabric(visit: Visit, own: str, address: str, port: int) -> dict[str, Any]:
+    """Send to another process over a fabric, and then over the socket below it; or the failure."""
+    from jaxhetero._native import run_trial
+
+    found: dict[str, Any] = {}
+    for fabric, name in ((_wanted_fabric(), "bytes_per_s"), ("off", "socket_bytes_per_s")):
+        (kind, text), provider, bytes_per_s = run_trial(
+            own, address, port, visit.token, fabric, round(1000 * visit.seconds), round(1000 * PATIENCE_S)
+        )
+        if kind != "ok":
+            return {"failure": text}
+        found |= {name: bytes_per_s} | ({"provider": provider} if provider else {})
+    return found
 
 
 async def _measure(visit: Visit, own: str, address: str, port: int) -> dict[str, Any]:
@@ -241,6 +288,8 @@ class _Follower:
     channel: Channel
     patient: Patient
     port: int
+    trial_port: int
+    """Where it receives over a fabric; 0 where it has none."""
 
     async def ask(self, patience_s: float, **question: Any) -> dict[str, Any]:
         """The follower's answer to a question, or a failure if the follower is gone."""
@@ -266,7 +315,8 @@ class _Leader:
         try:
             await channel.prove(self._visit.token, serves=True)
             hello = await channel.receive()
-            self._followers.append(_Follower(channel, Patient(**hello["patient"]), int(hello["port"])))
+            patient = Patient(**hello["patient"])
+            self._followers.append(_Follower(channel, patient, int(hello["port"]), int(hello["trial_port"])))
         except AuthenticationError as error:
             self._refusals.append(str(error))
         except (OSError, TimeoutError, JaxheteroError, ValueError, KeyError, TypeError):
@@ -283,7 +333,8 @@ class _Leader:
             await self._compare_clocks()
             goodput, failures = await self._measure_pairs()
             patients = [follower.patient for follower in self._followers]
-            findings = Findings(self._visit.process_count, patients, goodput, failures, self._refusals)
+            trial = await self._try_fabric()
+            findings = Findings(self._visit.process_count, patients, goodput, failures, self._refusals, trial)
             messages = [follower.channel.send(findings=_write_findings(findings)) for follower in self._followers]
             await asyncio.gather(*messages, return_exceptions=True)  # a follower that is gone is no error
         finally:
@@ -332,6 +383,20 @@ class _Leader:
             await measure_both_ways([pair])
         return goodput, failures
 
+    async def _try_fabric(self) -> FabricTrial | None:
+        """One pair of those that have a fabric, on two hosts where it can be."""
+        having = [index for index, follower in enumerate(self._followers) if follower.trial_port]
+        hosts = [follower.patient.host for follower in self._followers]
+        pairs = sorted(combinations(having, 2), key=lambda pair: hosts[pair[0]] == hosts[pair[1]])
+        if not pairs:
+            return None
+        source, target = pairs[0]
+        peer = self._followers[target]
+        answer = await self._followers[source].ask(
+            _trial_patience_s(self._visit), address=peer.patient.address, trial_port=peer.trial_port
+        )
+        return FabricTrial(source, target, **answer)
+
 
 def slowest_pairs(goodput: dict[Pair, float], count: int) -> list[Pair]:
     """At most ``count`` pairs that are slow in one direction, the slowest first."""
@@ -361,4 +426,5 @@ def _write_findings(findings: Findings) -> dict[str, Any]:
 def _read_findings(written: dict[str, Any]) -> Findings:
     pairs = {name: {(a, b): value for a, b, value in written[name]} for name in ("goodput", "failures")}
     patients = [Patient(**patient) for patient in written["patients"]]
-    return Findings(written["wanted_count"], patients, refusals=written["refusals"], **pairs)
+    trial = FabricTrial(**written["trial"]) if written["trial"] else None
+    return Findings(written["wanted_count"], patients, refusals=written["refusals"], trial=trial, **pairs)

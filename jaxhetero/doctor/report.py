@@ -44,6 +44,19 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class FabricTrial:
+    """One pair that has sent over a fabric, and the same way over its socket, while the network was quiet."""
+
+    source: int
+    target: int
+    provider: str = ""
+    bytes_per_s: float = 0.0
+    socket_bytes_per_s: float = 0.0
+    failure: str = ""
+    """Why there are no figures."""
+
+
+@dataclass(frozen=True)
 class Findings:
     """The results of an examination. Pairs are (from, to), by the order of ``patients``."""
 
@@ -54,6 +67,8 @@ class Findings:
     failures: dict[Pair, str] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     """For each process that was refused, the reason."""
+    trial: FabricTrial | None = None
+    """None where fewer than two processes have a fabric."""
 
 
 def problems(findings: Findings) -> list[str]:
@@ -118,6 +133,9 @@ def _fabrics(findings: Findings) -> Iterator[str]:
     for patient in findings.patients:
         if patient.fabric_problem:
             yield f"{patient.name} cannot use a fabric: {patient.fabric_problem}; its bytes go over sockets"
+    if findings.trial and findings.trial.failure:
+        source, target = (findings.patients[end].name for end in (findings.trial.source, findings.trial.target))
+        yield f"{source} cannot send to {target} over a fabric: {findings.trial.failure}"
 
 
 def _slow(findings: Findings) -> Iterator[str]:
@@ -168,8 +186,17 @@ def show(findings: Findings, console: Console) -> None:
     for patient in findings.patients:
         if patient.fabric:
             console.print(f"{patient.name}: fabric {patient.fabric}", soft_wrap=True, highlight=False, markup=False)
+    if findings.trial and not findings.trial.failure:
+        console.print(_describe(findings.trial, findings.patients), soft_wrap=True, highlight=False, markup=False)
     for text in problems(findings) or ["nothing to mend"]:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _describe(trial: FabricTrial, patients: list[Patient]) -> str:
+    return (
+        f"over the fabric {trial.provider}, {patients[trial.source].name} sends {_mbit(trial.bytes_per_s)} Mbit/s to "
+        f"{patients[trial.target].name}; over the socket, {_mbit(trial.socket_bytes_per_s)}"
+    )
 
 
 def _matrix(findings: Findings) -> Table:

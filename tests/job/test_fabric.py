@@ -7,6 +7,7 @@ The stand-in of `lab/fake_fabric` behaves as badly as a fabric may. A real libra
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,16 +73,34 @@ def test_sums_have_the_bits_of_sockets(fabric: dict[str, str], checksum: str, pl
         assert "not over a fabric" not in log
 
 
-def test_the_doctor_shows_the_devices(fabric: dict[str, str]) -> None:
-    """Its exit code says more than that: of a busy machine also that the two directions differ in speed."""
+def examine(*settings: dict[str, str]) -> list[str]:
+    """What the doctor shows in each of two processes. Its exit code says more: of a busy machine also its pace."""
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "jaxhetero", "doctor", "--coordinator", address, "--processes", "2"]
-    env = {**os.environ, **fabric, "PYTHONPATH": str(ROOT), "JAXHETERO_TOKEN": "secret"}
+
+    def examine_one(settings: dict[str, str]) -> str:
+        env = {**os.environ, **settings, "PYTHONPATH": str(ROOT), "JAXHETERO_TOKEN": "secret"}
+        return subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+
     with ThreadPoolExecutor(2) as both:
-        runs = both.map(lambda _: subprocess.run(command, env=env, capture_output=True, text=True, timeout=60), "ab")
-    for run in runs:
-        assert run.stdout.count(f": fabric {fabric['JAXHETERO_FABRIC']} on ") == 2, run
-        assert "over sockets" not in run.stdout, run
+        return list(both.map(examine_one, settings))
+
+
+def test_the_doctor_shows_the_devices_and_what_they_carry(fabric: dict[str, str]) -> None:
+    provider = fabric["JAXHETERO_FABRIC"]
+    for shown in examine(fabric, fabric):
+        assert shown.count(f": fabric {provider} on ") == 2, shown
+        trial = re.search(rf"over the fabric {provider}, .* sends (\d+) Mbit/s to .*; over the socket, (\d+)", shown)
+        assert trial is not None, shown
+        assert all(int(figure) > 0 for figure in trial.groups())
+        assert "over a fabric:" not in shown
+        assert "go over sockets" not in shown
+
+
+@needs_library
+def test_the_doctor_says_why_a_pair_has_no_fabric_in_common(libraries: dict[str, str]) -> None:
+    for shown in examine(*(settings_of(provider, libraries[provider]) for provider in ("fake", "tcp"))):
+        assert re.search(r"cannot send to .* over a fabric: .*the other side: there is no provider ", shown), shown
 
 
 def test_without_a_library_all_is_as_ever(plain: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from jaxhetero.doctor.channel import connected
 from jaxhetero.doctor.examine import slowest_pairs, tournament
-from jaxhetero.doctor.report import Findings, Patient, problems
+from jaxhetero.doctor.report import FabricTrial, Findings, Patient, problems
 from jaxhetero.errors import AuthenticationError, JaxheteroError, ProtocolError
 from lab.netlab import Lab, missing
 
@@ -58,6 +58,11 @@ def with_goodput(rate: float, *pairs: tuple[int, int]) -> Findings:
             ["c (10.0.0.3) has a device of a fabric, and a (10.0.0.1), b (10.0.0.2) none"],
         ),
         (with_patient(fabric_problem="no libfabric"), ["c (10.0.0.3) cannot use a fabric: no libfabric"]),
+        (replace(HEALTHY, trial=FabricTrial(0, 1, "efa", 1e9, 1e8)), []),
+        (
+            replace(HEALTHY, trial=FabricTrial(0, 1, failure="no answer in time")),
+            ["a (10.0.0.1) cannot send to b (10.0.0.2) over a fabric: no answer in time"],
+        ),
         (replace(HEALTHY, failures={(0, 2): "no answer"}), ["a (10.0.0.1) cannot reach c (10.0.0.3): no answer"]),
         (with_goodput(2e7, (1, 0), (1, 2)), ["b (10.0.0.2) sends at most 160 Mbit/s where most hosts reach 800"]),
         (with_goodput(2e7, (0, 1), (2, 1)), ["b (10.0.0.2) receives at most 160 Mbit/s"]),
