@@ -212,7 +212,7 @@ def _fabric() -> tuple[str, str]:
 
     wanted = _wanted_fabric()
     (kind, text), devices = find_fabrics(wanted)
-    if not kind and not devices and wanted != "auto":
+    if kind == "ok" and not devices and wanted != "auto":
         text = f"there is no device of the provider {wanted}"
     return ", ".join(f"{provider} on {domain}" for provider, domain in devices), text
 

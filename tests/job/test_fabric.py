@@ -103,6 +103,13 @@ def test_the_doctor_says_why_a_pair_has_no_fabric_in_common(libraries: dict[str,
         assert re.search(r"cannot send to .* over a fabric: .*the other side: there is no provider ", shown), shown
 
 
+def test_the_doctor_misses_the_device_that_is_asked_for(libraries: dict[str, str]) -> None:
+    nowhere = settings_of("nowhere", libraries["fake"])
+    for shown in examine(nowhere, nowhere):
+        assert shown.count(" cannot use a fabric: there is no device of the provider nowhere; ") == 2, shown
+        assert "over the fabric" not in shown
+
+
 def test_without_a_library_all_is_as_ever(plain: list[dict[str, Any]]) -> None:
     """By default nothing is opened on a host without a device, no thread is new, and nothing is said."""
     results, logs = run({"JAXHETERO_SHARED_MEMORY": "0"})
