@@ -126,8 +126,8 @@ Status ReducerServer::add_strand(const View& view) {
   context->fabric = fabric_;
   context->crypto = crypto_;
   ReducerStrand::Config config{own_name(view), config_.start_timeout, config_.timeout};
-  auto strand =
-      std::make_unique<ReducerStrand>(std::move(config), std::move(context), view, log_, strand_callbacks(index));
+  auto strand = std::make_unique<ReducerStrand>(std::move(config), std::move(context), view, log_,
+                                                strand_callbacks(index, view.job.is_elastic()));
   loops_.run_on(index, [strand = strand.get()] { strand->start(); });
   const std::lock_guard lock(strands_mutex_);
   strands_.push_back(std::move(strand));
@@ -135,12 +135,15 @@ Status ReducerServer::add_strand(const View& view) {
 }
 
 // What a strand says is heard on the server's thread.
-ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index) {
+ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index, bool is_elastic) {
   const auto hear = [this, index](EventLoop::Task task) { index == 0 ? task() : loop_->post(std::move(task)); };
   return {
       .on_fault =
-          [this, hear](const Status& why) {
-            hear([this, why] {
+          [this, hear, is_elastic](const Status& why) {
+            hear([this, why, is_elastic] {
+              // Before this reducer leaves, which would look like the cause to a coordinator that hears of nothing
+              // else. That of an elastic job would only take the reducer for lost.
+              if (!closing_ && !is_elastic) member_->send(OutFrame::control(FrameType::kFault, encode(why)));
               on_strands([why](ReducerStrand& strand) { strand.fail(why); });
               close_down(why);
             });

@@ -100,7 +100,7 @@ class ReducerServer {
   [[nodiscard]] Member::Callbacks member_callbacks();
   void start_job(const View& view);
   Status add_strand(const View& view);
-  [[nodiscard]] ReducerStrand::Callbacks strand_callbacks(size_t index);
+  [[nodiscard]] ReducerStrand::Callbacks strand_callbacks(size_t index, bool is_elastic);
   Status open_doors();
   void note_settled(size_t index, const Settled& settled);
   void watch_late();
