@@ -15,6 +15,8 @@
 namespace jaxhetero {
 namespace {
 
+constexpr int kSlices = 10;  // of a wait in after_running()
+
 Status system_error(const char* call) {
   return {Code::kInternal, std::string(call) + " failed: " + std::strerror(errno)};
 }
@@ -129,10 +131,28 @@ void EventLoop::unwatch(int fd) {
 
 EventLoop::TimerId EventLoop::after(std::chrono::milliseconds delay, Task task) {
   const TimerId id = next_timer_++;
+  add_timer(id, delay, std::move(task));
+  return id;
+}
+
+EventLoop::TimerId EventLoop::after_running(std::chrono::milliseconds delay, Task task) {
+  const TimerId id = next_timer_++;
+  run_slices(id, delay / kSlices, kSlices, std::move(task));
+  return id;
+}
+
+void EventLoop::add_timer(TimerId id, std::chrono::milliseconds delay, Task task) {
   const Clock::time_point when = Clock::now() + delay;
   timers_.emplace(std::pair(when, id), std::move(task));
   timer_times_.emplace(id, when);
-  return id;
+}
+
+// However long the loop stands still, only one slice passes meanwhile.
+void EventLoop::run_slices(TimerId id, std::chrono::milliseconds slice, int left, Task task) {
+  if (left == 0) return task();
+  add_timer(id, slice, [this, id, slice, left, task = std::move(task)]() mutable {
+    run_slices(id, slice, left - 1, std::move(task));
+  });
 }
 
 void EventLoop::cancel(TimerId timer) {

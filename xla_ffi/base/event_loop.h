@@ -47,6 +47,8 @@ class EventLoop {
 
   // Runs `task` once after `delay`. cancel() of a timer that has run, or of 0, does nothing.
   TimerId after(std::chrono::milliseconds delay, Task task);
+  // Likewise, but for a wait for somebody else: where this loop stood still, on a busy machine, that hardly counts.
+  TimerId after_running(std::chrono::milliseconds delay, Task task);
   void cancel(TimerId timer);
 
   // Runs `task` after all callbacks of this turn, for example to write what several callbacks have queued.
@@ -66,6 +68,8 @@ class EventLoop {
 
   EventLoop(Fd epoll, Fd wakeup) : epoll_(std::move(epoll)), wakeup_(std::move(wakeup)) {}
   void wake();
+  void add_timer(TimerId id, std::chrono::milliseconds delay, Task task);
+  void run_slices(TimerId id, std::chrono::milliseconds slice, int left, Task task);
   void run_posted();
   void run_due_timers();
   void run_end_of_turn();

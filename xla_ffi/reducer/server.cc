@@ -252,7 +252,7 @@ std::vector<ProcessState::LateWorker> ReducerServer::late_workers() {
 void ReducerServer::close_down(const Status& how) {
   if (std::exchange(closing_, true)) return;
   end_ = how;
-  if (!how.ok()) loop_->after(kFaultFlush, [this] { finish(end_); });
+  if (!how.ok()) loop_->after_running(kFaultFlush, [this] { finish(end_); });
   if (strands_.empty()) return finish(end_);
   on_strands([how](ReducerStrand& strand) { strand.close_down(how); });
 }

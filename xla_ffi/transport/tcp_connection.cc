@@ -586,7 +586,7 @@ void TcpConnection::close_after_flush() {
   }
   phase_ = Phase::kFlushing;
   const auto self = shared_from_this();
-  deadline_ = context_.loop.after(kFlushPatience, [self] { self->end({}); });
+  deadline_ = context_.loop.after_running(kFlushPatience, [self] { self->end({}); });
   context_.loop.at_end_of_turn([self] {
     if (self->phase_ != Phase::kFlushing) return;
     self->write_queued();

@@ -673,7 +673,7 @@ void Communicator::fail(const Status& cause) {
   channels_->fail(why, to_peers);
   for (RoundRequest& request : std::exchange(early_, {})) complete(std::move(request), why);
   // Time for that last word to be sent, and on rank 0 for the coordinator's.
-  loop_->after(kFailureFlush, [this] { loop_->stop(); });
+  loop_->after_running(kFailureFlush, [this] { loop_->stop(); });
 }
 
 // The loop has ended: start_round() refuses from now on, and what it left for the loop is refused here.

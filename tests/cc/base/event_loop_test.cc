@@ -64,6 +64,20 @@ TEST_F(EventLoopTest, RunsATimerNotBeforeItsTime) {
   EXPECT_GE(loop_->now_ms() - begin_ms, 25);
 }
 
+TEST_F(EventLoopTest, WaitsWhileItRunsAndNotWhileItStandsStill) {
+  std::string order;
+  loop_->after_running(milliseconds(50), [&] {
+    order += 'b';
+    loop_->stop();
+  });
+  loop_->after(milliseconds(60), [&] { order += 'a'; });
+  const EventLoop::TimerId cancelled = loop_->after_running(milliseconds(20), [&] { order += 'c'; });
+  loop_->post([] { std::this_thread::sleep_for(milliseconds(100)); });
+  loop_->after(milliseconds(15), [&] { loop_->cancel(cancelled); });
+  run();
+  EXPECT_EQ(order, "ab");
+}
+
 TEST_F(EventLoopTest, RunsATimerThatATimerSets) {
   int left = 5;
   std::function<void()> again = [&] {
