@@ -124,6 +124,7 @@ Status ReducerServer::add_strand(const View& view) {
   auto context = std::make_unique<TcpContext>(loops_.at(index), config_.token, view.job.checksum);
   context->strand = static_cast<uint16_t>(index);
   context->fabric = fabric_;
+  context->message_patience = config_.timeout;
   context->crypto = crypto_;
   ReducerStrand::Config config{own_name(view), config_.start_timeout, config_.timeout};
   auto strand = std::make_unique<ReducerStrand>(std::move(config), std::move(context), view, log_,

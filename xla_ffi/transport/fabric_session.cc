@@ -15,8 +15,6 @@
 namespace jaxhetero {
 namespace {
 
-// How long the messages of a peer that has ended in order may still be under way.
-constexpr std::chrono::milliseconds kLastMessagesPatience{2000};
 // The peer is told what was consumed at the latest when it is so much.
 constexpr uint64_t kConsumedAtOnce = kSlotsPerSession / 2;
 constexpr size_t kLeastBorrowedBytes = 16384;  // below this size, copying is cheaper than another slot
@@ -308,7 +306,7 @@ void FabricSession::drain_socket() {
   socket_end_ = {Code::kInternal, got == 0 ? "it closed the connection" : std::strerror(errno)};
   loop_.unwatch(socket_.get());  // it would be readable for ever
   if (last_word_bytes_ < last_words_.size()) return;
-  deadline_ = loop_.after(kLastMessagesPatience, [this] {
+  deadline_ = loop_.after_running(context_.message_patience, [this] {
     deadline_ = 0;
     callbacks_.on_broken({Code::kInternal, "its last messages over the fabric did not come"});
   });

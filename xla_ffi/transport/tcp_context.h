@@ -1,6 +1,7 @@
 // What all TCP connections of one event loop share: settings, counters, and the memory that they lend.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -41,6 +42,8 @@ struct TcpContext {
   bool shares_memory = true;
   // The fabric that connections move to else, or may; none without it.
   std::shared_ptr<FabricChoice> fabric = nullptr;
+  // How long the messages of a peer that has ended in order may still be under way there: as long as the job waits.
+  std::chrono::milliseconds message_patience{2000};
   // The endpoint of the connections that have moved there. The last one closes it.
   std::weak_ptr<FabricEndpoint> endpoint = {};
   // Whether payloads are lent to peers on this host. If not, they are copied through the ring.

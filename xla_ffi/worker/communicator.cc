@@ -110,6 +110,7 @@ std::unique_ptr<TcpContext> Communicator::make_context(EventLoop& loop, size_t s
   context->strand = static_cast<uint16_t>(strand);
   context->shares_memory = config_.shared_memory;
   context->fabric = fabric_;
+  context->message_patience = config_.timeout;
   context->crypto = crypto_;
   return context;
 }

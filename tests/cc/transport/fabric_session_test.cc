@@ -1,10 +1,14 @@
 // What a fabric, or a peer over it, may do to a connection.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "tests/cc/two_sides.h"
@@ -166,6 +170,21 @@ TEST_F(BetweenTest, TellsOfMessagesThatCameBeforeItMovedToTheFabric) {
   to_client_->send(moved);
   to_server_->send(read_frame(*to_client_));
   EXPECT_TRUE(client_.wait_frames(kFrames));
+}
+
+// The socket, which tells how many messages there are, may be faster than the fabric.
+TEST_F(BetweenTest, WaitsForTheLastMessagesOfAPeerForAsLongAsTheJobDoes) {
+  client_.call([&] { client_.context().message_patience = kPatience; });
+  to_server_->send(offer_);
+  to_client_->send(read_frame(*to_server_));
+  to_server_->send(read_frame(*to_client_));
+  const uint64_t message_count = 1;
+  to_client_->send(std::as_bytes(std::span(&message_count, 1)));
+  ::shutdown(to_client_->socket_.get(), SHUT_WR);
+  std::this_thread::sleep_for(milliseconds(2500));
+  server_.send(OutFrame::control(FrameType::kFault, bytes_of("the last word")));
+  ASSERT_TRUE(client_.wait_frames(1));
+  EXPECT_EQ(client_.call([&] { return client_.frames_[0].payload; }), bytes_of("the last word"));
 }
 
 // Only who was offered a fabric refuses it: whoever has accepted one sends over it from now on.
