@@ -384,18 +384,21 @@ class _Leader:
         return goodput, failures
 
     async def _try_fabric(self) -> FabricTrial | None:
-        """One pair of those that have a fabric, on two hosts where it can be."""
-        having = [index for index, follower in enumerate(self._followers) if follower.trial_port]
-        hosts = [follower.patient.host for follower in self._followers]
-        pairs = sorted(combinations(having, 2), key=lambda pair: hosts[pair[0]] == hosts[pair[1]])
-        if not pairs:
+        hosts = {index: each.patient.host for index, each in enumerate(self._followers) if each.trial_port}
+        pair = fabric_pair(hosts)
+        if pair is None:
             return None
-        source, target = pairs[0]
+        source, target = pair
         peer = self._followers[target]
         answer = await self._followers[source].ask(
             _trial_patience_s(self._visit), address=peer.patient.address, trial_port=peer.trial_port
         )
         return FabricTrial(source, target, **answer)
+
+
+def fabric_pair(hosts: dict[int, str]) -> Pair | None:
+    """Which two of the processes with a fabric try it, by their hosts: those of two hosts, where there are two."""
+    return min(combinations(hosts, 2), key=lambda pair: hosts[pair[0]] == hosts[pair[1]], default=None)
 
 
 def slowest_pairs(goodput: dict[Pair, float], count: int) -> list[Pair]:

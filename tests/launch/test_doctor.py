@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jaxhetero.doctor.channel import connected
-from jaxhetero.doctor.examine import slowest_pairs, tournament
+from jaxhetero.doctor.examine import fabric_pair, slowest_pairs, tournament
 from jaxhetero.doctor.report import FabricTrial, Findings, Patient, problems
 from jaxhetero.errors import AuthenticationError, JaxheteroError, ProtocolError
 from lab.netlab import Lab, missing
@@ -84,6 +84,12 @@ def test_pairs_that_seem_slow_are_measured_again() -> None:
     assert slowest_pairs(goodput, 3) == [(1, 2), (0, 1)]
     assert slowest_pairs(goodput, 1) == [(1, 2)]
     assert slowest_pairs(HEALTHY.goodput, 3) == slowest_pairs({}, 3) == []
+
+
+def test_two_hosts_try_a_fabric_where_there_are_two() -> None:
+    assert fabric_pair({0: "a", 1: "a", 3: "b"}) == (0, 3)
+    assert fabric_pair({2: "a", 3: "a"}) == (2, 3)
+    assert fabric_pair({2: "a"}) is fabric_pair({}) is None
 
 
 @pytest.mark.parametrize("count", range(1, 10))
