@@ -38,13 +38,6 @@ std::shared_ptr<FabricChoice> choice(const std::string& wanted, EventLog& log) {
 // Chunks go where the peer's earlier ones went: only their number counts.
 class TrialServer::Owner final : public ConnectionOwner {
  public:
-  Owner() = default;
-  Owner(const Owner&) = delete;
-  Owner& operator=(const Owner&) = delete;
-  ~Owner() override {
-    for (const auto& [key, peer] : std::exchange(peers_, {})) peer.connection->close();
-  }
-
   void add(std::shared_ptr<TcpConnection> connection) {
     Connection* const key = connection.get();
     peers_.emplace(key, Peer{std::move(connection), {}});
@@ -67,6 +60,10 @@ class TrialServer::Owner final : public ConnectionOwner {
     return true;
   }
   void on_close(Connection& connection, const Status&) override { peers_.erase(&connection); }
+
+  void hang_up() {
+    for (const auto& [key, peer] : std::exchange(peers_, {})) peer.connection->close();
+  }
 
  private:
   struct Peer {
@@ -99,10 +96,13 @@ Result<std::unique_ptr<TrialServer>> TrialServer::start(const TcpAddress& addres
 }
 
 TrialServer::~TrialServer() {
-  loop_->stop();
-  if (thread_.joinable()) thread_.join();
-  listener_.reset();
-  owner_.reset();
+  if (!thread_.joinable()) return;
+  loop_->post([this] {
+    listener_->stop();
+    owner_->hang_up();
+    loop_->stop();
+  });
+  thread_.join();
 }
 
 // --- The end that sends.
