@@ -100,6 +100,8 @@ class Communicator:
     def ask_to_leave(self) -> None: ...
     def place(self) -> Place | None:
         """None before the first view."""
+    def slow_rank(self) -> int:
+        """The worker whose interface has become slow, as rank 0 finds; -1 if none has, and on other ranks."""
     def timeline(self, since: int = ...) -> tuple[int, list[RoundRecord]]:
         """The latest rounds, but for the first ``since`` of all; and how many rounds came before the first of them."""
     def views(self, number: int = ...) -> list[ViewRecord]:

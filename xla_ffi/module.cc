@@ -469,6 +469,7 @@ void bind_communicator(nb::module_& module) {
       .def("failure", [](const Communicator& self) { return to_python(self.failure()); })
       .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
       .def("place", [](const Communicator& self) { return to_python(self.place()); })
+      .def("slow_rank", &Communicator::slow_rank)
       .def("members", &Communicator::members)
       .def(
           "wait_at_gate", [](Communicator& self, int64_t ms) { return to_python(self.wait_at_gate(milliseconds(ms))); },

@@ -59,7 +59,8 @@ class ProcessStatus:
 
     rate_percent: int = 0
     """Of a dedicated reducer: what its interface has carried in the latest rounds that were timed, in percent of the
-    fastest one's; 0 where it is not known."""
+    fastest one's; 0 where it is not known. Of a worker whose interface has become slow: the rate of all rounds, which
+    wait for it, in percent of the best one so far; 0 where it has not."""
 
     @property
     def problem(self) -> str:
@@ -80,6 +81,8 @@ class ProcessStatus:
             return f"late by {self.late_s:.1f} s"
         if self.waited_s > _LATE_S:
             return f"waits for {self.waited_s:.1f} s"
+        if self.rate_percent > 0 and not self.name.startswith("reducer"):
+            return f"is slow: rounds run at {self.rate_percent} %"
         return f"carries {self.rate_percent} % of the fastest" if 0 < self.rate_percent < _SLOW_PERCENT else "ok"
 
 

@@ -70,6 +70,7 @@ class _Counts(Collector):
                         metric.add_metric(labels, value(who, counts))
                 yield metric
         yield self._late_seconds()
+        yield self._slow_worker()
         yield self._round_seconds()
         yield self._cpu_seconds()
 
@@ -80,6 +81,15 @@ class _Counts(Collector):
         for who, labels in self._places:
             for late_rank, waited_ms in who.late_workers() if who.late_workers is not None else ():
                 metric.add_metric([*labels, str(late_rank)], waited_ms / 1000)
+        return metric
+
+    def _slow_worker(self) -> Metric:
+        metric = GaugeMetricFamily(
+            "jaxhetero_slow_worker", "1 for a worker whose interface has become slow.", labels=(*_LABELS, "slow_rank")
+        )
+        for who, labels in self._places:
+            if who.slow_rank is not None and (rank := who.slow_rank()) >= 0:
+                metric.add_metric([*labels, str(rank)], 1)
         return metric
 
     def _round_seconds(self) -> Metric:

@@ -26,12 +26,17 @@ class Watched:
     round_times: Callable[[], tuple[list[float], list[int], float]] | None = None
     late_workers: Callable[[], list[tuple[int, int]]] | None = None
     """The ranks that a reducer's rounds wait for, and for how many milliseconds."""
+    slow_rank: Callable[[], int] | None = None
+    """The worker whose interface has become slow, as rank 0 finds; -1 if none has."""
 
 
 def watch_worker(communicator: Communicator, config: Config) -> Watched:
     """What is shown of a worker."""
     reducer_count = config.reducer_count + config.colocated_count
-    return Watched("worker", communicator.place, communicator.metrics, reducer_count, communicator.round_times)
+    return Watched(
+        "worker", communicator.place, communicator.metrics, reducer_count, communicator.round_times,
+        slow_rank=communicator.slow_rank,
+    )  # fmt: skip
 
 
 def watch_reducer(server: ReducerServer) -> Watched:

@@ -134,3 +134,45 @@ def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) ->
     # The reducer may die before the rounds are named, and then the plan follows the loss alone.
     assert all(result["metrics"]["rate_change_count"] >= (0 if dies else 2) for result in results)
     assert all(result["metrics"]["view_count"] == int(dies) for result in results)
+
+
+WATCH = """
+import json, subprocess, sys, urllib.request
+
+with urllib.request.urlopen(sys.argv[1], timeout=10) as page:
+    metrics = page.read().decode()
+status = subprocess.run([sys.executable, "-m", "jaxhetero", "status", "--json"], stdout=subprocess.PIPE, check=True)
+rates = {process["name"]: process["rate_percent"] for process in json.loads(status.stdout)["processes"]}
+print(json.dumps({"slow": [line for line in metrics.splitlines() if "slow_rank=" in line], "rates": rates}))
+"""
+
+
+@needs_namespaces
+def test_a_worker_that_becomes_slow_is_named(tmp_path: Path) -> None:
+    """In the log, by the metrics and in the status; and no more once it is as fast as before. The plan stays."""
+    rates = {"w0": "100mbit", "w1": "100mbit", "r0": "100mbit", "r1": "100mbit"}
+    with Lab(rates) as lab:
+        own = {
+            "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{lab['w0'].free_port()}",
+            "JAXHETERO_TOKEN": secrets.token_hex(16),
+            "JAXHETERO_METRICS_PORT": str(lab["w0"].free_port()),
+        }
+        program = [str(program_path("rates_loop.py")), "2", "400", str(tmp_path / "end")]
+        processes = start_job(lab, ["r0", "r1"], program, **own)
+        wait_for(processes[2], "round 20 ")
+        lab["w1"].slow("25mbit")
+        wait_for(processes[2], r"rank 1 \(host w1\) has become slow: all rounds wait for what it sends, at \d\d % of")
+        metrics = f"http://{lab['w0'].address}:{own['JAXHETERO_METRICS_PORT']}/metrics"
+        watch = lab["w0"].start([sys.executable, "-c", WATCH, metrics], env=own, stdout=subprocess.PIPE)
+        told = json.loads(watch.communicate(timeout=60)[0])
+        lab["w1"].restore()
+        wait_for(processes[2], r"rank 1 \(host w1\) is no longer slow")
+        (tmp_path / "end").touch()
+        result = json.loads(processes[2].communicate(timeout=120)[0].splitlines()[-1])
+        for process in processes:
+            process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0, 0, 0]
+    assert re.fullmatch(r'jaxhetero_slow_worker\{.*rank="0".*slow_rank="1"\} 1(\.0)?', "\n".join(told["slow"]))
+    assert 0 < told["rates"]["rank 1"] < 67
+    assert told["rates"]["rank 0"] == 0
+    assert result["metrics"]["rate_change_count"] == 0

@@ -226,6 +226,8 @@ void Coordinator::change_view(const std::string& why) {
   phase_ = Phase::kChanging;
   new_rates_.reset();
   rate_watch_.begin_anew();
+  worker_watch_ = {};
+  slow_rank_ = -1;
   completed_.clear();
   const uint32_t number = ++view_.number;
   log_.add(Severity::kInfo, "view " + std::to_string(number) + ": " + why);

@@ -28,6 +28,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,7 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/membership/rate_watch.h"
+#include "xla_ffi/membership/worker_watch.h"
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
@@ -70,6 +72,8 @@ class Coordinator : protected ConnectionOwner {
   // Rank 0 leaves: says goodbye to everybody who is still connected, and calls `done` when their connections are
   // closed.
   void end(std::function<void()> done);
+  // The rank of the worker whose interface has become slow; -1 if none has. Any thread.
+  [[nodiscard]] int32_t slow_rank() const { return slow_rank_; }
 
  protected:
   // A process that is connected to the coordinator.
@@ -120,6 +124,9 @@ class Coordinator : protected ConnectionOwner {
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
   Status on_goodput(const Guest& guest, Goodput goodput);
+  void watch_workers(double pace);
+  void tell_slow(std::optional<uint32_t> before);
+  [[nodiscard]] std::string name_of_worker(uint32_t rank) const;
   void change_rates(std::vector<NewRates::Rate> rates);
   Status on_begun(Guest& guest, const Progress& begun);
   void name_rounds();
@@ -207,6 +214,8 @@ class Coordinator : protected ConnectionOwner {
   };
   std::unordered_map<uint64_t, Still> still_;  // keyed by op
   RateWatch rate_watch_;
+  WorkerWatch worker_watch_;
+  std::atomic<int32_t> slow_rank_{-1};
   std::optional<NewRates> new_rates_;          // those that workers hold for
   std::map<uint64_t, uint64_t> begun_counts_;  // keyed by op: the most rounds that any of them has begun
   bool is_asking_ = false;                     // the workers, whether they are idle

@@ -27,18 +27,52 @@ Status Coordinator::on_goodput(const Guest& guest, Goodput goodput) {
   });
   std::optional<std::vector<NewRates::Rate>> rates =
       rate_watch_.note(static_cast<uint32_t>(guest.registration.rank), goodput);
+  if (const std::optional<double> pace = rate_watch_.take_pace()) watch_workers(*pace);
   if (rates && rates->size() == view_.reducers.size()) change_rates(std::move(*rates));
   return {};
 }
 
+// The answers are to the question that followed the look before.
+void Coordinator::watch_workers(double pace) {
+  std::vector<uint32_t> awaited;
+  for (const auto& [connection, guest] : guests_) {
+    if (!guest.is_reducer() || !guest.is_member() || !guest.answer) continue;
+    const std::vector<ProcessState::LateWorker>& late = guest.answer->late_workers;
+    if (late.size() == 1 && late[0].rank < job_.worker_count) awaited.push_back(late[0].rank);
+  }
+  const std::optional<uint32_t> before = worker_watch_.slow();
+  if (worker_watch_.note(pace, awaited)) tell_slow(before);
+  if (has_visitors_) return;  // they have asked already
+  for (auto& [connection, guest] : guests_) {
+    if (!guest.is_reducer() || !guest.is_member()) continue;
+    guest.answer.reset();
+    if (worker_watch_.is_low()) connection->send(OutFrame::control(FrameType::kAsk, {}));
+  }
+}
+
+void Coordinator::tell_slow(std::optional<uint32_t> before) {
+  const std::optional<uint32_t> now = worker_watch_.slow();
+  slow_rank_ = now ? static_cast<int32_t>(*now) : -1;
+  const std::string pace = std::to_string(worker_watch_.percent()) + " % of the best rate so far";
+  if (before) log_.add(Severity::kInfo, name_of_worker(*before) + " is no longer slow: rounds run at " + pace);
+  if (!now) return;
+  log_.add(Severity::kWarning, name_of_worker(*now) + " has become slow: all rounds wait for what it sends, at " +
+                                   pace + "; no other plan helps");
+}
+
+std::string Coordinator::name_of_worker(uint32_t rank) const {
+  return "rank " + std::to_string(rank) + " (host " + view_.worker_hosts[rank] + ")";
+}
+
 uint32_t Coordinator::rate_percent(const Registration& process) const {
-  if (process.role == Role::kWorker) return 0;
+  if (process.role == Role::kWorker) return process.rank == slow_rank_ ? worker_watch_.percent() : 0;
   return rate_watch_.percent_of_reducer(static_cast<uint32_t>(process.number));
 }
 
 void Coordinator::change_rates(std::vector<NewRates::Rate> rates) {
   log_.add(Severity::kInfo, describe(rates));
   new_rates_ = {view_.number, std::move(rates), {}};
+  worker_watch_.change_plan();
   begun_counts_.clear();
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_worker() || !guest.is_member()) continue;

@@ -55,6 +55,8 @@ std::optional<std::vector<NewRates::Rate>> RateWatch::note(uint32_t rank, const 
   }
   if (!is_complete()) return std::nullopt;
   percents_ = measured(100);
+  pace_ = 0;
+  for (const auto& [number, sum] : links_) *pace_ += sum.rate();
   note_streaks(measured(NewRates::kFullRate));
   const Sums earlier = std::exchange(earlier_links_, links_);
   if (!is_off_for_long()) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/wire/messages.h"
@@ -26,6 +27,8 @@ class RateWatch {
   // Takes a worker's word. Returns the rates of all reducers that the plan should follow, once they are off for long
   // enough; and forgets all looks then.
   std::optional<std::vector<NewRates::Rate>> note(uint32_t rank, const Goodput& goodput);
+  // What a worker's links carried together in the look that note() has completed since the last call.
+  [[nodiscard]] std::optional<double> take_pace() { return std::exchange(pace_, std::nullopt); }
   // The plan or the reducers have changed: what comes from now on is another matter.
   void begin_anew();
 
@@ -63,6 +66,7 @@ class RateWatch {
   Sums links_;                                 // keyed by reducer
   Rates planned_;                              // keyed by reducer, in any unit
   // Of those before.
+  std::optional<double> pace_;
   Sums earlier_links_;               // of the latest one
   std::map<uint32_t, int> streaks_;  // keyed by reducer: the looks in a row that were above the plan; below: negative
   Rates percents_;                   // keyed by reducer

@@ -281,9 +281,11 @@ struct JobState {
     bool is_member = false;     // still takes part
     bool is_candidate = false;  // of an elastic job: waits to be let in
     bool has_answered = false;
-    uint32_t silent_ms = 0;     // the time since its latest sign of life
-    ProcessState state;         // the state, where it has answered
-    uint32_t rate_percent = 0;  // what a reducer's interface carries, of the fastest one's; 0: not known
+    uint32_t silent_ms = 0;  // the time since its latest sign of life
+    ProcessState state;      // the state, where it has answered
+    // What a reducer's interface carries, of the fastest one's; 0: not known. Of a worker that has become slow, the
+    // pace to which it holds all rounds, of the best one; 0: it has not.
+    uint32_t rate_percent = 0;
   };
   uint64_t job_id = 0;
   uint32_t view = 0;

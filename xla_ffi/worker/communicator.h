@@ -147,6 +147,9 @@ class Communicator {
   void ask_to_leave();
   // Which job this is; nothing before the first view. Any thread.
   [[nodiscard]] std::optional<Place::Known> place() const { return place_.get(); }
+  // The worker whose interface has become slow, as the coordinator in this process finds; -1 if none has, or there is
+  // no coordinator. Any thread, once it has started.
+  [[nodiscard]] int32_t slow_rank() const { return coordinator_ ? coordinator_->slow_rank() : -1; }
   [[nodiscard]] uint32_t rank() const { return config_.rank; }
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 

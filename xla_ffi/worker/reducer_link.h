@@ -45,6 +45,7 @@ class ReducerLink final : private ChunkSender {
   void feed_starved(EventLoop::Clock::time_point now) { rule_.feed_starved(now, *this); }
   void finish_result(const Round& round, Segment& segment, const FrameHeader& header,
                      EventLoop::Clock::time_point now) {
+    total_bytes_ += header.count * item_bytes(round.request.spec.dtype);
     rule_.finish_result(round, segment, header, now, *this);
   }
   // Chunks of the program's rounds that leave this host are coded from now on, or are not.
@@ -63,6 +64,7 @@ class ReducerLink final : private ChunkSender {
   [[nodiscard]] const std::string& name() const { return name_; }  // "reducer 1 (host b, 10.0.0.2:4000)"
   [[nodiscard]] bool shares_memory() const { return connection_->shares_memory(); }
   [[nodiscard]] const Bytes& control() const { return control_; }
+  [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }  // of totals that have come
 
  private:
   Sent send_chunk(const Round& round, const FrameHeader& header) override;
@@ -78,6 +80,7 @@ class ReducerLink final : private ChunkSender {
   ChunkCoder coder_;
   std::shared_ptr<Counters> counters_;
   Bytes control_;
+  uint64_t total_bytes_ = 0;
 };
 
 }  // namespace jaxhetero

@@ -174,7 +174,8 @@ struct Segment {
   bool was_fed = false;  // a chunk was pushed out of turn, in a stall
   bool all_pushed = false;
   bool done = false;
-  uint64_t first_count = 0;  // the elements of the first total
+  uint64_t first_link_bytes = 0;  // what has come over the link, with the first total
+  uint64_t link_bytes = 0;        // what comes from then on until all is here, of other rounds too
   EventLoop::Clock::time_point first_result_at;
   EventLoop::Clock::time_point done_at;
 

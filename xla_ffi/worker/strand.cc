@@ -222,14 +222,14 @@ bool WorkerStrand::is_to_be_measured(const Round& round) const {
   return std::ranges::all_of(round.segments, [](const Segment& s) { return s.chunk_count() >= kLeastChunks; });
 }
 
-// From the first total on: all workers have come to the round then.
+// From the first total on: all workers have come to the round then. Rounds that run at the same time share the link.
 void WorkerStrand::time_links(const Round& round) {
   if (!round.is_measured || round.is_replay) return;
   ++link_times_.round_count;
   for (const Segment& segment : round.segments) {
     const auto us = duration_cast<std::chrono::microseconds>(segment.done_at - segment.first_result_at).count();
     Goodput::Link& link = link_times_.links[links_[segment.shard.reducer].number()];
-    link.bytes += (segment.shard.count - segment.first_count) * item_bytes(round.request.spec.dtype);
+    link.bytes += segment.link_bytes;
     link.us += static_cast<uint64_t>(std::max<int64_t>(us, 1));
   }
 }
@@ -417,17 +417,19 @@ Status WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) 
   round.request.sliced.report(part.offset, part.bytes);
   round.times.progress_at = EventLoop::Clock::now();
   if (round.times.first_result_at == Round::Time()) round.times.first_result_at = round.times.progress_at;
-  if (segment.first_count == 0) {
-    segment.first_count = header.count;
+  ReducerLink& link = links_[reducer];
+  const double earlier_part = segment.done_part();
+  link.finish_result(round, segment, header, round.times.progress_at);
+  if (segment.first_link_bytes == 0) {
+    segment.first_link_bytes = link.total_bytes();
     segment.first_result_at = round.times.progress_at;
   }
-  const double earlier_part = segment.done_part();
-  links_[reducer].finish_result(round, segment, header, round.times.progress_at);
   if (round.note_slowest(earlier_part)) {
     for (ReducerLink& link : links_) link.push_chunks();
   }
   if (!segment.done) return {};
   segment.done_at = round.times.progress_at;
+  segment.link_bytes = link.total_bytes() - segment.first_link_bytes;
   if (--round.open_segment_count > 0) return {};
   for (ReducerLink& link : links_) link.end_round(round);
   end_totals(op);

@@ -5,13 +5,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/cc/job.h"
 #include "xla_ffi/membership/rate_watch.h"
+#include "xla_ffi/membership/visit.h"
+#include "xla_ffi/membership/worker_watch.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
@@ -108,6 +112,76 @@ TEST(Rates, OfStrangersAreNotFollowed) {
   }
   job.expect_works({.leaf_counts = {50000}});
   EXPECT_EQ(rate_changes(job), 0u);
+  job.expect_shutdown();
+}
+
+// All workers say that every link carried so much, in one look after the other.
+void claim_pace(const Job& job, uint64_t bytes) {
+  const Goodput goodput{0, 1, {{0, 16, bytes, 1000}, {1, 16, bytes, 1000}}};
+  for (const auto& worker : job.workers) worker->tell_goodput(goodput);
+  std::this_thread::sleep_for(milliseconds(1));  // reducers are asked meanwhile
+}
+
+// Until it is so; and the next word about a slow worker in the log.
+std::string claim_until_slow(const Job& job, uint64_t bytes, int32_t rank) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (job.workers[0]->slow_rank() != rank && std::chrono::steady_clock::now() < deadline) claim_pace(job, bytes);
+  EXPECT_EQ(job.workers[0]->slow_rank(), rank);
+  std::optional<Event> event;
+  while ((event = job.workers[0]->next_event(kPatience)) && !has(event->text, "slow")) continue;
+  return event ? event->text : "";
+}
+
+uint32_t rate_percent(Job& job, int32_t rank) {
+  Result<JobState> state = visit({job.address()}, bytes_of("secret"), false, kPatience);
+  EXPECT_TRUE(state.ok()) << state.status().message();
+  if (!state.ok()) return ~0u;
+  const auto found = std::ranges::find_if(state->processes, [rank](const JobState::Process& process) {
+    return process.role == Role::kWorker && process.rank == rank;
+  });
+  return found == state->processes.end() ? ~0u : found->rate_percent;
+}
+
+TEST(Rates, OfASlowWorkerNameIt) {
+  Job job({.workers = 3, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works({});
+  for (int look = 0; look < 2 * WorkerWatch::kLooks; ++look) claim_pace(job, 1000);
+  // Reducers wait for rank 2, as for what it sends slowly.
+  const TestRound round{.op = 2, .leaf_counts = {50000}};
+  std::vector<std::unique_ptr<Part>> parts;
+  for (uint32_t rank : {0u, 1u}) parts.push_back(std::make_unique<Part>(*job.workers[rank], round, rank));
+  EXPECT_EQ(claim_until_slow(job, 500, 2),
+            "rank 2 (host host-2) has become slow: all rounds wait for what it sends, at 50 % of the best rate so far; "
+            "no other plan helps");
+  EXPECT_EQ(rate_percent(job, 2), 50u);
+  EXPECT_EQ(rate_percent(job, 1), 0u);
+  EXPECT_EQ(job.workers[1]->slow_rank(), -1) << "only rank 0 knows";
+  parts.push_back(std::make_unique<Part>(*job.workers[2], round, 2));
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(parts[rank]->wait().ok());
+    EXPECT_TRUE(parts[rank]->output() == round.output(3, rank));
+  }
+  EXPECT_EQ(claim_until_slow(job, 900, -1),
+            "rank 2 (host host-2) is no longer slow: rounds run at 90 % of the best rate so far");
+  EXPECT_EQ(rate_percent(job, 2), 0u);
+  EXPECT_EQ(rate_changes(job), 0u);
+  job.expect_shutdown();
+}
+
+// It comes late to rounds, which then are as fast as others.
+TEST(Rates, OfALateWorkerNameNobody) {
+  Job job({.workers = 3, .reducers = 2});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  job.expect_works({});
+  const TestRound round{.op = 2, .leaf_counts = {50000}};
+  std::vector<std::unique_ptr<Part>> parts;
+  for (uint32_t rank : {0u, 1u}) parts.push_back(std::make_unique<Part>(*job.workers[rank], round, rank));
+  for (int look = 0; look < 9 * WorkerWatch::kLooks; ++look) claim_pace(job, 1000);
+  EXPECT_EQ(rate_percent(job, 2), 0u);
+  EXPECT_EQ(job.workers[0]->slow_rank(), -1);
+  parts.push_back(std::make_unique<Part>(*job.workers[2], round, 2));
+  for (const auto& part : parts) EXPECT_TRUE(part->wait().ok());
   job.expect_shutdown();
 }
 
