@@ -93,8 +93,9 @@ class Config:
     dedicated, the shares follow rates that change later. The same on every worker of a job."""
     strands: int = 0
     """How many cores a worker and a reducer use each to move and to sum bytes: 1 to 32. Each strand is a thread with
-    connections of its own. 0: as few as the measured rates need, within what all hosts of the job can spare: a quarter
-    of the cores that a worker may use, all of a dedicated reducer's. The same on every worker of a job."""
+    connections of its own. 0: as few as the measured rates need, or as many as all hosts of the job can spare where
+    these are measured to be faster: a quarter of the cores that a worker may use, or two where it has two, and all of a
+    dedicated reducer's. The same on every worker of a job."""
     elastic: str = ""
     """``"MIN:MAX"`` makes the job elastic: it goes on when a worker is lost, as long as MIN are left, and has at most
     MAX at any time. Its coordinator is a process of its own. MIN is at least 2. The same on every worker of a job."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 # Enough for 100 Gbit/s. Every strand has a connection to every reducer, so a job does not have more than it uses.
 MOST_CHOSEN_STRANDS = 8
-# A program of JAX has the other cores.
+# A program of JAX has the other cores, but for two strands, which a job takes only if it measures that they are faster.
 _WORKER_SHARE = 4
+_FEW_STRANDS = 2
 
 
 def usable_cores() -> int:
@@ -20,7 +21,8 @@ def usable_cores() -> int:
 
 def worker_strands() -> int:
     """How many strands a worker, and a reducer inside it, can run beside its program."""
-    return _clamp(usable_cores() // _WORKER_SHARE)
+    cores = usable_cores()
+    return _clamp(max(cores // _WORKER_SHARE, min(cores, _FEW_STRANDS)))
 
 
 def reducer_strands() -> int:

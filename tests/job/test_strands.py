@@ -90,7 +90,7 @@ def test_the_least_quota_counts(tmp_path: Path, own: str, quotas: dict[str, str]
     assert job_cores._quota(*cgroup(tmp_path, own, **quotas)) == cores
 
 
-@pytest.mark.parametrize(("cores", "worker", "reducer"), [(1, 1, 1), (4, 1, 4), (16, 4, 8), (96, 8, 8)])
+@pytest.mark.parametrize(("cores", "worker", "reducer"), [(1, 1, 1), (2, 2, 2), (4, 2, 4), (16, 4, 8), (96, 8, 8)])
 def test_a_process_offers_what_it_can_spare(
     monkeypatch: pytest.MonkeyPatch, cores: int, worker: int, reducer: int
 ) -> None:

@@ -8,9 +8,6 @@
 namespace jaxhetero {
 namespace {
 
-// 10 Gbit/s: what one strand carries each way on a slow core; on a fast one it is a little more than half.
-constexpr uint64_t kStrandBytesPerS = 1'250'000'000;
-
 // 2.5 Gbit/s: the rate of a strand, each way, up to which it codes. With vectors it codes and decodes at least 4 GB/s,
 // so that this takes at most a sixth of its time; see notebook/wire.md.
 constexpr uint64_t kMostCodedBytesPerS = 312'500'000;
@@ -60,7 +57,6 @@ void Planner::make_plans() {
   even_plan_ = std::make_shared<ShardPlan>(balanced_shares(worker_count_, places_), pace_);
   strand_count_ = strands_for_rates();
   even_parts_ = PartPlan(job_, std::vector<uint32_t>(most_strands_, 1));
-  probe_parts_ = PartPlan::of_all_strands(job_, most_strands_);
   if (window_bytes_ > 0) {
     pace_.window_bytes = window_bytes_ / strand_count_;
     pace_.costs = probe_->costs();
@@ -147,14 +143,8 @@ std::vector<Goodput::Link> Planner::planned_rates() const {
   return links;
 }
 
-// As many as it takes to keep the fastest interface busy: each costs a little in chunks and wake-ups. All where the
-// user has said how many there are, or nothing is known.
-uint32_t Planner::strands_for_rates() const {
-  if (job_.strands > 0 || window_bytes_ == 0) return most_strands_;
-  const uint64_t wanted = (probe_->bytes_per_s() + kStrandBytesPerS - 1) / kStrandBytesPerS;
-  const uint64_t even = (wanted + rail_count_ - 1) / rail_count_ * rail_count_;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(even, 1, most_strands_));
-}
+// All where the user has said how many there are, or nothing is known.
+uint32_t Planner::strands_for_rates() const { return window_bytes_ == 0 ? most_strands_ : probe_->best_strand_count(); }
 
 bool Planner::is_slower_than_codes() const {
   return has_fast_code() && window_bytes_ > 0 && probe_->bytes_per_s() / strand_count_ <= kMostCodedBytesPerS;
@@ -179,13 +169,14 @@ std::optional<RoundRequest> Planner::next_probe() {
   if (!job_.measure_rates) return std::nullopt;
   if (!probe_) start_probe();
   std::optional<RoundRequest> request = probe_->next();
+  probe_parts_ = PartPlan::of_all_strands(job_, probe_->pushing_strand_count());
   if (!request) take_rates();
   return request;
 }
 
 void Planner::start_probe() {
   const ShardPlan::Pace pace{.chunk_bytes = job_.chunk_bytes};
-  probe_.emplace(job_.worker_count, places_, pace, rail_count_, most_strands_);
+  probe_.emplace(job_.worker_count, places_, pace, rail_count_, most_strands_, job_.strands == 0);
   probe_view_ = view_number_;
   for (const View::Reducer& reducer : reducers_) probed_.push_back(reducer.number);
 }
@@ -227,6 +218,7 @@ std::string Planner::rates_text() const {
     if (text.size() > 1000) break;
   }
   text += "; windows of " + std::to_string(window_bytes_) + " bytes where shards are large";
+  if (strand_count_ > 1) text += "; " + std::to_string(strand_count_) + " strands";
   if (const MessageCosts& costs = pace_.costs; costs.message_ps > 0) {
     text += "; a message takes " + std::to_string(costs.message_ps / 1000) + " ns of a core, and a MB beside it " +
             std::to_string(costs.byte_fs / 1000) + " us";

@@ -129,7 +129,7 @@ class Planner {
   uint32_t rail_count_ = 1;
   uint32_t strand_count_ = 1;  // the strands that carry a large round of the program
   PartPlan even_parts_{job_, {1}};
-  PartPlan probe_parts_{job_, {1}};  // the parts of probes: a large round has all strands, and so all interfaces
+  PartPlan probe_parts_{job_, {1}};  // the parts of the next probe: for all of its strands, and so all interfaces
   PartPlan parts_{job_, {1}};
   std::vector<uint32_t> rail_rates_;  // the rates that RateProbe gives; empty while nothing is known
 

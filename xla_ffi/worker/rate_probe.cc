@@ -17,6 +17,7 @@ uint64_t push_op(uint64_t probe_bytes, bool colocated) { return kAgreeOp - 2 * p
 
 // Behind those of the first series: a size is a multiple of 64 KiB, and below 2^40.
 constexpr uint64_t kLargeChunksOps = 2;
+constexpr uint64_t kFewStrandsOps = 4;
 
 // Of each rail. Sixteen chunks: the times of fewer would depend on the links' turns more than on their rates.
 constexpr uint64_t kFirstShardBytes = 256 << 10;
@@ -32,6 +33,13 @@ constexpr int kCostProbes = 2;  // enough for the time on cores, which other wor
 // the probe.
 constexpr uint64_t kBusyPart = 2;
 constexpr uint64_t kBoundPart = 12;
+// 10 Gbit/s: what one strand carries each way on a slow core; on a fast one it is a little more than half.
+constexpr uint64_t kStrandBytesPerS = 1'250'000'000;
+// On a slower network, one strand is enough on any core: the start need not take longer.
+constexpr uint64_t kLeastBytesPerS = kStrandBytesPerS / 8;
+// In sixteenths of the time of few strands. What more of them gain beyond that is worth what each costs in chunks and
+// wake-ups.
+constexpr uint64_t kWorthyPart = 2;
 // Measured; see notebook/links.md.
 constexpr uint64_t kWindowUs = 7'000;
 
@@ -53,12 +61,14 @@ uint32_t snapped(uint64_t rate, uint64_t slack) {
 }  // namespace
 
 RateProbe::RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace,
-                     uint32_t rail_count, uint32_t strand_count)
+                     uint32_t rail_count, uint32_t strand_count, bool chooses_strands)
     : worker_count_(worker_count),
       reducers_(reducers),
       pace_(pace),
       rail_count_(rail_count),
       strand_count_(strand_count),
+      chooses_strands_(chooses_strands),
+      best_strand_count_(strand_count),
       own_(1 + reducers.size() + rail_count + 2),
       totals_(own_.size()) {
   own_[0] = 1;
@@ -103,7 +113,9 @@ std::optional<RoundRequest> RateProbe::next() {
 RoundRequest RateProbe::push_request() {
   const auto leaf = std::make_shared<std::vector<std::byte>>(kLeafBytes);
   RoundRequest request;
-  request.op = push_op(probe_bytes_, colocated_) - (has_large_chunks_ ? kLargeChunksOps : 0);
+  request.op = push_op(probe_bytes_, colocated_) - (has_large_chunks_  ? kLargeChunksOps
+                                                    : has_few_strands_ ? kFewStrandsOps
+                                                                       : 0);
   request.description = "the measurement of rates";
   request.spec = {Kind::kSum, DType::kF32, 0, 1, probe_bytes_ / sizeof(float), 0};
   for (uint64_t at = 0; at < probe_bytes_; at += kLeafBytes) {
@@ -182,6 +194,13 @@ uint64_t RateProbe::busy_part() const {
 }
 
 void RateProbe::evaluate() {
+  if (has_few_strands_) {
+    if (++probe_count_ < kProbes) return;
+    if (16 * first_slowest_us_ >= (16 - kWorthyPart) * slowest_us()) best_strand_count_ = few_strands_;
+    most_bytes_per_s_ = std::max(most_bytes_per_s_, rate_of_sort());
+    has_few_strands_ = false;
+    return end_sort();
+  }
   if (!has_large_chunks_ && slowest_us() < kLongEnoughUs && probe_bytes_ * kGrowth <= kMostProbeBytes) {
     return start_size(probe_bytes_ * kGrowth);
   }
@@ -197,6 +216,8 @@ void RateProbe::evaluate() {
   if (is_first_sort) {
     small_message_ps_ = message_ps();
     small_message_bytes_ = message_bytes();
+    first_probe_bytes_ = probe_bytes_;
+    first_slowest_us_ = slowest_us();
     wants_large_chunks_ = pace_.chunk_bytes == 0 && busy_part() >= kBusyPart;
     is_bound_by_cores_ = busy_part() >= kBoundPart;
   }
@@ -208,7 +229,24 @@ void RateProbe::conclude() {
   colocated_ ? conclude_colocated() : conclude_dedicated();
 }
 
+// As many as it takes to keep the fastest interface busy, and the same number for each.
+void RateProbe::consider_few_strands() {
+  const uint64_t wanted = (bytes_per_s_ + kStrandBytesPerS - 1) / kStrandBytesPerS;
+  const uint64_t even = (wanted + rail_count_ - 1) / rail_count_ * rail_count_;
+  few_strands_ = static_cast<uint32_t>(std::clamp<uint64_t>(even, 1, strand_count_));
+  has_few_strands_ = few_strands_ < strand_count_ && bytes_per_s_ >= kLeastBytesPerS;
+  if (!has_few_strands_) {
+    best_strand_count_ = few_strands_;
+    return;
+  }
+  has_large_chunks_ = false;
+  make_plan(pace_);
+  start_size(first_probe_bytes_);
+}
+
 void RateProbe::end_sort() {
+  if (chooses_strands_ && few_strands_ == 0) consider_few_strands();
+  if (has_few_strands_) return;
   if (colocated_ || probed_count_ == reducers_.size()) {
     phase_ = Phase::kOver;
   } else {

@@ -9,6 +9,9 @@
 // Where that keeps the cores of the strands busy, a second series has larger chunks. What both take of the cores tells
 // what a message and a byte cost. Where the cores were the limit of the first series, the second one gives the rates.
 //
+// All strands carry these probes. Where fewer are enough for the rate that they have found, by what a strand carries on
+// a slow core, a last series has only those. Which number is faster depends on what else the cores of the hosts do.
+//
 // The planner owns the probe and the communicator runs its rounds. One thread; nothing blocks.
 #pragma once
 
@@ -29,9 +32,9 @@ class RateProbe {
   static constexpr uint32_t kFullRate = 16;  // stands for the fastest dedicated reducer's interface
 
   // `rail_count`: the most interfaces of any host, of which each carries an equal part of every shard, as does each of
-  // `strand_count` strands.
+  // `strand_count` strands. `chooses_strands`: that is the most that there may be.
   RateProbe(uint32_t worker_count, const std::vector<ReducerPlace>& reducers, const ShardPlan::Pace& pace,
-            uint32_t rail_count = 1, uint32_t strand_count = 1);
+            uint32_t rail_count = 1, uint32_t strand_count = 1, bool chooses_strands = false);
 
   // The next round to run; nothing once the probe is over. The probe outlives the round.
   std::optional<RoundRequest> next();
@@ -46,6 +49,8 @@ class RateProbe {
     int64_t cpu_ns = 0;             // the time of all strands on cores
     int64_t message_count = 0;      // the chunks that they pushed and the totals that they received
   };
+  // The strands that carry it.
+  [[nodiscard]] uint32_t pushing_strand_count() const { return has_few_strands_ ? few_strands_ : strand_count_; }
   // That round is complete. `undisturbed`: in the view that the probe started in.
   void finish(bool undisturbed, const Times& times);
 
@@ -60,6 +65,8 @@ class RateProbe {
   [[nodiscard]] size_t window_bytes() const { return window_bytes_; }
   // What a message and a byte of it cost a worker, in the mean of all; 0 where the cores had little to do.
   [[nodiscard]] const MessageCosts& costs() const { return costs_; }
+  // The strands that carry large rounds best: all, or fewer where these are no slower.
+  [[nodiscard]] uint32_t best_strand_count() const { return best_strand_count_; }
   // The highest rate that was seen, in either series.
   [[nodiscard]] uint64_t most_bytes_per_s() const { return std::max(most_bytes_per_s_, bytes_per_s_); }
 
@@ -71,6 +78,7 @@ class RateProbe {
   void start_sort(bool colocated);
   void start_size(uint64_t bytes);
   void start_large_chunks();
+  void consider_few_strands();
   void make_plan(const ShardPlan::Pace& pace);
   void evaluate();
   void conclude();
@@ -95,6 +103,7 @@ class RateProbe {
   const ShardPlan::Pace pace_;  // the pace while nothing is known
   const uint32_t rail_count_;
   const uint32_t strand_count_;
+  const bool chooses_strands_;
   Phase phase_ = Phase::kMeeting;
 
   bool colocated_ = false;  // the sort that is probed
@@ -106,6 +115,11 @@ class RateProbe {
   bool is_bound_by_cores_ = false;   // they were its limit
   uint64_t small_message_ps_ = 0;    // the costs of its messages
   uint64_t small_message_bytes_ = 0;
+  bool has_few_strands_ = false;  // the last series
+  uint32_t few_strands_ = 0;      // its strands; 0 before it is known whether there is one
+  uint32_t best_strand_count_;
+  uint64_t first_probe_bytes_ = 0;  // of the first series: the size of its last probes, and how long they took
+  uint64_t first_slowest_us_ = 0;
   std::shared_ptr<const ShardPlan> plan_;
 
   // 1, or 0 if disturbed here; then by reducer, and by rail, how long its part took here, in us; then the time on cores

@@ -41,8 +41,10 @@ class RateProbeTest : public testing::Test {
     } else {
       std::vector<int64_t> totals{answer_count};
       const int64_t speed = chunk_bytes_ >= 65536 ? speed_of_large_chunks_ : 1;
+      const int64_t percent = probe_->pushing_strand_count() == 1 ? percent_of_one_strand_ : 100;
       for (const int64_t us : us_per_mib_) {
-        totals.push_back(kWorkers * us / speed * static_cast<int64_t>(pushed_bytes_ / shard_count_) >> 20);
+        totals.push_back(kWorkers * us * percent / 100 / speed * static_cast<int64_t>(pushed_bytes_ / shard_count_) >>
+                         20);
       }
       const auto messages = static_cast<int64_t>(2 * (pushed_bytes_ / chunk_bytes_));
       const auto bytes_ps = static_cast<int64_t>(2 * pushed_bytes_) * ps_per_byte_;
@@ -64,7 +66,8 @@ class RateProbeTest : public testing::Test {
   // What the cores take.
   int64_t ns_per_message_ = 0;
   int64_t ps_per_byte_ = 0;
-  int64_t speed_of_large_chunks_ = 1;  // how many times as fast the network carries them
+  int64_t speed_of_large_chunks_ = 1;    // how many times as fast the network carries them
+  int64_t percent_of_one_strand_ = 100;  // how long one takes
   size_t pushed_bytes_ = 0;
   size_t shard_count_ = 1;
   size_t chunk_bytes_ = 1;
@@ -219,6 +222,45 @@ TEST_F(RateProbeTest, TakesTheRateOfLargeChunksWhereTheCoresOfReducersAreTheLimi
   EXPECT_NEAR(static_cast<double>(probe_->bytes_per_s()), 2 * kWorkers * (1 << 20) * 1e6 / kUsPerMib, 1e7);
   EXPECT_NEAR(static_cast<double>(probe_->costs().message_ps), 5e6, 5e3);
 }
+
+// Of two strands and one, with such a time of the latter over that of the former.
+class ChoiceOfStrandsTest : public RateProbeTest {
+ protected:
+  uint32_t best_strand_count(int64_t percent, int64_t us_per_mib = 8'000, bool chooses_strands = true) {
+    percent_of_one_strand_ = percent;
+    start({us_per_mib, us_per_mib});
+    probe_.emplace(kWorkers, std::vector<ReducerPlace>(2), ShardPlan::Pace(), 1, 2, chooses_strands);
+    run();
+    EXPECT_EQ(probe_->rates(), Rates({16, 16}));
+    return probe_->best_strand_count();
+  }
+};
+
+TEST_F(ChoiceOfStrandsTest, TakesTwoWhereTheyAreFaster) { EXPECT_EQ(best_strand_count(125), 2u); }
+
+TEST_F(ChoiceOfStrandsTest, TakesOneWhereTwoAreHardlyFaster) {
+  EXPECT_EQ(best_strand_count(110), 1u);
+  EXPECT_EQ(best_strand_count(100), 1u);
+}
+
+TEST_F(ChoiceOfStrandsTest, TakesOneWhereTwoAreSlower) {
+  EXPECT_EQ(best_strand_count(80), 1u);
+  EXPECT_NEAR(static_cast<double>(probe_->most_bytes_per_s()), kWorkers * (1 << 20) / 0.008 / 0.8, 1e7);
+}
+
+TEST_F(ChoiceOfStrandsTest, TakesOneWhereTheNetworkIsSlow) { EXPECT_EQ(best_strand_count(125, 80'000), 1u); }
+
+TEST_F(ChoiceOfStrandsTest, AsksAfterTheCostsOfMessages) {
+  ns_per_message_ = 5'000;
+  ps_per_byte_ = 300;
+  EXPECT_EQ(best_strand_count(125), 2u);
+  EXPECT_EQ(best_strand_count(80), 1u);
+  EXPECT_NEAR(static_cast<double>(probe_->costs().message_ps), 5e6, 5e3);
+}
+
+TEST_F(ChoiceOfStrandsTest, TakesAllWhereTheNetworkNeedsThem) { EXPECT_EQ(best_strand_count(80, 2'000), 2u); }
+
+TEST_F(ChoiceOfStrandsTest, LeavesANumberThatIsSet) { EXPECT_EQ(best_strand_count(80, 8'000, false), 2u); }
 
 // A host that was busy once does not look slow.
 TEST_F(RateProbeTest, TakesTheShortestOfSeveralTimes) {
