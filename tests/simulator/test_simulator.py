@@ -173,7 +173,8 @@ def test_one_slow_worker_delays_all() -> None:
 def test_steps_take_what_is_computed_for_them(network_share: float) -> None:
     """With its all-reduce under the backward pass alone, and under the next forward pass as well.
 
-    A step is long for the milliseconds that a late and urgent bucket waits for a window.
+    A step is long for the milliseconds that a late and urgent bucket waits for a window: of seeds, 2.5 to 5 % where the
+    network is the limit.
     """
     host = Host.of_gbits(1)
     goodput = host.bytes_per_s * Network().payload_share
@@ -186,7 +187,7 @@ def test_steps_take_what_is_computed_for_them(network_share: float) -> None:
     assert ordinary.time_s == pytest.approx(ideal_step_s(schedule, 1 / goodput), rel=0.02)
     later = across_steps(buckets, compute_s / 3)
     across = simulate_steps(job(4, 4, host=host), later, compute_s, rounds=3, warmup=3)
-    assert across.time_s == pytest.approx(ideal_across_step_s(schedule, 1 / goodput), rel=0.03)
+    assert across.time_s == pytest.approx(ideal_across_step_s(schedule, 1 / goodput), rel=0.05)
 
 
 def test_what_is_needed_first_is_pushed_first() -> None:
@@ -207,6 +208,14 @@ def test_a_full_queue_costs_time() -> None:
     both = [sum(map(sum, outcome.received_bytes)) for outcome in (deep, shallow)]
     assert both[0] == pytest.approx(both[1], rel=1e-9), "what was dropped has come as well"
     assert shallow.time_s > 1.5 * deep.time_s
+
+
+def test_many_workers_fill_no_queue() -> None:
+    """Whoever begins with the same peer as all others fills its port: two chunks of each are 4 MiB here."""
+    shallow = Network(queue_bytes=256 * 1024, piece_bytes=8192)
+    outcome = simulate(job(64, 64, host=Host.of_gbits(100)), 8 * MEBI, shallow)
+    assert outcome.lost_count == 0
+    assert outcome.over_limit < 1.5
 
 
 def test_where_leaves_are_oversubscribed_a_hierarchy_wins() -> None:

@@ -433,7 +433,10 @@ void ReducerStateMachine::send_answers(uint64_t op_id, const OpState& op, const 
   header.offset = chunk.offset;
   std::optional<Range> coded_part;
   Outgoing code;
-  for (uint32_t place = 0; place < chunk.pieces.size(); ++place) {
+  const auto count = static_cast<uint32_t>(chunk.pieces.size());
+  const size_t first = first_peer(count, job_.own_number, total_reducer_count(job_.shape));
+  for (size_t i = 0; i < count; ++i) {
+    const auto place = static_cast<uint32_t>((first + i) % count);
     const uint32_t rank = op.spec.rank_at(place);
     const Range part = stake_of(op.spec, worker_count(), rank).answered(chunk.range());
     const std::byte* const from = total == nullptr ? nullptr : total.get() + (part.offset - chunk.offset) * item;

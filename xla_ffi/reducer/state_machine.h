@@ -54,6 +54,7 @@ class ReducerStateMachine {
     std::vector<std::string> worker_hosts;  // indexed by rank
     JobShape shape;
     std::vector<uint32_t> members = {};  // of an elastic job, the ranks of the view
+    uint32_t own_number = 0;             // the number of this reducer
   };
 
   // Totals lie in `lent_memory`.

@@ -25,7 +25,8 @@ ReducerStrand::ReducerStrand(Config config, std::unique_ptr<TcpContext> context,
                 {[this](uint32_t, const FrameHeader& header) { note_reply(header); },
                  [this](uint32_t partner, const std::string& why) { lose_partner(partner, why); }}),
       reducer_(std::make_unique<ReducerStateMachine>(
-          ReducerStateMachine::Job{view.worker_hosts, view.job, view.ranks()}, context_->lent_memory, kept_)),
+          ReducerStateMachine::Job{view.worker_hosts, view.job, view.ranks(), view.own_index}, context_->lent_memory,
+          kept_)),
       members_(view.ranks()),
       by_rank_(view.worker_hosts.size(), nullptr) {}
 
@@ -224,8 +225,8 @@ void ReducerStrand::enter_view(const Join& join) {
   }
   context_->counters->joined_count = joined_count_ = 0;
   context_->unread.clear();  // every worker left the old view before the coordinator announced this one
-  reducer_ = std::make_unique<ReducerStateMachine>(ReducerStateMachine::Job{view_.worker_hosts, view_.job, members_},
-                                                   context_->lent_memory, kept_);
+  reducer_ = std::make_unique<ReducerStateMachine>(
+      ReducerStateMachine::Job{view_.worker_hosts, view_.job, members_, view_.own_index}, context_->lent_memory, kept_);
 }
 
 // --- Partners.

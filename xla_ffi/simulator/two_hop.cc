@@ -63,7 +63,7 @@ void SimulatedWorker::start_round(Running& running) {
   round.times.started_at = round.times.progress_at = job_.now();
   round.cut(*job_.plans_.plan_of(round.request));
   running.segments.resize(links_.size());
-  for (Segment& segment : round.segments) {
+  round.begin_segments(rank_, job_.config_.shape, [&](Segment& segment) {
     const uint32_t reducer = segment.shard.reducer;
     running.segments[reducer] = &segment;
     if (round.number == 0) {
@@ -72,7 +72,7 @@ void SimulatedWorker::start_round(Running& running) {
       if (!status.ok()) return job_.fail(status);
     }
     links_[reducer].rule.start_segment(round, segment, links_[reducer]);
-  }
+  });
 }
 
 // As WorkerStrand::finish_result() does.
@@ -93,10 +93,11 @@ void SimulatedWorker::finish_result(Running& running, const Message& message) {
 
 // --- The reducer.
 
-SimulatedReducer::SimulatedReducer(TwoHop& job, Processor& processor)
+SimulatedReducer::SimulatedReducer(TwoHop& job, Processor& processor, uint32_t number)
     : Strand(processor, job.config_.reducer_costs),
       job_(job),
-      machine_(ReducerStateMachine::Job{std::vector<std::string>(job.config_.shape.worker_count), job.config_.shape}) {}
+      machine_(ReducerStateMachine::Job{
+          std::vector<std::string>(job.config_.shape.worker_count), job.config_.shape, {}, number}) {}
 
 Status SimulatedReducer::describe_op(uint32_t rank, uint64_t op, const OpSpec& spec) {
   FrameHeader header;
@@ -153,9 +154,10 @@ void TwoHop::connect() {
     reducer_hosts.push_back(config_.worker_hosts[rank]);
   }
   const auto processor_of = [&](uint32_t host) -> Processor& { return *processors_[cluster_.hosts[host].processor]; };
-  for (const uint32_t host : reducer_hosts) {
+  for (uint32_t number = 0; number < reducer_hosts.size(); ++number) {
+    Processor& processor = processor_of(reducer_hosts[number]);
     for (uint32_t strand = 0; strand < config_.strand_count; ++strand) {
-      reducers_.push_back(std::make_unique<SimulatedReducer>(*this, processor_of(host)));
+      reducers_.push_back(std::make_unique<SimulatedReducer>(*this, processor, number));
     }
   }
   for (uint32_t rank = 0; rank < config_.shape.worker_count; ++rank) {

@@ -63,7 +63,7 @@ class SimulatedWorker final : public Strand {
 // One strand of a reducer.
 class SimulatedReducer final : public Strand {
  public:
-  SimulatedReducer(TwoHop& job, Processor& processor);
+  SimulatedReducer(TwoHop& job, Processor& processor, uint32_t number);
 
   // In the ranks' order: the flow that totals go through.
   void add_link(uint32_t flow) { flows_.push_back(flow); }

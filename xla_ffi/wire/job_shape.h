@@ -72,6 +72,11 @@ inline constexpr size_t kMostWindowBytes = size_t{4} << 20;
 // At least two: one goes out while the total of the other comes back.
 uint64_t most_chunks_under_way(const JobShape& job, size_t chunk_bytes);
 
+// With which of `count` peers this process, one of so many, begins when it has a frame for each of them. It is another
+// peer for each process: one with which all begin would get a frame of everybody at once, and its port of the switch,
+// which may hold a few hundred KB, would drop them.
+size_t first_peer(size_t count, size_t process, size_t process_count);
+
 template <typename Codec, typename Job>
 void fields(Codec& codec, Job& job)
   requires IsA<Job, JobShape>

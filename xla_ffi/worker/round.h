@@ -25,6 +25,7 @@
 #include "xla_ffi/sum/convert.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
+#include "xla_ffi/wire/job_shape.h"
 #include "xla_ffi/wire/messages.h"
 #include "xla_ffi/wire/op_spec.h"
 #include "xla_ffi/worker/kept_contribution.h"
@@ -331,6 +332,13 @@ struct Round {
     }
     open_segment_count = slowest_count = segments.size();
     least_window_bytes = plan.least_window_bytes(spec.total_count, item);
+  }
+
+  // Calls `visit` with each segment, from another one on on each worker.
+  template <typename Visit>
+  void begin_segments(uint32_t rank, const JobShape& job, Visit&& visit) {
+    const size_t first = first_peer(segments.size(), rank, job.worker_count);
+    for (size_t i = 0; i < segments.size(); ++i) visit(segments[(first + i) % segments.size()]);
   }
 
   // After each total, whose segment had got to `earlier_part` before: whether the slowest segment has got further. Then

@@ -192,10 +192,10 @@ void WorkerStrand::run(Op& op, Round& round) {
   if (round.request.step != nullptr) return run_state(op, round);
   round.cut(*(earlier ? *earlier : plans_).plan_of(round.request));
   round.is_measured = is_to_be_measured(round);
-  for (Segment& segment : round.segments) {
+  round.begin_segments(view_.own_index, view_.job, [&](Segment& segment) {
     describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
-  }
+  });
 }
 
 // The earlier plans by which this round still runs; null where it runs by the latest.
@@ -242,11 +242,12 @@ void WorkerStrand::run_state(Op& op, Round& round) {
   for (const StateShare& share : shares)
     shards.push_back({place_of(share.reducer), share.part.offset, share.part.count});
   round.cut(*plans_.program, shards);
-  for (size_t i = 0; i < shares.size(); ++i) {
-    describe_op(op, shards[i].reducer, shares[i].part);
-    send_step(round, shards[i].reducer);
-    links_[shards[i].reducer].start_segment(round, round.segments[i]);
-  }
+  round.begin_segments(view_.own_index, view_.job, [&](Segment& segment) {
+    const Shard& shard = segment.shard;
+    describe_op(op, shard.reducer, {shard.offset, shard.count});
+    send_step(round, shard.reducer);
+    links_[shard.reducer].start_segment(round, segment);
+  });
 }
 
 // In the view. Every reducer of the plan of states is in it.

@@ -175,6 +175,25 @@ TEST_F(ReducerTest, AnswersEachChunkAsSoonAsItIsComplete) {
   }
 }
 
+// Three reducers that all began with one worker would fill its port of the switch.
+TEST(Answers, BeginWithAnotherWorkerOfEachReducer) {
+  for (uint32_t number = 0; number < 3; ++number) {
+    ReducerStateMachine reducer({{"a", "b", "c"}, {3, 3, 0, kChunkBytes, kWindow}, {}, number});
+    std::vector<Outgoing> sent;
+    FrameHeader header;
+    header.type = FrameType::kPush;
+    header.op = kOp;
+    header.last = true;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(reducer.describe_op(rank, header, {f32_sum(0), {}}, sent).ok());
+      ASSERT_TRUE(reducer.start_push(rank, header, 0, sent).ok());
+      ASSERT_TRUE(reducer.finish_push(rank, header, 0, sent).ok());
+    }
+    ASSERT_EQ(sent.size(), 3u);
+    for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(sent[i].rank, (number + i) % 3);
+  }
+}
+
 // The program calls with another shape each time. A smaller bucket may go through other reducers alone.
 TEST_F(ReducerTest, TakesRoundsOfAnotherSpec) {
   uint64_t round = 0;
