@@ -483,6 +483,11 @@ struct WholeInfo : fi::Info {
   fi::FabricAttributes fabric_attributes{};
 };
 
+bool is_set(const char* name, const char* wanted) {
+  const char* const text = std::getenv(name);
+  return text != nullptr && std::strcmp(text, wanted) == 0;
+}
+
 WholeInfo* make_info() {
   auto* info = new WholeInfo{};
   info->transmit = &info->transmit_attributes;
@@ -511,9 +516,10 @@ FAKE_FABRIC_EXPORT void fi_freeinfo(fi::Info* info) {
 
 FAKE_FABRIC_EXPORT int fi_getinfo(uint32_t /*version*/, const char* /*node*/, const char* /*service*/,
                                   uint64_t /*flags*/, const fi::Info* hints, fi::Info** found) {
-  static const char* const monitor = std::getenv("FI_MR_CACHE_MONITOR");
-  static const bool is_off = monitor != nullptr && std::strcmp(monitor, "disabled") == 0;
-  if (!is_off) refuse("a provider would write over functions of libc, to watch what the process maps");
+  static const bool has_no_monitor = is_set("FI_MR_CACHE_MONITOR", "disabled");
+  if (!has_no_monitor) refuse("a provider would write over functions of libc, to watch what the process maps");
+  static const bool has_no_segments = is_set("FI_OFI_RXM_SAR_LIMIT", "1");
+  if (!has_no_segments) refuse("ofi_rxm would cut messages into segments, and crash where a peer dies between them");
   const char* wanted = hints->fabric->provider;
   if (wanted != nullptr && std::strcmp(wanted, "fake") != 0) return -ENODATA;
   fi::Info* first = nullptr;

@@ -38,10 +38,15 @@ class SignalKeeper {
   std::array<bool, NSIG> is_known_{};
 };
 
-// Some providers watch what a process maps, for their caches of registered memory, which we do not need. To do that
-// they write over functions of libc while other threads run them, which may then crash. They read this when they start;
-// a user's own setting stays.
-void forbid_memory_monitors() { setenv("FI_MR_CACHE_MONITOR", "disabled", 0); }
+// What providers would do to this process. They read this when they start; a user's own setting stays.
+void restrain_providers() {
+  // Some watch what a process maps, for their caches of registered memory, which we do not need. To do that they write
+  // over functions of libc while other threads run them, which may then crash.
+  setenv("FI_MR_CACHE_MONITOR", "disabled", 0);
+  // ofi_rxm cuts messages of a middle size into segments. As of 2.6 it crashes, or loops for ever, where a connection
+  // ends that has received some segments of a message and not all. Below its least value this means: into none.
+  setenv("FI_OFI_RXM_SAR_LIMIT", "1", 0);
+}
 
 // Looks up the functions that the library exports, each in the version that abi.h declares.
 class Symbols {
@@ -80,7 +85,7 @@ bool has_device() {
 
 Result<std::shared_ptr<const FabricLibrary>> FabricLibrary::open() {
   const SignalKeeper keeper;
-  forbid_memory_monitors();
+  restrain_providers();
   Result<void*> loaded = load();
   if (!loaded.ok()) return loaded.status();
   const std::shared_ptr<FabricLibrary> library(new FabricLibrary());
