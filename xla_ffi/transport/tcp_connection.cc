@@ -102,6 +102,8 @@ std::shared_ptr<TcpConnection> TcpConnection::connect(TcpContext& context, const
                                                       ConnectionOwner& owner, std::chrono::milliseconds patience) {
   const std::shared_ptr<TcpConnection> self(new TcpConnection(context, address, owner));
   self->phase_ = Phase::kConnecting;
+  self->is_connecting_ = true;
+  ++context.connecting_count;
   self->socket_ =
       Fd([&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   int error = self->socket_.valid() ? 0 : errno;
@@ -231,6 +233,18 @@ void TcpConnection::open() {
   context_.loop.cancel(deadline_);
   admission_.reset();
   owner_->on_open(*this);
+  leave_handshake();
+}
+
+// The last connection that does lets those that are open make their offers: once the turn has sent what its handshake
+// and theirs were to say.
+void TcpConnection::leave_handshake() {
+  if (!std::exchange(is_connecting_, false) || --context_.connecting_count > 0) return;
+  for (const std::weak_ptr<TcpConnection>& weak : std::exchange(context_.offering, {})) {
+    context_.loop.at_end_of_turn([weak] {
+      if (const auto connection = weak.lock()) connection->offer_carrier();
+    });
+  }
 }
 
 void TcpConnection::read_frames() {
@@ -421,6 +435,10 @@ std::unique_ptr<Carrier> TcpConnection::make_carrier(FrameType type) {
 void TcpConnection::offer_carrier() {
   if (phase_ != Phase::kOpen || carrier_) return;
   for (const FrameType type : {FrameType::kShare, FrameType::kFabric}) {
+    if (type == FrameType::kFabric && context_.connecting_count > 0) {
+      carrier_.reset();
+      return context_.offering.push_back(weak_from_this());
+    }
     carrier_ = make_carrier(type);
     if (std::optional<OutFrame> offer = carrier_->offer(); offer.has_value()) return send(std::move(*offer));
   }
@@ -638,6 +656,7 @@ void TcpConnection::close() {
   incoming_.into.clear();
   incoming_.in_payload = false;
   admission_.reset();
+  leave_handshake();
 }
 
 }  // namespace jaxhetero

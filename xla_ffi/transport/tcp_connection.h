@@ -42,7 +42,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
                                                std::chrono::milliseconds patience = kHandshakePatience);
 
   // Offers to move to what the context allows: to shared memory if the peer is on this host, or to a fabric. Only for
-  // the side that connected; a second call does nothing. If the peer cannot move there, frames stay on the socket.
+  // the side that connected; a second call does nothing. If the peer cannot move there, frames stay on the socket. The
+  // offer of a fabric waits as long as other connections of the context are in their handshakes.
   void offer_carrier();
 
   void send(OutFrame frame) override;
@@ -88,6 +89,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void read_handshake();
   void send_handshake(std::span<const std::byte> bytes);
   void open();
+  void leave_handshake();
 
   // Reading frames.
   void read_frames();
@@ -133,6 +135,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   Phase phase_ = Phase::kClosed;
   EventLoop::TimerId deadline_ = 0;
   std::shared_ptr<void> admission_;
+  bool is_connecting_ = false;          // and counts as such in the context
   std::optional<Handshake> handshake_;  // empty once it is done
   std::unique_ptr<Seal> seal_;          // null where nothing is encrypted
 

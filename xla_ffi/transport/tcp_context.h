@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "xla_ffi/wire/codec.h"
 
 namespace jaxhetero {
+
+class TcpConnection;
 
 // Outlives its connections. Owned by the loop's thread; only `counters` may be read on others.
 struct TcpContext {
@@ -46,6 +49,10 @@ struct TcpContext {
   std::chrono::milliseconds message_patience{2000};
   // The endpoint of the connections that have moved there. The last one closes it.
   std::weak_ptr<FabricEndpoint> endpoint = {};
+  // Connections that this side has begun and that are not open yet. Nobody waits long for a handshake, and the loop
+  // does nothing else while it opens an endpoint: connections offer theirs when no other begins.
+  size_t connecting_count = 0;
+  std::vector<std::weak_ptr<TcpConnection>> offering = {};
   // Whether payloads are lent to peers on this host. If not, they are copied through the ring.
   bool lends = true;
   // Payloads allocated here can be lent.

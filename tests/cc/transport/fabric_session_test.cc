@@ -120,6 +120,25 @@ TEST_F(TransportTest, TakesTheDevicesOfAFabricInTurn) {
   EXPECT_TRUE(client_.wait_frames(1));
 }
 
+// To open a fabric may take longer than a peer waits in a handshake.
+TEST_F(TransportTest, OffersAFabricWhenAllHandshakesAreOver) {
+  client_.use_fabric(test_provider());
+  server_.use_fabric("");
+  const RawServer other;
+  client_.connect(other.address_);
+  std::optional<RawPeer> in_handshake(Fd(::accept(other.socket_.get(), nullptr, nullptr)));
+  client_.connect(server_.listen());
+  ASSERT_TRUE(client_.wait_open());
+  client_.call([&] { client_.connections_[1]->offer_carrier(); });
+  expect_works(client_, 1);
+  EXPECT_TRUE(client_.call([&] { return client_.context().endpoint.expired(); }));
+  in_handshake.reset();
+  for (Side* side : {&client_, &server_}) {
+    EXPECT_TRUE(side->wait([&] { return side->context().counters->fabric_connection_count == 1; }));
+  }
+  expect_works(client_, 1);
+}
+
 Bytes read_frame(RawPeer& peer) {
   Bytes frame = peer.read(kHeaderBytes);
   const Result<FrameHeader> header = decode(std::span(frame).first<kHeaderBytes>());
