@@ -137,6 +137,17 @@ TEST_P(EitherWayTest, MayBeFlushedFromBothSides) {
 }
 
 // A peer that neither reads nor closes holds nobody up for long.
+TEST_F(TransportTest, BlamesNobodyForTheTimeThatItsOwnLoopWasAway) {
+  constexpr milliseconds kShort{1000};
+  const TcpAddress address = server_.listen();
+  client_.call([&] {
+    client_.connections_.push_back(TcpConnection::connect(client_.context(), address, client_, kShort));
+    std::this_thread::sleep_for(kShort + milliseconds(500));
+  });
+  EXPECT_TRUE(client_.wait_open());
+  expect_works(client_);
+}
+
 TEST_F(TransportTest, FlushesForALimitedTime) {
   RawPeer peer(server_.listen());
   peer.prove_token("secret");
