@@ -115,9 +115,11 @@ class Sender final : public ConnectionOwner {
   Sender(TcpContext& context, EventLog& log, const TrialSettings& settings)
       : context_(context), log_(log), settings_(settings) {}
 
+  // The offer of a fabric waits for the end of the turn, and the question follows it.
   void on_open(Connection& connection) override {
     static_cast<TcpConnection&>(connection).offer_carrier();
-    connection.send(question());
+    context_.loop.at_end_of_turn(
+        [this, &connection] { context_.loop.at_end_of_turn([&connection] { connection.send(question()); }); });
   }
   Status on_header(Connection&, const FrameHeader& header, std::vector<iovec>&) override {
     const bool is_answer = header.type == FrameType::kState && header.payload_bytes == 0;
