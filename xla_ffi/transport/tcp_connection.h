@@ -56,6 +56,10 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   [[nodiscard]] uint64_t delivered_frame_count() const override {
     return written_frame_count_ - (carrier_ ? carrier_->undelivered_frame_count() : 0);
   }
+  // Whether all is delivered, or will never be.
+  [[nodiscard]] bool has_flushed() const {
+    return phase_ == Phase::kClosed || delivered_frame_count() == queued_frame_count_;
+  }
   void close() override;
   void close_after_flush() override;
   void close_with(OutFrame last) override;
@@ -123,7 +127,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   // Closing.
   void discard_input();
   void finish_flushing();
-  [[nodiscard]] bool has_flushed() const { return delivered_frame_count() == queued_frame_count_; }
   void end_after_reading(const Status& why);
   void end(const Status& why);
 

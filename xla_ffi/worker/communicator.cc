@@ -14,6 +14,7 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFailureFlush{500};
+constexpr milliseconds kGoodbyeInterval{1};  // of a look whether it is sent
 
 }  // namespace
 
@@ -632,14 +633,20 @@ void Communicator::leave() {
   if (config_.job.is_elastic()) {  // its reducers may hear of a later view
     return member_->send(OutFrame::control(FrameType::kGoodbye, {}, header_of(Idle{has_groups_})));
   }
-  // First the reducers: the coordinator's answer closes their connections.
-  const auto say = [this](size_t index) {
-    strands_[index]->say_goodbye();
-    return std::monostate();
-  };
-  loops_.ask<std::monostate>(say, [this](const std::vector<std::monostate>& /*all*/) {
-    if (!has_ended() && !halted_)
-      member_->send(OutFrame::control(FrameType::kGoodbye, {}, header_of(Idle{has_groups_})));
+  on_strands([](WorkerStrand& strand) { strand.say_goodbye(); });
+  follow_goodbyes(view_.number, EventLoop::Clock::now() + config_.timeout);
+}
+
+// First the reducers: the coordinator's answer closes their connections, and with that a fabric drops what is under
+// way.
+void Communicator::follow_goodbyes(uint64_t view, EventLoop::Clock::time_point deadline) {
+  const auto is_sent = [this](size_t index) { return strands_[index]->has_sent_all(); };
+  loops_.ask<bool>(is_sent, [this, view, deadline](const std::vector<bool>& all) {
+    if (has_ended() || halted_ || view != view_.number) return;
+    if (std::ranges::find(all, false) == all.end() || EventLoop::Clock::now() > deadline) {
+      return member_->send(OutFrame::control(FrameType::kGoodbye, {}, header_of(Idle{has_groups_})));
+    }
+    loop_->after(kGoodbyeInterval, [this, view, deadline] { follow_goodbyes(view, deadline); });
   });
 }
 

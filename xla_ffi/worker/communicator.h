@@ -202,6 +202,7 @@ class Communicator {
   // Losses and the end.
   void note_idle();
   void leave();
+  void follow_goodbyes(uint64_t view, EventLoop::Clock::time_point deadline);
   void end_in_order();
   void fail(const Status& cause);
   void refuse_inbox();

@@ -62,6 +62,7 @@ class ReducerLink final : private ChunkSender {
   void set_open() { is_open_ = true; }
   [[nodiscard]] uint32_t number() const { return number_; }
   [[nodiscard]] const std::string& name() const { return name_; }  // "reducer 1 (host b, 10.0.0.2:4000)"
+  [[nodiscard]] bool has_sent_all() const { return !connection_ || connection_->has_flushed(); }
   [[nodiscard]] bool shares_memory() const { return connection_->shares_memory(); }
   [[nodiscard]] const Bytes& control() const { return control_; }
   [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }  // of totals that have come

@@ -5,6 +5,7 @@
 // and of failures.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -123,6 +124,8 @@ class WorkerStrand final : private ConnectionOwner {
   void note_coordinator(bool is_there);
   // Tells the reducers that no more rounds come.
   void say_goodbye();
+  // Whether no reducer has still to be sent anything.
+  [[nodiscard]] bool has_sent_all() const { return std::ranges::all_of(links_, &ReducerLink::has_sent_all); }
   // Closes the connections.
   void end_in_order();
   // Tells the reducers `word`, if it is an error, closes the connections and gives up all rounds for `why`.

@@ -223,14 +223,18 @@ TEST(Failure, OfAWorkerThatIsDestroyedIsToldToAll) {
   }
 }
 
+// Its goodbye must not be lost with its connections, nor over a fabric.
 TEST(Failure, OfAWorkerThatLeavesInOrderTooEarlyIsToldToAll) {
-  Job job({.workers = 3, .reducers = 2});
-  ASSERT_NO_FATAL_FAILURE(job.start());
-  EXPECT_TRUE(job.workers[1]->shutdown(kPatience).ok());
-  std::vector<Part> parts;
-  for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], TestRound{}, rank);
-  for (Part& part : parts) {
-    EXPECT_TRUE(failed_with(part.wait(), Code::kWorkerLost, {"rank 1 (host host-1) shut down", "waits for it"}));
+  test_fabric_library();
+  for (const std::string& fabric : {std::string("off"), test_provider()}) {
+    Job job({.workers = 3, .reducers = 2, .fabric = fabric});
+    ASSERT_NO_FATAL_FAILURE(job.start());
+    EXPECT_TRUE(job.workers[1]->shutdown(kPatience).ok());
+    std::vector<Part> parts;
+    for (uint32_t rank : {0u, 2u}) parts.emplace_back(*job.workers[rank], TestRound{}, rank);
+    for (Part& part : parts) {
+      EXPECT_TRUE(failed_with(part.wait(), Code::kWorkerLost, {"rank 1 (host host-1) shut down", "test op 1 round 0"}));
+    }
   }
 }
 
