@@ -43,7 +43,7 @@ RateWatch::Rates RateWatch::measured(uint32_t full) const {
   }
   Rates rates;
   for (const auto& [number, part] : paces)
-    rates[number] = std::max(1u, static_cast<uint32_t>(part / most * full + 0.5));
+    rates[number] = std::max(1u, static_cast<uint32_t>(std::lround(part / most * full)));
   return rates;
 }
 

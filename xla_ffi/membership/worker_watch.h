@@ -11,6 +11,7 @@
 // The coordinator owns it. Pure: no clock, no I/O.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -33,7 +34,7 @@ class WorkerWatch {
   // The worker that is slow now.
   [[nodiscard]] std::optional<uint32_t> slow() const { return slow_; }
   // The pace of the latest look, in percent of the best one.
-  [[nodiscard]] uint32_t percent() const { return static_cast<uint32_t>(100 * pace_ / best_pace_ + 0.5); }
+  [[nodiscard]] uint32_t percent() const { return static_cast<uint32_t>(std::lround(100 * pace_ / best_pace_)); }
 
  private:
   double pace_ = 0;       // of the latest look
