@@ -34,7 +34,7 @@ uint64_t most_chunks_under_way(const JobShape& job, size_t chunk_bytes) {
 }
 
 size_t first_peer(size_t count, size_t process, size_t process_count) {
-  return count * process / process_count % count;
+  return count == 0 ? 0 : count * process / process_count % count;
 }
 
 }  // namespace jaxhetero
