@@ -27,8 +27,7 @@ namespace jaxhetero {
 namespace {
 
 constexpr std::chrono::milliseconds kFlushPatience{2000};
-constexpr std::chrono::milliseconds kAway{100};  // the loop is, where a timer is late by so much
-constexpr size_t kMaxPieces = 256;               // the pieces of one sendmsg or readv; IOV_MAX is 1024
+constexpr size_t kMaxPieces = 256;  // the pieces of one sendmsg or readv; IOV_MAX is 1024
 constexpr size_t kLargeFrameBytes = 4096;
 constexpr size_t kTurnBytes = size_t{1} << 20;  // one connection may move so many before the others have their turn
 
@@ -143,14 +142,8 @@ std::shared_ptr<TcpConnection> TcpConnection::accept(TcpContext& context, Fd soc
 
 void TcpConnection::start_watching(uint32_t epoll_events, std::chrono::milliseconds patience) {
   const auto self = shared_from_this();
-  const auto give_up = [self] {
+  deadline_ = context_.loop.after_running(patience, [self] {
     self->end({Code::kInternal, self->phase_ == Phase::kConnecting ? "no answer" : "no answer in the handshake"});
-  };
-  // A loop that was away, to open a fabric perhaps, has not read yet what came meanwhile: then the peer has as long
-  // again.
-  deadline_ = context_.loop.after(patience, [=, due = EventLoop::Clock::now() + patience] {
-    if (EventLoop::Clock::now() - due < kAway) return give_up();
-    self->deadline_ = self->context_.loop.after(patience, give_up);
   });
   const Status status =
       context_.loop.watch(socket_.get(), epoll_events, [self](uint32_t events) { self->on_events(events); });
