@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where time is short, as CI's is on a slow machine, the long files give way to all others."""
+    until = os.environ.get("TESTS_LONG_UNTIL")
+    if until and item.path.stem.removeprefix("test_") in LONG_FILES and time.time() > float(until):
+        pytest.skip("takes long, and it is later than TESTS_LONG_UNTIL")
 
 
 def pytest_configure(config: pytest.Config) -> None:
