@@ -26,7 +26,8 @@ CORE = ROOT / "xla_ffi"
 SOURCES = [
     ROOT / "tests/job/programs/reducer_machine.cc",
     *(path for folder in ("sum", "codec", "update", "wire") for path in (CORE / folder).glob("*.cc")),
-    *(CORE / "reducer" / f"{name}.cc" for name in ("backups", "kept_states", "state_machine", "state_op")),
+    *(CORE / "reducer").glob("state_machine*.cc"),
+    *(CORE / "reducer" / f"{name}.cc" for name in ("backups", "kept_states", "state_op")),
     CORE / "base" / "fd.cc",
     *(CORE / "transport" / f"{name}.cc" for name in ("lent_memory", "shared_memory")),
 ]

@@ -105,10 +105,13 @@ void ReducerServer::start_job(const View& view) {
     return on_strands([hosts = view.worker_hosts](ReducerStrand& strand) { strand.name_hosts(hosts); });
   }
   place_.set({view.job_id, view.own_index});
-  while (strands_.size() < view.strand_count) {
-    if (const Status status = add_strand(view); !status.ok()) return finish(status);
+  Status status;
+  while (status.ok() && strands_.size() < view.strand_count) status = add_strand(view);
+  if (status.ok()) status = open_doors();
+  if (!status.ok()) {
+    tell_fault(status, view.job.is_elastic());
+    return finish(status);
   }
-  if (const Status status = open_doors(); !status.ok()) return finish(status);
   watch_late();
   member_->send(OutFrame::control(FrameType::kReady, {}));
   log_.add(Severity::kInfo, "reducer " + std::to_string(view.own_index) + " is ready for " +
@@ -124,6 +127,7 @@ Status ReducerServer::add_strand(const View& view) {
   auto context = std::make_unique<TcpContext>(loops_.at(index), config_.token, view.job.checksum);
   context->strand = static_cast<uint16_t>(index);
   context->fabric = fabric_;
+  context->owns_lent_frames = true;
   context->message_patience = config_.timeout;
   context->crypto = crypto_;
   ReducerStrand::Config config{own_name(view), config_.start_timeout, config_.timeout};
@@ -142,9 +146,7 @@ ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index, bool is_e
       .on_fault =
           [this, hear, is_elastic](const Status& why) {
             hear([this, why, is_elastic] {
-              // Before this reducer leaves, which would look like the cause to a coordinator that hears of nothing
-              // else. That of an elastic job would only take the reducer for lost.
-              if (!closing_ && !is_elastic) member_->send(OutFrame::control(FrameType::kFault, encode(why)));
+              tell_fault(why, is_elastic);
               on_strands([why](ReducerStrand& strand) { strand.fail(why); });
               close_down(why);
             });
@@ -161,6 +163,12 @@ ReducerStrand::Callbacks ReducerServer::strand_callbacks(size_t index, bool is_e
       .on_settled = [this, hear,
                      index](const Settled& settled) { hear([this, index, settled] { note_settled(index, settled); }); },
   };
+}
+
+// Before this reducer leaves, which would look like the cause to a coordinator that hears of nothing else. That of an
+// elastic job would only take the reducer for lost.
+void ReducerServer::tell_fault(const Status& why, bool is_elastic) {
+  if (!closing_ && !is_elastic) member_->send(OutFrame::control(FrameType::kFault, encode(why)));
 }
 
 // Tells the coordinator once all strands say so of one view.

@@ -102,6 +102,7 @@ class ReducerServer {
   Status add_strand(const View& view);
   [[nodiscard]] ReducerStrand::Callbacks strand_callbacks(size_t index, bool is_elastic);
   Status open_doors();
+  void tell_fault(const Status& why, bool is_elastic);
   void note_settled(size_t index, const Settled& settled);
   void watch_late();
   void find_late(std::function<void(LateWorkers)> then);

