@@ -63,7 +63,8 @@ class Metrics:
     shared_connection_count: int = 0
     """Connections to reducers, and for channels, on this host that moved to shared memory."""
     lent_bytes: int = 0
-    """Part of ``sent_bytes``: payloads that reducers on this host read in place, without a copy."""
+    """Part of ``sent_bytes``: payloads that reducers on this host, or devices of a fabric, read in place, without a
+    copy."""
     saved_bytes: int = 0
     """Bytes that this worker did not send because chunks went in a shorter code; see ``Config.compress``."""
     fabric_connection_count: int = 0

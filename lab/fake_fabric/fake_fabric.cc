@@ -39,6 +39,7 @@ constexpr uintptr_t kMark = 0x6661627269630000;  // in the memory that operation
 constexpr std::array<const char*, 2> kDomains = {"fake0", "fake1"};
 
 std::atomic<bool> is_full = false;
+std::atomic<bool> is_scarce = false;
 std::atomic<int64_t> calls_to_failure = 0;
 std::atomic<int> failure = 0;
 std::atomic<int64_t> lost_count = 0;
@@ -444,6 +445,7 @@ int open_endpoint(fi::Domain* domain, fi::Info*, fi::Endpoint** found, void*) {
 
 int register_memory(fi::Fid* fid, const void* memory, size_t bytes, uint64_t, uint64_t, uint64_t key, uint64_t,
                     fi::MemoryRegion** found, void*) {
+  if (is_scarce) return -ENOMEM;
   auto* region = new RegionObject{};
   open_object(*region, plain_ops<RegionObject>);
   region->domain = reinterpret_cast<DomainObject*>(fid);
@@ -547,6 +549,7 @@ FAKE_FABRIC_EXPORT int fi_fabric(fi::FabricAttributes* /*attributes*/, fi::Fabri
 }
 
 void fake_fabric_set_full(bool full) { is_full = full; }
+void fake_fabric_set_scarce(bool scarce) { is_scarce = scarce; }
 void fake_fabric_fail(int64_t nth, int error) {
   failure = error;
   calls_to_failure = nth;

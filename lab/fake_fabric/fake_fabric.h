@@ -19,6 +19,8 @@ FAKE_FABRIC_EXPORT void fake_fabric_set_full(bool is_full);
 FAKE_FABRIC_EXPORT void fake_fabric_fail(int64_t nth, int error);
 // The next `count` messages are accepted and never arrive, nor complete.
 FAKE_FABRIC_EXPORT void fake_fabric_lose(int64_t count);
+// From now on no memory is registered; or, with `is_scarce` false, it is again.
+FAKE_FABRIC_EXPORT void fake_fabric_set_scarce(bool is_scarce);
 // How many endpoints, regions of memory and other objects are open.
 FAKE_FABRIC_EXPORT int64_t fake_fabric_open_count();
 // The endpoints that are opened from now on do by chance what follows from the seed.

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from lab.fake_cuda import build as build_driver
 from lab.fake_fabric import build
 from tests.long.chaos import run_job
 from tests.support.cluster import ON_GPU, ROOT, Cluster, free_port
@@ -116,6 +117,20 @@ def test_without_a_library_all_is_as_ever(plain: list[dict[str, Any]]) -> None:
     assert results == plain
     assert not any(result["has_libfabric"] or result["fabric_connection_count"] for result in results)
     assert not any("fabric" in log for log in logs)
+
+
+def test_what_a_gpu_has_copied_is_sent_from_there(libraries: dict[str, str], tmp_path: Path) -> None:
+    """Of chunks no smaller than this, and not coded: pinned memory is registered, which the stand-in checks.
+
+    Not the first ones of 18 MB, which may be on the socket still, nor those on a border of what is registered at once.
+    """
+    plain = {"JAXHETERO_CUDA_STAND_IN": str(build_driver(tmp_path)), "JAXHETERO_COMPRESS": "never"}
+    plain |= {"JAXHETERO_CHUNK_BYTES": "65536", "JAXHETERO_FABRIC": "off", "JAXHETERO_SHARED_MEMORY": "0"}
+    expected, _ = run(plain)
+    results, _ = run(plain | settings_of("fake", libraries["fake"]))
+    assert [result["digests"] for result in results] == [result["digests"] for result in expected]
+    assert all(result["lent_bytes"] > 4_000_000 for result in results)
+    assert all(result["lent_bytes"] == 0 for result in expected)
 
 
 def test_a_fabric_takes_no_thread(fabric: dict[str, str], plain: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ lab/soft_roce/run /tmp/soft_roce python -m tests.long.soft_roce
 """
 
 import os
+import re
 import signal
 
 import numpy as np
@@ -13,7 +14,9 @@ from tests.support.cluster import Cluster
 
 # A virtual machine without KVM takes minutes to import JAX.
 PATIENCE_S = 1200
-SETTINGS = {"JAXHETERO_TIMEOUT_MS": "60000", "JAXHETERO_START_TIMEOUT_MS": str(1000 * PATIENCE_S)}
+# Of chunks that are sent from where they lie.
+SETTINGS = {"JAXHETERO_CHUNK_BYTES": "131072", "JAXHETERO_COMPRESS": "never", "JAXHETERO_STRANDS": "1"}
+SETTINGS |= {"JAXHETERO_TIMEOUT_MS": "60000", "JAXHETERO_START_TIMEOUT_MS": str(1000 * PATIENCE_S)}
 
 
 def check_sums() -> None:
@@ -22,6 +25,8 @@ def check_sums() -> None:
         cluster.start_reducers()
         cluster.start_workers("shared_memory.py")
         results = [cluster.wait(f"worker {rank}", PATIENCE_S).result for rank in range(2)]
+        for outcome in cluster.wait_reducers():
+            assert re.search(r"lent_bytes=\d{7}", outcome.errors), outcome.errors
     ranks = [np.random.default_rng(rank) for rank in range(2)]
     for index, count in enumerate((1, 1000, 3_000_000)):
         first, second = (random.standard_normal(count, dtype=np.float32) for random in ranks)

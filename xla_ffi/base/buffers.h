@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -108,9 +109,32 @@ inline std::span<const std::byte> bytes_of(const iovec& piece) {
   return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
 }
 
+// Cuts `bytes` off the front of `pieces`, from index `first` on, and returns the index of the first piece that has any
+// left. Calls `cut(part)` for each part cut off.
+template <typename Cut>
+size_t cut_front(std::span<iovec> pieces, size_t first, size_t bytes, const Cut& cut) {
+  while (bytes > 0) {
+    iovec& piece = pieces[first];
+    const size_t part = std::min(bytes, piece.iov_len);
+    cut(bytes_of(piece).first(part));
+    piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
+    piece.iov_len -= part;
+    bytes -= part;
+    if (piece.iov_len == 0) ++first;
+  }
+  return first;
+}
+
 inline std::vector<iovec> as_pieces(std::span<std::byte> memory) {
   if (memory.empty()) return {};
   return {{memory.data(), memory.size()}};
 }
+
+// Memory that stays where it is as long as anybody has its keeper.
+struct LongLived {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> keeper;
+};
+using LongLivedByStart = std::map<const std::byte*, LongLived>;
 
 }  // namespace jaxhetero

@@ -15,7 +15,7 @@ struct CountersOf {
   Number received_bytes{0};
   Number channel_sent_bytes{0};       // part of sent_bytes: for channels to other workers (worker)
   Number channel_received_bytes{0};   // part of received_bytes, likewise
-  Number lent_bytes{0};               // part of sent_bytes: payloads that the peer reads in place
+  Number lent_bytes{0};               // part of sent_bytes: payloads that the peer, or a device, reads where they lie
   Number saved_bytes{0};              // by which chunks that were sent are shorter for their code
   Number shared_connection_count{0};  // connections that moved to shared memory
   Number fabric_connection_count{0};  // connections that moved to a fabric

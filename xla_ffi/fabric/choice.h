@@ -29,6 +29,7 @@ class FabricChoice {
   Result<std::shared_ptr<const FabricLibrary>> library();
   // Logs why connections stay on sockets: the first reason is enough.
   void tell(const std::string& why);
+  void warn(const std::string& text) { log_.add(Severity::kWarning, text); }
 
  private:
   const std::string wanted_;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -28,6 +29,8 @@ constexpr milliseconds kLookInterval{1};
 constexpr milliseconds kRetryInterval{1};
 constexpr milliseconds kProgressInterval{20};  // the provider may have timers of its own as long as a send is under way
 constexpr size_t kMaxNameBytesOfEndpoint = 256;
+// Long-lived memory is registered so much at a time, with the first message from there: its pages stay in memory then.
+constexpr size_t kWindowBytes = size_t{8} << 20;
 
 // The best way to each device: the library may list others behind it. Only those whose endpoints can have the same
 // peers, which the first decides.
@@ -41,6 +44,19 @@ std::vector<fi::Info*> devices_of(const FabricLibrary::Infos& infos) {
       devices.push_back(info);
   }
   return devices;
+}
+
+// The part of a home that is registered for `bytes`; none if they lie in no home, or in two such parts.
+std::optional<LongLived> window_of(std::span<const std::byte> bytes, const LongLivedByStart& homes) {
+  const auto next = homes.upper_bound(bytes.data());
+  if (next == homes.begin()) return std::nullopt;
+  const LongLived& home = std::prev(next)->second;
+  const auto offset = static_cast<size_t>(bytes.data() - home.bytes.data());
+  if (offset >= home.bytes.size()) return std::nullopt;
+  const size_t start = offset / kWindowBytes * kWindowBytes;
+  const auto window = home.bytes.subspan(start, std::min(kWindowBytes, home.bytes.size() - start));
+  if (bytes.size() > window.size() - (offset - start)) return std::nullopt;
+  return LongLived{window, home.keeper};
 }
 
 }  // namespace
@@ -66,6 +82,7 @@ Result<std::shared_ptr<FabricEndpoint>> FabricEndpoint::open(EventLoop& loop,
 Status FabricEndpoint::open_device(fi::Info& info) {
   domain_name_ = info.domain->name;
   registers_ = (info.domain->mr_mode & fi::kMrLocal) != 0;
+  sends_in_place_ = info.transmit->iov_limit >= 2;
   if (info.endpoint->most_message_bytes < kSlotBytes) {
     return {Code::kInternal, "the fabric's provider " + provider_ + " carries messages of at most " +
                                  std::to_string(info.endpoint->most_message_bytes) + " bytes"};
@@ -185,7 +202,7 @@ Result<FabricSlot*> FabricEndpoint::take_slot() {
 }
 
 void FabricEndpoint::give_back(FabricSlot& slot) {
-  slot.owner.reset();
+  slot.in_place = {};
   if (slot.receives && surplus_count_ == 0) {
     idle_receivers_.push_back(&slot);
     return;
@@ -202,6 +219,36 @@ Status FabricEndpoint::keep(const FabricMessage& message) {
   (*slot)->receives = true;
   idle_receivers_.push_back(*slot);
   return {};
+}
+
+// --- Memory of others.
+
+Result<bool> FabricEndpoint::attach(FabricSlot& slot, std::span<const std::byte> bytes,
+                                    std::shared_ptr<const void> owner, const LongLivedByStart& homes) {
+  if (!sends_in_place_) return false;
+  const std::optional<LongLived> window = window_of(bytes, homes);
+  if (!window.has_value()) return false;
+  Result<void*> descriptor = hold(*window);
+  if (!descriptor.ok()) {
+    sends_in_place_ = false;
+    return descriptor.status();
+  }
+  slot.in_place = {bytes, *descriptor, std::move(owner)};
+  return true;
+}
+
+Result<void*> FabricEndpoint::hold(const LongLived& window) {
+  const auto known = windows_.find(window.bytes.data());
+  if (known != windows_.end()) return known->second.region ? known->second.region->descriptor : nullptr;
+  Owned<fi::MemoryRegion> region;
+  if (registers_) {
+    Result<Owned<fi::MemoryRegion>> registered = register_memory(window.bytes);
+    if (!registered.ok()) return registered.status();
+    region = std::move(*registered);
+  }
+  void* const descriptor = region ? region->descriptor : nullptr;
+  windows_.emplace(window.bytes.data(), Window{window.keeper, std::move(region)});
+  return descriptor;
 }
 
 // --- Sessions and peers.
@@ -249,9 +296,14 @@ Result<fi::Address> FabricEndpoint::add_peer(const Bytes& name) {
 Result<bool> FabricEndpoint::send(FabricSlot& slot, size_t bytes, fi::Address target, uint64_t session) {
   if (!end_.ok()) return end_;
   slot.session = session;
-  const iovec piece{slot.bytes.data(), bytes};
-  const ssize_t result =
-      endpoint_->message->send_vector(endpoint_.get(), &piece, &slot.descriptor, 1, target, &slot.operation);
+  const InPlace& in_place = slot.in_place;
+  // iovec is not const-correct; sends only read.
+  const std::array<iovec, 2> pieces = {iovec{slot.bytes.data(), bytes},
+                                       iovec{const_cast<std::byte*>(in_place.bytes.data()), in_place.bytes.size()}};
+  std::array<void*, 2> descriptors = {slot.descriptor, in_place.descriptor};
+  const size_t count = in_place.bytes.empty() ? 1 : 2;
+  const ssize_t result = endpoint_->message->send_vector(endpoint_.get(), pieces.data(), descriptors.data(), count,
+                                                         target, &slot.operation);
   if (result == -EAGAIN) {
     ++counters_->fabric_retry_count;
     blocked_.push_back(session);

@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/base/status.h"
@@ -82,8 +83,14 @@ class FabricEndpoint : public std::enable_shared_from_this<FabricEndpoint> {
   // A slot to fill, kPrefixBytes and what follows them.
   Result<FabricSlot*> take_slot();
   void give_back(FabricSlot& slot);
-  // Sends the first `bytes` of the slot, which belongs to the endpoint then. False: there is no room now. The slot
-  // stays the caller's, and the listener of `session` hears on_progress() when it is worth another try.
+  // Lets the message in `slot` end with `bytes`, which are sent from where they lie: in one of `homes`, whose keeper
+  // the endpoint has from now on. `owner` keeps them unchanged. False: they are to be copied into the slot. An error,
+  // which is reported once, says why all of them are.
+  Result<bool> attach(FabricSlot& slot, std::span<const std::byte> bytes, std::shared_ptr<const void> owner,
+                      const LongLivedByStart& homes);
+  // Sends the first `bytes` of the slot, which belongs to the endpoint then, and what it has in place. False: there is
+  // no room now. The slot stays the caller's, and the listener of `session` hears on_progress() when it is worth
+  // another try.
   Result<bool> send(FabricSlot& slot, size_t bytes, fi::Address target, uint64_t session);
 
  private:
@@ -105,6 +112,7 @@ class FabricEndpoint : public std::enable_shared_from_this<FabricEndpoint> {
   Status watch();
   Result<Owned<fi::MemoryRegion>> register_memory(std::span<const std::byte> memory);
   Status add_block();
+  Result<void*> hold(const LongLived& window);
 
   bool poll();
   bool read_completions();
@@ -125,7 +133,8 @@ class FabricEndpoint : public std::enable_shared_from_this<FabricEndpoint> {
   std::string provider_;
   std::string domain_name_;
   Bytes name_;
-  bool registers_ = false;  // memory of operations must be registered
+  bool registers_ = false;       // memory of operations must be registered
+  bool sends_in_place_ = false;  // a message may have two pieces of memory
   uint64_t next_key_ = 1;
   int descriptor_ = -1;  // of the queue, which owns it
 
@@ -151,6 +160,12 @@ class FabricEndpoint : public std::enable_shared_from_this<FabricEndpoint> {
   Owned<fi::AddressVector> address_vector_;
   Owned<fi::CompletionQueue> queue_;
   std::vector<Owned<fi::MemoryRegion>> regions_;
+  // Of long-lived memory, keyed by the first byte.
+  struct Window {
+    std::shared_ptr<const void> keeper;
+    Owned<fi::MemoryRegion> region;  // null where nothing is registered
+  };
+  std::map<const std::byte*, Window> windows_;
   Owned<fi::Endpoint> endpoint_;
 };
 

@@ -22,6 +22,13 @@ inline constexpr size_t kSlotsPerSession = 8;
 
 class SlotBlock;
 
+// Bytes that a message sends from where they lie. `owner` keeps them unchanged until the send is complete.
+struct InPlace {
+  std::span<const std::byte> bytes;
+  void* descriptor = nullptr;
+  std::shared_ptr<const void> owner;
+};
+
 // One operation at a time has a slot. The provider returns its address when the operation is complete.
 struct FabricSlot {
   fi::OperationMemory operation;  // the first field: its address is that of the slot
@@ -29,10 +36,10 @@ struct FabricSlot {
   SlotBlock* block = nullptr;  // whose memory it is
   void* descriptor = nullptr;
   bool receives = false;
-  // Of a message under way: whose it is, and what it sends in place.
+  // Of a message under way: whose it is, and its last bytes where those are sent from where they lie.
   uint64_t session = 0;
   uint64_t number = 0;
-  std::shared_ptr<const void> owner;
+  InPlace in_place;
 };
 
 // Memory for kSlotsPerSession slots. It outlives its registration: who reads a message in place may keep it for longer

@@ -52,8 +52,9 @@ class Carrier {
   // --- Frames.
 
   // Moves as many bytes of whole headers and parts of payloads as it can, and returns how many. 0: none now, and the
-  // peer, or progress, will call for another try. An error ends the connection.
-  virtual Result<size_t> write(std::span<const iovec> pieces) = 0;
+  // peer, or progress, will call for another try. An error ends the connection. `front` is the frame that the first of
+  // them belong to.
+  virtual Result<size_t> write(std::span<const iovec> pieces, const OutFrame& front) = 0;
   // What write() has looked at and not moved is no longer to be sent.
   virtual void forget_unwritten() {}
   // Moves as many bytes as there are, or as fit.

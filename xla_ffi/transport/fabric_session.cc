@@ -18,7 +18,9 @@ namespace {
 // The peer is told what was consumed at the latest when it is so much.
 constexpr uint64_t kConsumedAtOnce = kSlotsPerSession / 2;
 constexpr size_t kLeastBorrowedBytes = 16384;  // below this size, copying is cheaper than another slot
-constexpr size_t kBorrowedAlignment = 8;       // the size of the largest element
+// Likewise for sending: frames below this size share a message.
+constexpr size_t kLeastInPlaceBytes = 65536;
+constexpr size_t kBorrowedAlignment = 8;  // the size of the largest element
 
 std::string own_host(const Fd& socket) {
   TcpAddress own;
@@ -37,7 +39,13 @@ Result<std::shared_ptr<FabricEndpoint>> endpoint_of(TcpContext& context, const F
   if (!library.ok()) return library.status();
   Result<std::shared_ptr<FabricEndpoint>> endpoint =
       FabricEndpoint::open(context.loop, *library, provider, own_host(socket), context.strand, context.counters);
-  if (endpoint.ok()) context.endpoint = *endpoint;
+  if (!endpoint.ok()) return endpoint;
+  context.endpoint = *endpoint;
+  if (!context.owns_lent_frames) return endpoint;
+  // Without it, messages are copied.
+  if (Result<LongLived> memory = context.lent_memory->keep_pages(); memory.ok()) {
+    context.long_lived.emplace(memory->bytes.data(), *memory);
+  }
   return endpoint;
 }
 
@@ -132,11 +140,11 @@ void FabricSession::leave_socket() {
 
 // --- Writing.
 
-Result<size_t> FabricSession::write(std::span<const iovec> pieces) {
+Result<size_t> FabricSession::write(std::span<const iovec> pieces, const OutFrame& front) {
   if (!broken_.ok()) return broken_;
   if (!unsent_.has_value()) {
     if (sent_count_ - peer_consumed_ >= peer_.slot_count) return size_t{0};
-    if (Status status = fill(pieces); !status.ok()) return status;
+    if (Status status = fill(pieces, front); !status.ok()) return status;
   }
   Result<bool> posted = post(*unsent_->slot, unsent_->bytes, sent_count_ + 1);
   if (!posted.ok()) return posted.status();
@@ -152,9 +160,10 @@ Result<size_t> FabricSession::write(std::span<const iovec> pieces) {
 
 // A message of as many frames as fit. One that does not fit beside others starts a message of its own: so the peer has
 // its payload in one piece.
-Status FabricSession::fill(std::span<const iovec> pieces) {
+Status FabricSession::fill(std::span<const iovec> pieces, const OutFrame& front) {
   Result<FabricSlot*> slot = endpoint_->take_slot();
   if (!slot.ok()) return slot.status();
+  if (payload_left_ == 0 && fill_in_place(**slot, front)) return {};
   const std::span<std::byte> room = (*slot)->bytes.subspan(kPrefixBytes);
   Unsent unsent{*slot, kPrefixBytes, 0, payload_left_, 0};
   size_t& taken = unsent.taken_bytes;
@@ -179,6 +188,22 @@ Status FabricSession::fill(std::span<const iovec> pieces) {
   unsent.bytes += taken;
   unsent_ = unsent;
   return {};
+}
+
+// A message of one frame, whose payload is sent from where it lies, if it is worth it and that can be.
+bool FabricSession::fill_in_place(FabricSlot& slot, const OutFrame& frame) {
+  if (!frame.owner || frame.payload_bytes < kLeastInPlaceBytes) return false;
+  if (frame.payload_bytes > kSlotBytes - kPrefixBytes - kHeaderBytes) return false;
+  std::vector<iovec> payload;
+  frame.append_payload(payload);
+  if (payload.size() != 1) return false;
+  Result<bool> attached = endpoint_->attach(slot, bytes_of(payload.front()), frame.owner, context_.long_lived);
+  if (!attached.ok()) context_.fabric->warn("messages over the fabric are copied: " + attached.status().message());
+  if (!attached.ok() || !*attached) return false;
+  std::ranges::copy(frame.header, slot.bytes.begin() + kPrefixBytes);
+  unsent_ = Unsent{&slot, kPrefixBytes + kHeaderBytes, kHeaderBytes + frame.payload_bytes, 0, 1};
+  context_.counters->lent_bytes += frame.payload_bytes;
+  return true;
 }
 
 Result<bool> FabricSession::post(FabricSlot& slot, size_t bytes, uint64_t number) {

@@ -63,7 +63,7 @@ class FabricSession final : public Carrier, private FabricListener {
   [[nodiscard]] bool receives() const override { return receives_; }
   void leave_socket() override;
 
-  Result<size_t> write(std::span<const iovec> pieces) override;
+  Result<size_t> write(std::span<const iovec> pieces, const OutFrame& front) override;
   void forget_unwritten() override;
   Result<size_t> read(std::span<const iovec> pieces) override;
   void release_read() override {}
@@ -82,7 +82,7 @@ class FabricSession final : public Carrier, private FabricListener {
   // A message that is filled and not sent.
   struct Unsent {
     FabricSlot* slot;
-    size_t bytes;         // in the slot
+    size_t bytes;         // in the slot; what is sent in place comes behind them
     size_t taken_bytes;   // of the connection's
     size_t payload_left;  // of the last frame in it, that the next message goes on with
     size_t frame_count;   // how many frames end in it
@@ -99,7 +99,8 @@ class FabricSession final : public Carrier, private FabricListener {
   Status on_moved(const Bytes& payload, Replies& replies);
   Status take_offer(const FabricOffer& offer);
 
-  Status fill(std::span<const iovec> pieces);
+  Status fill(std::span<const iovec> pieces, const OutFrame& front);
+  bool fill_in_place(FabricSlot& slot, const OutFrame& frame);
   Result<bool> post(FabricSlot& slot, size_t bytes, uint64_t number);
   void consume(size_t bytes);
   [[nodiscard]] Result<size_t> none_or_end() const;

@@ -31,6 +31,12 @@ Status LentMemory::share() {
   return {};
 }
 
+Result<LongLived> LentMemory::keep_pages() {
+  if (Status status = share(); !status.ok()) return status;
+  keeps_pages_ = true;
+  return LongLived{memory_->bytes(), shared_from_this()};
+}
+
 std::optional<SharedOffer> LentMemory::offer() const {
   if (!memory_.has_value()) return std::nullopt;
   return memory_->offer();
@@ -57,7 +63,7 @@ std::optional<size_t> LentMemory::find_room(size_t bytes) {
 
 void LentMemory::free(size_t offset, size_t bytes) {
   free_offsets_[bytes].push_back(offset);
-  if (!has_ended_) madvise(memory_->bytes().subspan(offset).data(), bytes, MADV_REMOVE);
+  if (!has_ended_ && !keeps_pages_) madvise(memory_->bytes().subspan(offset).data(), bytes, MADV_REMOVE);
 }
 
 std::optional<uint32_t> LentMemory::place_of(std::span<const std::byte> memory) const {

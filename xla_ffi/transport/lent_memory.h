@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/transport/shared_memory.h"
 #include "xla_ffi/wire/messages.h"
@@ -25,6 +26,8 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
   // From now on, others can read what is allocated. Before that, and if this fails, allocate() returns private memory.
   Status share();
+  // Likewise, and what is freed stays where it is: devices know it by its pages.
+  Result<LongLived> keep_pages();
   // How others find the memory; none if it is not shared.
   [[nodiscard]] std::optional<SharedOffer> offer() const;
 
@@ -43,6 +46,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::optional<SharedMemory> memory_;
   size_t used_bytes_ = 0;                               // the front of the memory; the rest was never allocated
   std::map<size_t, std::vector<size_t>> free_offsets_;  // the offsets of freed ranges, keyed by their size in bytes
+  bool keeps_pages_ = false;
   bool has_ended_ = false;
 };
 

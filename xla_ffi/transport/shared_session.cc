@@ -98,7 +98,7 @@ void SharedSession::leave_socket() {
   if (owes_wakeup_) wake_peer();
 }
 
-Result<size_t> SharedSession::write(std::span<const iovec> pieces) {
+Result<size_t> SharedSession::write(std::span<const iovec> pieces, const OutFrame& /*front*/) {
   do {
     Result<size_t> written = ring_->write(pieces);
     if (!written.ok()) return written;

@@ -52,7 +52,7 @@ class SharedSession final : public Carrier {
   void leave_socket() override;
   [[nodiscard]] bool shares_memory() const override { return sends_; }
 
-  Result<size_t> write(std::span<const iovec> pieces) override;
+  Result<size_t> write(std::span<const iovec> pieces, const OutFrame& front) override;
   Result<size_t> read(std::span<const iovec> pieces) override;
   // Only after the frames were handled: payloads that they refer to stay lent until then.
   void release_read() override { ring_->release(); }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/base/buffers.h"
 #include "xla_ffi/base/counters.h"
 #include "xla_ffi/base/event_loop.h"
 #include "xla_ffi/fabric/choice.h"
@@ -49,6 +50,10 @@ struct TcpContext {
   std::chrono::milliseconds message_patience{2000};
   // The endpoint of the connections that have moved there. The last one closes it.
   std::weak_ptr<FabricEndpoint> endpoint = {};
+  // Where a fabric sends from in place: frames with an owner, which keeps their payload unchanged.
+  LongLivedByStart long_lived = {};
+  // Whether frames of lent memory have one. That memory then takes what it once took for good.
+  bool owns_lent_frames = false;
   // Connections that this side has begun and that are not open yet. Nobody waits long for a handshake, and the loop
   // does nothing else while it opens an endpoint: connections offer theirs when no other begins.
   size_t connecting_count = 0;

@@ -14,7 +14,7 @@
 
 namespace jaxhetero {
 
-inline constexpr uint16_t kProtocolVersion = 20;
+inline constexpr uint16_t kProtocolVersion = 21;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kMaxControlBytes = size_t{64} << 20;
 inline constexpr size_t kMaxChunkBytes = size_t{1} << 24;

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,6 +46,63 @@ TEST_F(FabricTest, KeepsOneSlotOfAMessageWithSeveralFrames) {
   ASSERT_TRUE(server_.wait_frames(1));
   EXPECT_LT(server_.call([&] { return server_.context().endpoint.lock()->slot_count(); }), 8 * kSlotsPerSession);
   server_.call([&] { held.clear(); });
+}
+
+constexpr size_t kTotalBytes = 131'072;
+
+// As reducers do. Memory that nobody has is written over as soon as its message is posted, which the stand-in reads
+// late.
+void send_total(Side& side, uint32_t number) {
+  const Bytes payload = pattern(kTotalBytes, number);
+  side.call([&] {
+    LentMemory& memory = *side.context().lent_memory;
+    const std::shared_ptr<std::byte> total = memory.allocate(kTotalBytes);
+    std::ranges::copy(payload, total.get());
+    side.connections_[0]->send(OutFrame::of(push_of(number, kTotalBytes), {total.get(), kTotalBytes}, total));
+    side.context().loop.at_end_of_turn(
+        [&memory] { std::memset(memory.allocate(kTotalBytes).get(), 0xff, kTotalBytes); });
+  });
+}
+
+TEST_F(FabricTest, SendsFromWhereTotalsLie) {
+  constexpr uint32_t kFrames = 200;
+  for (uint32_t i = 0; i < kFrames; ++i) send_total(server_, i);
+  ASSERT_TRUE(client_.wait_frames(kFrames));
+  for (uint32_t i = 0; i < kFrames; ++i) {
+    EXPECT_EQ(client_.call([&] { return client_.frames_[i].payload; }), pattern(kTotalBytes, i));
+  }
+  EXPECT_EQ(server_.count_of(&Counters::lent_bytes), kFrames * kTotalBytes);
+}
+
+// A process may not lock as much memory as it likes.
+TEST_F(FabricTest, CopiesWhereNoMoreIsRegistered) {
+  const auto set_scarce = fake_fabric<decltype(fake_fabric_set_scarce)>("fake_fabric_set_scarce");
+  set_scarce(true);
+  for (uint32_t i : {0, 1}) send_total(server_, i);
+  ASSERT_TRUE(client_.wait_frames(2));
+  set_scarce(false);
+  for (uint32_t i : {0, 1}) {
+    EXPECT_EQ(client_.call([&] { return client_.frames_[i].payload; }), pattern(kTotalBytes, i));
+  }
+  const std::optional<Event> line = server_.log_.next(milliseconds(0));
+  ASSERT_TRUE(line.has_value());
+  EXPECT_NE(line->text.find("messages over the fabric are copied: cannot register 8388608 bytes"), std::string::npos);
+  EXPECT_FALSE(server_.log_.next(milliseconds(0)).has_value());  // it is said once
+  EXPECT_EQ(server_.count_of(&Counters::lent_bytes), 0u);
+}
+
+TEST_F(FabricTest, CopiesWhatHasNoOwnerOrIsElsewhere) {
+  const auto elsewhere = std::make_shared<const Bytes>(pattern(kTotalBytes));
+  client_.call([&] {
+    const std::shared_ptr<std::byte> lent = client_.context().lent_memory->allocate(kTotalBytes);
+    std::ranges::copy(*elsewhere, lent.get());
+    client_.connections_[0]->send(OutFrame::of(push_of(0, kTotalBytes), *elsewhere, elsewhere));
+    client_.connections_[0]->send(OutFrame::of(push_of(1, kTotalBytes), {lent.get(), kTotalBytes}, nullptr));
+    client_.context().loop.at_end_of_turn([lent] {});  // it is written by then
+  });
+  ASSERT_TRUE(server_.wait_frames(2));
+  for (size_t i : {0, 1}) EXPECT_EQ(server_.call([&] { return server_.frames_[i].payload; }), *elsewhere);
+  EXPECT_EQ(client_.count_of(&Counters::lent_bytes), 0u);
 }
 
 TEST_F(FabricTest, DropsAMessageThatNamesNoConnection) {

@@ -70,6 +70,19 @@ TEST(LentMemory, IsPrivateUntilItIsShared) {
   EXPECT_FALSE(lent_memory->place_of({memory.get(), kBytes}).has_value());
 }
 
+// A device that knows memory by its pages would read others than those that are written next.
+TEST(LentMemory, KeepsItsPagesForDevices) {
+  const auto lent_memory = std::make_shared<LentMemory>();
+  Result<LongLived> all = lent_memory->keep_pages();
+  ASSERT_TRUE(all.ok());
+  auto memory = lent_memory->allocate(kBytes);
+  const std::byte* const start = fill(memory, std::byte{1}).data();
+  EXPECT_TRUE(start >= all->bytes.data() && start + kBytes <= all->bytes.data() + all->bytes.size());
+  memory.reset();
+  EXPECT_EQ(resident_bytes(*lent_memory), 4096 + kBytes);
+  EXPECT_TRUE(is_all(std::span(start, kBytes), std::byte{1}));
+}
+
 TEST(LentMemory, HasNoPlaceForWhatIsNotInIt) {
   const auto lent_memory = shared_memory();
   const auto memory = lent_memory->allocate(kBytes);
