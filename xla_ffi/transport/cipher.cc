@@ -54,19 +54,26 @@ Result<std::shared_ptr<const CryptoLibrary>> CryptoLibrary::open_if(bool wanted)
   return wanted ? open() : std::shared_ptr<const CryptoLibrary>();
 }
 
-Cipher::Cipher(std::shared_ptr<const CryptoLibrary> library, std::span<const std::byte, 16> key, Direction direction)
-    : library_(std::move(library)), context_(library_->new_context_(), library_->free_context_), direction_(direction) {
-  std::ranges::copy(key, key_.begin());
-}
+Cipher::Cipher(std::shared_ptr<const CryptoLibrary> library, const Digest& secret, Direction direction,
+               uint64_t records_per_key)
+    : library_(std::move(library)),
+      context_(library_->new_context_(), library_->free_context_),
+      secret_(secret),
+      direction_(direction),
+      records_per_key_(records_per_key) {}
 
 bool Cipher::start() {
   if (!context_) return false;
+  if (number_ == records_per_key_) {
+    secret_ = derive_key(secret_, {}, "jaxhetero next key");
+    number_ = 0;
+  }
   std::array<std::byte, 12> nonce{};
   for (int i = 0; i < 8; ++i) nonce[4 + i] = static_cast<std::byte>(number_ >> (56 - 8 * i));
-  ++number_;
-  const bool has_key = std::exchange(has_key_, true);  // the library derives much from it, once
-  return library_->start_(context_.get(), has_key ? nullptr : library_->aes_128_gcm_(), nullptr,
-                          has_key ? nullptr : text(key_.data()), text(nonce.data()), static_cast<int>(direction_)) == 1;
+  const bool is_first = number_++ == 0;  // the library derives much from a key, once
+  return library_->start_(context_.get(), is_first ? library_->aes_128_gcm_() : nullptr, nullptr,
+                          is_first ? text(secret_.data()) : nullptr, text(nonce.data()),
+                          static_cast<int>(direction_)) == 1;
 }
 
 bool Cipher::add_plain(std::span<const std::byte> bytes) {

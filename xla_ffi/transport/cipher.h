@@ -9,6 +9,7 @@
 #include <span>
 
 #include "xla_ffi/base/status.h"
+#include "xla_ffi/wire/auth.h"
 
 struct evp_cipher_ctx_st;  // OpenSSL's own names
 struct evp_cipher_st;
@@ -39,14 +40,19 @@ class CryptoLibrary {
 
 inline constexpr size_t kTagBytes = 16;
 
-// One direction of a connection. Its records are numbered from 0, and the number is the nonce: so a record that was
-// dropped, moved or repeated on its way fails like one that was changed. For one record: start(), then update() with
-// what is authenticated and not encrypted, then with the pieces of the text, then the tag.
+// So many records have one key, 64 GiB at most: with much more, what is encrypted could be told from random bytes.
+inline constexpr uint64_t kRecordsPerKey = uint64_t{1} << 20;
+
+// One direction of a connection. The records of a key are numbered from 0, and the number is the nonce: so a record
+// that was dropped, moved or repeated on its way fails like one that was changed. For one record: start(), then
+// update() with what is authenticated and not encrypted, then with the pieces of the text, then the tag.
 class Cipher {
  public:
   enum class Direction : uint8_t { kDecrypt = 0, kEncrypt = 1 };
 
-  Cipher(std::shared_ptr<const CryptoLibrary> library, std::span<const std::byte, 16> key, Direction direction);
+  // The first key is the first half of `secret`. The next ones follow from it, so that both sides have them.
+  Cipher(std::shared_ptr<const CryptoLibrary> library, const Digest& secret, Direction direction,
+         uint64_t records_per_key = kRecordsPerKey);
 
   // Each returns false if the library fails, which it does only for want of memory.
   [[nodiscard]] bool start();
@@ -60,9 +66,9 @@ class Cipher {
  private:
   std::shared_ptr<const CryptoLibrary> library_;
   std::unique_ptr<CryptoLibrary::Context, void (*)(CryptoLibrary::Context*)> context_;
-  std::array<std::byte, 16> key_{};
+  Digest secret_;
   Direction direction_;
-  bool has_key_ = false;
+  uint64_t records_per_key_;
   uint64_t number_ = 0;  // of the next record
 };
 

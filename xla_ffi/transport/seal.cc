@@ -14,8 +14,6 @@ namespace {
 constexpr size_t kLengthBytes = 4;
 constexpr size_t kMostRecordBytes = kLengthBytes + Seal::kMostBytes + kTagBytes;
 
-std::span<const std::byte, 16> key_of(const Digest& digest) { return std::span(digest).first<16>(); }
-
 void write_length(size_t bytes, std::byte* to) {
   for (size_t i = 0; i < kLengthBytes; ++i) to[i] = static_cast<std::byte>(bytes >> (8 * i));
 }
@@ -30,9 +28,9 @@ Status library_failed() { return {Code::kInternal, "OpenSSL could not encrypt or
 
 }  // namespace
 
-Seal::Seal(const std::shared_ptr<const CryptoLibrary>& library, const Handshake::Keys& keys)
-    : encrypting_(library, key_of(keys.sending), Cipher::Direction::kEncrypt),
-      decrypting_(library, key_of(keys.receiving), Cipher::Direction::kDecrypt),
+Seal::Seal(const std::shared_ptr<const CryptoLibrary>& library, const Handshake::Keys& keys, uint64_t records_per_key)
+    : encrypting_(library, keys.sending, Cipher::Direction::kEncrypt, records_per_key),
+      decrypting_(library, keys.receiving, Cipher::Direction::kDecrypt, records_per_key),
       in_(2 * kMostRecordBytes) {}
 
 Status Seal::close(std::span<const iovec> pieces, size_t bytes) {

@@ -25,7 +25,8 @@ class Seal {
  public:
   static constexpr size_t kMostBytes = (size_t{64} << 10) + kHeaderBytes;
 
-  Seal(const std::shared_ptr<const CryptoLibrary>& library, const Handshake::Keys& keys);
+  Seal(const std::shared_ptr<const CryptoLibrary>& library, const Handshake::Keys& keys,
+       uint64_t records_per_key = kRecordsPerKey);
 
   // --- Sending.
 

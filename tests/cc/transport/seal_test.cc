@@ -38,8 +38,7 @@ Handshake::Keys keys(std::string_view sending, std::string_view receiving) {
 
 // Test case 2 of the specification that McGrew and Viega submitted to NIST: all zero.
 TEST(Cipher, IsThatOfThePublishedVector) {
-  const std::array<std::byte, 16> zeros{};
-  Cipher cipher(library(), zeros, Cipher::Direction::kEncrypt);
+  Cipher cipher(library(), Digest{}, Cipher::Direction::kEncrypt);
   std::array<std::byte, 16> text{};
   std::array<std::byte, kTagBytes> tag;
   ASSERT_TRUE(cipher.start() && cipher.update(text, text.data()) && cipher.finish(tag));
@@ -126,6 +125,25 @@ TEST_F(SealTest, HidesTheText) {
   const Bytes record = record_of(text);
   EXPECT_LT(std::ranges::count(record, std::byte{'a'}), 40);
   EXPECT_FALSE(record == record_of(text)) << "the same text is another record the next time";
+}
+
+// A key is used for a limited number of records. Whoever keeps the old one reads no more.
+TEST_F(SealTest, ChangesItsKeys) {
+  constexpr uint64_t kRecords = 3;
+  const auto seal = [](auto... records) { return Seal(library(), keys("one", "other"), records...); };
+  sender_ = seal(kRecords);
+  receiver_ = Seal(library(), keys("other", "one"), kRecords);
+  Seal same_key = seal();
+  const Bytes text = pattern(100);
+  for (uint64_t i = 0; i < 4 * kRecords; ++i) {
+    const Bytes record = record_of(text);
+    std::swap(sender_, same_key);
+    EXPECT_EQ(record == record_of(text), i < kRecords);
+    std::swap(sender_, same_key);
+    const Result<Bytes> opened = open(record);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    EXPECT_TRUE(opened.value() == text);
+  }
 }
 
 TEST_F(SealTest, NoticesEveryChangedBit) {
