@@ -157,18 +157,20 @@ def _answer(question: Question, count: int, instance: Instance) -> Answer:
 
 
 def _job(question: Question, count: int, instance: Instance) -> Job:
+    all_gbits = question.workers * question.worker_gbits
+    reducer_gbits = min(instance.nic_gbits, all_gbits / count) if count else 0.0
     return Job(
         (Host.of_gbits(question.worker_gbits),) * question.workers,
         (Host.of_gbits(instance.nic_gbits),) * count,
-        question.workers if count * instance.nic_gbits < question.workers * question.worker_gbits else 0,
-        strands=strands_for(question.worker_gbits),
+        question.workers if count * instance.nic_gbits < all_gbits else 0,
+        strands=strands_for(max(question.worker_gbits, reducer_gbits)),
         worker_costs=question.costs,
         reducer_costs=question.costs,
     )
 
 
 def strands_for(gbits: float) -> int:
-    """How many strands a job takes where a worker's interfaces have this rate together, if its hosts have the cores.
+    """How many strands a job takes whose busiest host carries this rate, if its hosts have the cores.
 
     Example:
       >>> from jaxhetero.simulator.estimate import strands_for

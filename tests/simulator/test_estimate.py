@@ -54,7 +54,7 @@ def test_the_table_names_what_it_recommends(capsys: pytest.CaptureFixture[str], 
     out, err = capsys.readouterr()
     assert err == "simulating train steps of 4 workers ...\n"
     assert "simulated" in out
-    assert "recommended: 4 c6in.8xlarge" in out, "the cheapest host as fast as a worker"
+    assert "recommended: 2 c6in.8xlarge" in out, "the cheapest host as fast as a worker, and few of them"
     assert plot.stat().st_size > 0
 
 
@@ -64,6 +64,14 @@ def test_slower_messages_make_slower_steps(capsys: pytest.CaptureFixture[str]) -
         assert main([*STEP, "--nic", "10gbit", "--reducers", "4", "--message-us", message_us, "--json"]) == 0
         steps.append(json.loads(capsys.readouterr().out)["answers"][0]["step_s"])
     assert steps[0] < steps[1]
+
+
+def test_a_reducer_with_a_faster_network_has_the_strands_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """It carries what all four workers send, five times the rate that one strand of theirs needs."""
+    command = ["estimate", "--workers", "4", "--nic", "10gbit", "--gradient-bytes", "400MB", "--step-ms", "300"]
+    assert main([*command, "--reducer-type", "c6in.8xlarge", "--reducers", "0", "--reducers", "1", "--json"]) == 0
+    none, one = json.loads(capsys.readouterr().out)["answers"]
+    assert one["step_s"] < 0.8 * none["step_s"]
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,13 @@ def test_dedicated_reducers_beside_those_in_workers_are_not_slower_than_none() -
     assert max(step_s(8), step_s(16)) < 0.9 * step_s(0)
 
 
+def test_links_to_dedicated_reducers_keep_up_with_those_to_workers() -> None:
+    """Their shards are twice as large, and all links of a worker leave through one interface."""
+    hosts = (Host.of_gbits(12.5),) * 16
+    job = Job(hosts, hosts[:2], 16)
+    assert simulate_steps(job, [Bucket(MEBI)] * 77, 0.0, Network(), rounds=1, call_bytes=620 * MEBI).over_limit < 1.25
+
+
 def test_memory_is_a_limit_of_all_strands_together() -> None:
     narrow = replace(HOST, memory_gb_per_s=0.5)
     outcome = simulate(replace(job(2, 2, host=narrow), strands=4), 16 * MEBI, rounds=2)

@@ -30,10 +30,10 @@ bool sends(const Round& round) { return round.request.stake.operands.count > 0; 
 
 bool receives(const Round& round) { return round.request.stake.results.count > 0; }
 
-// How far the segment is ahead of the round's slowest one, where all should end at the same time. push_chunks() lets no
-// segment get further ahead than a window. Otherwise links that share an interface would run at one rate; where shards
-// are of unequal size, the small ones would be done early, and for the rest of the round only the interfaces of the
-// reducers with large shards would have work.
+// How far the segment is ahead of the round's slowest one, where all should end at the same time. most_under_way() lets
+// no segment get further ahead than a window. Otherwise links that share an interface would run at one rate; where
+// shards are of unequal size, the small ones would be done early, and for the rest of the round only the interfaces of
+// the reducers with large shards would have work.
 size_t lead_bytes(const Round& round, const Segment& segment) {
   if (round.request.plan || round.is_measured) return 0;
   const double lead = (segment.done_part() - round.slowest_part) * static_cast<double>(segment.shard.count);
@@ -90,18 +90,18 @@ void PushRule::push_chunks(const Queue& queue, ChunkSender& sender) {
       if (round->is_uneven) done_bytes += lead_bytes(*round, *segment);
     }
     under_way.add(*round, segment->in_flight_bytes);
-    const size_t room_bytes = window_bytes(*round, *segment);
+    const size_t window = window_bytes(*round, *segment);
     const bool is_wanted = queue.is_held_back && segment->was_fed && segment->next_result > segment->shard.offset;
     const size_t ahead_bytes = lead_bytes(*round, *segment) + (is_wanted ? 0 : done_bytes);
+    const size_t room_bytes = most_under_way(*round, *segment, window, ahead_bytes);
     const auto has_room = [&, round = round, segment = segment] {
       const size_t before_bytes = is_wanted ? 0 : under_way.bytes(*round);
-      const size_t bytes = std::max(before_bytes, segment->in_flight_bytes);
-      return bytes < room_bytes && bytes + ahead_bytes < 2 * room_bytes;
+      return std::max(before_bytes, segment->in_flight_bytes) < room_bytes;
     };
     while (can_push(*round, *segment) && has_room()) {
       under_way.add(*round, push_chunk(*round, *segment, sender));
     }
-    if (under_way.fills(room_bytes) && !queue.is_held_back) return;
+    if (under_way.fills(window) && !queue.is_held_back) return;
   }
 }
 
@@ -131,12 +131,32 @@ void PushRule::end_round(const Round& round) {
   if (found != queues_.end()) found->second.ahead.erase(round.turn());
 }
 
-size_t PushRule::window_bytes(const Round& round, const Segment& segment) const {
+// What a reducer holds of a worker.
+size_t PushRule::limit_bytes(const Round& round, const Segment& segment) const {
   const size_t frame = frame_bytes(round, segment);
-  if (job_.window_chunks > 0) return job_.window_chunks * frame;
+  return most_chunks_under_way(job_, frame - kHeaderBytes) * frame;
+}
+
+size_t PushRule::window_bytes(const Round& round, const Segment& segment) const {
+  const size_t limit = limit_bytes(round, segment);
+  if (job_.window_chunks > 0) return limit;
+  const size_t frame = frame_bytes(round, segment);
   const bool both_ways = sends(round) && receives(round);
   const size_t least = std::max(round.least_window_bytes, both_ways ? 0 : kLeastChunksOneWay * frame);
-  return std::clamp(window_.bytes(least), 2 * frame, most_chunks_under_way(job_, frame - kHeaderBytes) * frame);
+  return std::clamp(window_.bytes(least), 2 * frame, limit);
+}
+
+// What a link may have under way: a window, or less of it where it is ahead. Its lead and what it has under way are two
+// windows together at most, and a window and a quarter where shards are of unequal size. There the link that the others
+// wait for has half a window more, as soon as its window has opened so far: its chunks wait behind theirs at the
+// interface that all share. Measured; see notebook/links.md.
+size_t PushRule::most_under_way(const Round& round, const Segment& segment, size_t window, size_t ahead) const {
+  if (round.is_uneven && ahead == 0) {
+    const size_t more = std::min({window + window / 2, window_.opened_bytes(), limit_bytes(round, segment)});
+    return std::max(window, more);
+  }
+  const size_t most = round.is_uneven ? window + window / 4 : 2 * window;
+  return std::min(window, most - std::min(most, ahead));
 }
 
 // Returns the chunk's bytes, header included.

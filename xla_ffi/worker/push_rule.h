@@ -64,7 +64,10 @@ class PushRule {
 
   void push_chunks(const Queue& queue, ChunkSender& sender);
   static void feed_starved(Queue& queue, Round::Time now, ChunkSender& sender);
+  // All in bytes, headers included.
+  [[nodiscard]] size_t limit_bytes(const Round& round, const Segment& segment) const;
   [[nodiscard]] size_t window_bytes(const Round& round, const Segment& segment) const;
+  [[nodiscard]] size_t most_under_way(const Round& round, const Segment& segment, size_t window, size_t ahead) const;
   static size_t push_chunk(const Round& round, Segment& segment, ChunkSender& sender);
 
   const JobShape& job_;

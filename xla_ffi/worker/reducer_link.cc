@@ -38,8 +38,9 @@ ChunkSender::Sent ReducerLink::send_chunk(const Round& round, const FrameHeader&
   const Leaves& inputs = round.wire_inputs(lends);
   const bool may_code = codes_ || round.request.spec.state.numbers != Numbers::kNone;
   const bool is_coded = may_code && !connection_->shares_memory() && !round.request.is_internal;
-  connection_->send(is_coded ? coded(round, header, inputs, part.offset)
-                             : OutFrame::gather(header, inputs, part.offset));
+  OutFrame frame = is_coded ? coded(round, header, inputs, part.offset) : OutFrame::gather(header, inputs, part.offset);
+  if (!frame.owner && &inputs == &round.request.inputs) frame.owner = round.request.inputs_owner;
+  connection_->send(std::move(frame));
   return {connection_->queued_frame_count(), EventLoop::Clock::now()};
 }
 

@@ -131,6 +131,7 @@ struct RoundRequest {
   bool narrows = false;                      // the inputs are float32; the wire has the 16-bit floats of `spec`
   bool widens = false;                       // the outputs are float32; the wire has the 16-bit floats of `spec`
   std::shared_ptr<const void> inputs_owner;  // held to keep the inputs readable after `done`
+  std::optional<LongLived> inputs_home;      // the memory that they are a part of, if a fabric may send from there
   SlicedTransfer sliced;
   std::shared_ptr<const StepRequest> step;  // null where the op uses no state
   std::function<void(const Status&)> done;  // called once, on a thread of its own

@@ -188,6 +188,9 @@ void WorkerStrand::start_waiting() {
 void WorkerStrand::run(Op& op, Round& round) {
   ledger_.start_part(*round.request.whole, round.number, round.times.started_at);
   if (round.request.is_internal) round.times.cpu_at_start = thread_cpu_time();
+  if (const auto& home = round.request.inputs_home; home && !context_->endpoint.expired()) {
+    context_->long_lived.try_emplace(home->bytes.data(), *home);
+  }
   const std::shared_ptr<const Plans> earlier = plans_for(op, round);
   if (round.request.step != nullptr) return run_state(op, round);
   round.cut(*(earlier ? *earlier : plans_).plan_of(round.request));

@@ -26,6 +26,9 @@ class Window {
     return std::min(emptying_ ? bytes_ : std::max(bytes_, enough), opened_bytes_);
   }
 
+  // What the window may be for now, since restart(); more with every total.
+  [[nodiscard]] size_t opened_bytes() const { return opened_bytes_; }
+
   // Nothing is under way: the next round starts with `first_bytes`, and every total makes room for one chunk more, like
   // TCP's slow start. A full window at once would put the first chunks for the last reducer behind the whole windows of
   // all the others, and no total could come back before.

@@ -81,6 +81,17 @@ class PushRuleTest : public testing::Test {
     return rounds;
   }
 
+  // How many chunks are under way on the only link of a round when 50 totals are back.
+  static size_t under_way_after_totals(QuietLink& link, Round& round) {
+    for (int answered = 0; answered < 50; ++answered) {
+      const double earlier_part = round.segments[0].done_part();
+      link.answer(round, 0);
+      round.note_slowest(earlier_part);
+      link.push_chunks();
+    }
+    return round.segments[0].in_flight.size();
+  }
+
   JobShape job_;
   std::deque<std::unique_ptr<Round>> rounds_;
 };
@@ -174,17 +185,26 @@ TEST_F(PushRuleTest, RoundsThatGoOneWayHaveMoreUnderWay) {
     drop(round.request.stake);
     QuietLink link(job_);
     link.start(round, 0);
-    for (int answered = 0; answered < 50; ++answered) {
-      const double earlier_part = round.segments[0].done_part();
-      link.answer(round, 0);
-      round.note_slowest(earlier_part);
-      link.push_chunks();
-    }
-    return round.segments[0].in_flight.size();
+    return under_way_after_totals(link, round);
   };
   EXPECT_EQ(under_way([](Stake&) {}), 3u);
   EXPECT_EQ(under_way([](Stake& stake) { stake.results = {}; }), 8u);
   EXPECT_EQ(under_way([](Stake& stake) { stake.operands = {}; }), 8u);
+}
+
+// Its chunks wait behind those for small shards. But a reducer holds no more than the job's shape says.
+TEST_F(PushRuleTest, ALinkThatTheOthersWaitForHasMoreUnderWay) {
+  const auto under_way = [&](bool is_uneven) {
+    Round& round = round_of(0, {100});
+    round.is_uneven = is_uneven;
+    QuietLink link(job_);
+    link.start(round, 0);
+    EXPECT_EQ(round.segments[0].in_flight.size(), 2u) << "before any total is back";
+    return under_way_after_totals(link, round);
+  };
+  EXPECT_EQ(under_way(true), 2u);
+  job_.window_chunks = 0;
+  EXPECT_LT(under_way(false), under_way(true));
 }
 
 // As at a worker whose weights are not those that are stored.
@@ -229,13 +249,19 @@ TEST_F(PushRuleTest, NoLinkGetsMoreThanAWindowAheadInSeveralRounds) {
     link.answer(first, segment);
     if (first.note_slowest(earlier_part)) fast.push_chunks();
   };
-  for (int i = 0; i < 4; ++i) answer(fast, 0);
-  EXPECT_TRUE(first.segments[0].done);
-  EXPECT_EQ(fast.sent.size(), 5u) << "one of the second round, before the first was done";
+  for (int i = 0; i < 3; ++i) answer(fast, 0);
+  EXPECT_EQ(fast.sent.size(), 5u) << "three of the first round, which is ahead, and two of the second";
   answer(slow, 1);
-  EXPECT_EQ(fast.sent.size(), 5u);
-  for (int i = 0; i < 3; ++i) answer(slow, 1);
-  EXPECT_EQ(fast.sent.size(), 6u) << "a window";
+  EXPECT_EQ(fast.sent.size(), 6u);
+  answer(fast, 0);
+  EXPECT_TRUE(first.segments[0].done);
+  fast.answer(second, 0);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(fast.sent.size(), 6u);
+    answer(slow, 1);
+  }
+  EXPECT_EQ(fast.sent.size(), 7u) << "a window";
+  answer(slow, 1);
   fast.end_round(first);
   slow.end_round(first);
 }
