@@ -19,7 +19,7 @@ import jaxhetero
 from bench.gpu import nccl
 from bench.gpu.copies import Copies, mean_time
 from bench.gpu.kernels import profile
-from bench.gpu.steps import make_programs
+from bench.gpu.steps import Row, make_programs, make_rows
 from bench.gpu.sums import count_wrong
 
 _WARMUP = 3
@@ -151,8 +151,45 @@ def measure_beside(size: int, width: int, repeats: int) -> dict[str, float]:
     return {"bytes": size, "products": length, "alone_s": alone, "beside_s": beside, "ratio": beside / alone}
 
 
-def measure_steps(model: str, small: bool, repeats: int, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def measure_row(row: Row, arguments: tuple[Any, ...], count: int, trace: str) -> float:
+    """Seconds of a step of so many on the slowest worker. The profile of three more goes to the folder ``trace``."""
+
+    def run(carry: Any, count: int) -> Any:
+        for _ in range(count):
+            carry = row.step(carry, *arguments)
+        return jax.block_until_ready(carry)
+
+    carry = run(row.carry, _WARMUP)
+    jaxhetero.barrier(name="begin row")
+    start = time.perf_counter()
+    carry = run(carry, count)
+    taken = time.perf_counter() - start
+    jaxhetero.barrier(name="begin trace")
+    if trace and jaxhetero.rank() == 0:
+        with jax.profiler.trace(trace):
+            carry = run(carry, 3)
+    else:
+        carry = run(carry, 3)
+    jax.block_until_ready(row.end(carry))
+    slowest = float(np.max(jaxhetero.pmax(np.float32(taken), name="slowest row")))
+    jaxhetero.check()
+    return slowest / count
+
+
+def measure_rows(model: str, request: dict[str, Any], save: Callable[[dict[str, float]], None]) -> dict[str, float]:
+    """The seconds of a step among others of its kind, by the name of the kind."""
+    rows, arguments = make_rows(model, request["stand_in"])
+    found: dict[str, float] = {}
+    for name, row in rows.items():
+        trace = f"{request['traces']}/{model}-{name}" if request["traces"] else ""
+        found[name] = measure_row(row, arguments, request["repeats"], trace)
+        save(found)
+    return found
+
+
+def measure_steps(model: str, request: dict[str, Any], save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The times of the model's programs. What is there is saved after each, since compiling one takes long."""
+    small, repeats = request["stand_in"], request["repeats"]
     programs, arguments = make_programs(model, small)
     count = sum(leaf.size for leaf in jax.tree.leaves(arguments[0]))
     row: dict[str, Any] = {"model": model, "small": small, "parameter_count": count, "median_s": {}, "times_s": {}}
@@ -161,7 +198,11 @@ def measure_steps(model: str, small: bool, repeats: int, save: Callable[[dict[st
         row["median_s"][name] = median(row["times_s"][name])
         save(row)
     exposed = row["median_s"]["overlap"] - row["median_s"]["alone"]
-    return row | {"hidden": 1 - exposed / row["median_s"]["all-reduce"]}
+    row["hidden"] = 1 - exposed / row["median_s"]["all-reduce"]
+    save(row)
+    row["in_a_row_s"] = measure_rows(model, request, lambda found: save(row | {"in_a_row_s": found}))
+    exposed = row["in_a_row_s"]["across"] - row["in_a_row_s"]["alone"]
+    return row | {"hidden_across": 1 - exposed / row["median_s"]["all-reduce"]}
 
 
 def measure(request: dict[str, Any], save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -178,7 +219,7 @@ def measure(request: dict[str, Any], save: Callable[[dict[str, Any]], None]) -> 
         return measure_beside(sizes[-1], 64 if small else 4096, repeats)
     if part == "nccl":
         return nccl.measure_nccl(sizes[-1], _WARMUP, repeats)
-    return measure_steps(part, small, repeats, save)
+    return measure_steps(part, request, save)
 
 
 def main() -> None:

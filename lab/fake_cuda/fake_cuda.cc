@@ -55,6 +55,7 @@ struct Stream {
   bool busy = false;
   bool waits_for_value = false;
   bool closed = false;
+  std::string failed;  // the first call that failed to add to it
 };
 
 // Something that a stream does to memory at the moment.
@@ -108,6 +109,15 @@ int enter(const std::string& name, bool needs_context = true) {
     return kInvalidContext;
   }
   return kSuccess;
+}
+
+// Of a call that adds work to a stream. A caller that was told of a failure knows no longer what the stream still does.
+int enter_stream(void* stream, const std::string& name) {
+  std::string& failed = static_cast<Stream*>(stream)->failed;
+  if (!failed.empty()) note(name + " adds to a stream after " + failed + " had failed");
+  const int code = enter(name);
+  if (code != kSuccess && failed.empty()) failed = name;
+  return code;
 }
 
 void check_device(const Range& range, const std::string& name) {
@@ -362,14 +372,14 @@ FAKE_CUDA_EXPORT int cuStreamQuery(void* stream) {
 
 FAKE_CUDA_EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuStreamWaitEvent"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuStreamWaitEvent"); code != kSuccess) return code;
   enqueue(stream, {"cuStreamWaitEvent", [passed = static_cast<Event*>(event)->passed] { return *passed; }, [] {}});
   return kSuccess;
 }
 
 FAKE_CUDA_EXPORT int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuStreamWaitValue32_v2"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuStreamWaitValue32_v2"); code != kSuccess) return code;
   check_pinned({address, address + 4}, "cuStreamWaitValue32_v2");
   enqueue(stream, {"cuStreamWaitValue32_v2",
                    [address, value] {
@@ -381,7 +391,7 @@ FAKE_CUDA_EXPORT int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint
 
 FAKE_CUDA_EXPORT int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuStreamWriteValue32_v2"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuStreamWriteValue32_v2"); code != kSuccess) return code;
   check_pinned({address, address + 4}, "cuStreamWriteValue32_v2");
   enqueue(stream, {"cuStreamWriteValue32_v2", nullptr,
                    [address, value] { to_flag(address).store(value, std::memory_order_release); }});
@@ -397,7 +407,7 @@ FAKE_CUDA_EXPORT int cuEventCreate(void** event, unsigned) {
 
 FAKE_CUDA_EXPORT int cuEventRecord(void* event, void* stream) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuEventRecord"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuEventRecord"); code != kSuccess) return code;
   const auto passed = std::make_shared<bool>(false);
   static_cast<Event*>(event)->passed = passed;
   enqueue(stream, {"cuEventRecord", nullptr, [passed] {
@@ -450,21 +460,21 @@ FAKE_CUDA_EXPORT int cuMemHostGetDevicePointer_v2(uint64_t* pointer, void* memor
 
 FAKE_CUDA_EXPORT int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuMemcpyDtoHAsync_v2"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuMemcpyDtoHAsync_v2"); code != kSuccess) return code;
   enqueue_copy(stream, "cuMemcpyDtoHAsync_v2", to, to_pointer(from), bytes, /*to_host=*/true);
   return kSuccess;
 }
 
 FAKE_CUDA_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuMemcpyHtoDAsync_v2"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuMemcpyHtoDAsync_v2"); code != kSuccess) return code;
   enqueue_copy(stream, "cuMemcpyHtoDAsync_v2", to_pointer(to), from, bytes, /*to_host=*/false);
   return kSuccess;
 }
 
 FAKE_CUDA_EXPORT int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuMemsetD8Async"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuMemsetD8Async"); code != kSuccess) return code;
   auto run = [=] {
     std::unique_lock inner(driver().mutex);
     const Range range{to, to + bytes};
@@ -478,7 +488,7 @@ FAKE_CUDA_EXPORT int cuMemsetD8Async(uint64_t to, unsigned char value, size_t by
 
 FAKE_CUDA_EXPORT int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   const std::lock_guard lock(driver().mutex);
-  if (const int code = enter("cuLaunchHostFunc"); code != kSuccess) return code;
+  if (const int code = enter_stream(stream, "cuLaunchHostFunc"); code != kSuccess) return code;
   enqueue(stream, {"cuLaunchHostFunc", nullptr, [=] { function(data); }});
   return kSuccess;
 }

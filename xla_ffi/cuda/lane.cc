@@ -417,6 +417,7 @@ void CudaLane::start_round(const FlightPtr& flight) {
     }
   }
   request.inputs_owner = flight->inputs;
+  request.inputs_home = LongLived{{pool_->memory(), pool_->capacity_bytes()}, pool_};
   request.sliced.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
   request.sliced.received = [flight, inbox = inbox_, slice_bytes = config_.slice_bytes](size_t offset, size_t bytes) {
     for (size_t part = 0; bytes > 0; offset += part, bytes -= part) {
@@ -446,6 +447,7 @@ void CudaLane::start_pending_round(const FlightPtr& flight) {
   request.inputs.append(flight->inputs.get(), bytes);
   request.outputs.append(flight->outputs.get(), bytes);
   request.inputs_owner = flight->inputs;
+  request.inputs_home = LongLived{{pool_->memory(), pool_->capacity_bytes()}, pool_};
   request.sliced.ready_bytes = std::shared_ptr<const std::atomic<size_t>>(flight, &flight->ready_bytes);
   request.done = [total = flight->outputs, ticket, &pending](const Status& status) { pending.end(ticket, status); };
   communicator_->start_round(std::move(request));
@@ -470,8 +472,8 @@ void CudaLane::copy_back(Flight& flight, size_t offset, size_t bytes) {
 }
 
 void CudaLane::copy_to_device(const Leaves& to, const std::byte* from, size_t offset, size_t bytes) {
-  if (driver_failed_) return;
   for (const iovec& piece : pieces_of(to, offset, bytes)) {
+    if (driver_failed_) return;
     check_driver(driver_->copy_to_device(device_pointer(piece), from, piece.iov_len, back_), "copying to the GPU");
     from += piece.iov_len;
   }
@@ -479,6 +481,7 @@ void CudaLane::copy_to_device(const Leaves& to, const std::byte* from, size_t of
 
 void CudaLane::poison(const Leaves& results) {
   for (const iovec& piece : pieces_of(results, 0, results.bytes())) {
+    if (driver_failed_) return;
     check_driver(driver_->fill(device_pointer(piece), kPoison, piece.iov_len, back_), "marking failed results");
   }
 }
@@ -486,17 +489,18 @@ void CudaLane::poison(const Leaves& results) {
 // Sets the flags of an op in the order of its rounds, even where their ends are reported in another order.
 bool CudaLane::finish_flights() {
   bool moved = false;
-  for (auto it = ended_flights_.begin(); it != ended_flights_.end() && !driver_failed_;) {
+  // A driver that fails here ends all flights.
+  for (auto it = ended_flights_.begin(); !driver_failed_ && it != ended_flights_.end();) {
     const FlightPtr flight = *it;
     uint32_t& finished = finished_counts_[flight->flag.slot];
     if (!flight->copied_out || finished + 1 != flight->flag.round_count) {
       ++it;
       continue;
     }
-    finish(*flight);
     finished = flight->flag.round_count;
     back_flights_.push_back(flight);
     it = ended_flights_.erase(it);
+    finish(*flight);
     moved = true;
   }
   return moved;
@@ -515,6 +519,7 @@ void CudaLane::finish(Flight& flight) {
     poison(flight.results);
     poison(aside.results);
   }
+  if (driver_failed_) return;
   check_driver(flags_->write(back_, flight.flag.slot, flight.flag.round_count), "setting a flag");
 }
 
@@ -562,7 +567,8 @@ void CudaLane::fail(const Status& why) {
   if (!failure_.has_value()) failure_ = why;
 }
 
-// The driver fails, so it cannot set flags either: the lane sets them itself.
+// The driver fails, so it cannot set flags either: the lane sets them itself. From then on the program may free its
+// memory, so nothing more is asked of the driver's streams.
 void CudaLane::give_up(const Status& why) {
   if (driver_failed_) return;
   driver_failed_ = true;

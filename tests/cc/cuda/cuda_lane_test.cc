@@ -453,9 +453,22 @@ INSTANTIATE_TEST_SUITE_P(Functions, CudaFaultTest,
                          testing::Values(Fault{"cuEventCreate", 1}, Fault{"cuEventRecord", 2},
                                          Fault{"cuStreamWaitEvent", 1}, Fault{"cuStreamWriteValue32_v2", 2},
                                          Fault{"cuStreamWriteValue32_v2", 7}, Fault{"cuMemcpyDtoHAsync_v2", 2},
-                                         Fault{"cuMemcpyHtoDAsync_v2", 2}, Fault{"cuStreamWaitValue32_v2", 1},
+                                         Fault{"cuMemcpyHtoDAsync_v2", 1}, Fault{"cuMemcpyHtoDAsync_v2", 2},
+                                         Fault{"cuMemcpyHtoDAsync_v2", 3}, Fault{"cuStreamWaitValue32_v2", 1},
                                          Fault{"execution", 1}, Fault{"execution", 9}),
                          [](const auto& info) { return info.param.name(); });
+
+TEST_F(CudaLaneTest, ADriverThatCannotMarkResultsEndsTheRoundToo) {
+  Job job({.workers = 2, .reducers = 1, .start_timeout = kShort, .timeout = kShort});
+  start(job);
+  const TestRound round{.leaf_counts = {3000, 4000}};
+  const DeviceBucket bucket(round, 0);
+  fake_cuda_fail("cuMemsetD8Async", 1, 700);
+  ASSERT_TRUE(gpus[0].reduce(round, bucket).ok());
+  ASSERT_TRUE(gpus[0].wait());
+  EXPECT_TRUE(gpus[0].lane->drain(kPatience));
+  EXPECT_TRUE(failed_with(gpus[0].lane->failure(), Code::kRoundTimeout, {"rank 1"}));
+}
 
 TEST_F(CudaLaneTest, ALibraryThatIsNoDriverIsRefused) {
   EXPECT_TRUE(failed_with(CudaDriver::open("libnowhere.so").status(), Code::kInvalidArgument, {"libnowhere.so"}));
