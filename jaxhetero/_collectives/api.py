@@ -141,7 +141,7 @@ def psum(
     if not who:
         return _sum(x, axes, label, bucket_bytes, wire_dtype)
     tally = _tally(axes, None, mean=False, label=label)
-    return _sum(x, axes, label, bucket_bytes, wire_dtype, tally=tally), tally.who()
+    return _sum(x, axes, label, bucket_bytes, wire_dtype, tally=tally), _who(x, axes, label, tally)
 
 
 @overload
@@ -214,7 +214,7 @@ def pmean(
         sent_dtype = wire_dtype if axes.spans_workers else None
         contribution = jax.tree.map(lambda leaf: weighted(leaf, weight, sent_dtype), x)
     mean = _sum(contribution, axes, label, bucket_bytes, wire_dtype, tally=tally)
-    return (mean, tally.who()) if who else mean
+    return (mean, _who(x, axes, label, tally)) if who else mean
 
 
 def pmax(
@@ -572,6 +572,12 @@ def _sum(
         quanta_are_means=quanta_are_means,
     )
     return total
+
+
+def _who(x: Any, axes: ReducedAxes, label: str, tally: Tally) -> Who:
+    if world.is_elastic() and not jax.tree.leaves(x):  # no bucket tells who has come to it
+        _sum(jnp.float32(0), axes, label, DEFAULT_BUCKET_BYTES, None, tally=tally)
+    return tally.who()
 
 
 def _is_constant(x: Any, axes: ReducedAxes, tally: Tally | None = None) -> bool:

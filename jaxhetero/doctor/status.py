@@ -177,10 +177,12 @@ def job_file(folder: Path, coordinator: str, token: str, encrypt: bool) -> Itera
       ConfigError: the file cannot be written.
     """
     path = folder / _JOB_FILE
+    part = path.with_suffix(".part")  # nobody finds it half written
     try:
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(json.dumps({"coordinator": coordinator, "token": token, "encrypt": encrypt}), encoding="utf-8")
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600, exist_ok=False)
+        part.write_text(json.dumps({"coordinator": coordinator, "token": token, "encrypt": encrypt}), encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     try:
@@ -193,11 +195,18 @@ def find_job_file(folder: Path | None) -> dict[str, Any]:
     """What ``job_file`` wrote of the job with this folder of logs, or of the latest one below ``jaxhetero-logs``.
 
     Empty if there is none.
+
+    Raises:
+      ConfigError: the file is another user's, or cannot be read.
     """
     folders = [folder] if folder is not None else sorted(Path("jaxhetero-logs").glob("*"))
     for path in reversed([of / _JOB_FILE for of in folders]):
-        if path.exists():
+        try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # there is no such job, or it has just ended
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}, which says where the job is: {error}") from None
     return {}
 
 

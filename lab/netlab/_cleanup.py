@@ -68,7 +68,11 @@ def kill(lab: str, host: str | None = None) -> None:
 
 
 def _processes(lab: str, host: str | None) -> Iterator[int]:
-    inside = {_identity(path) for path in _namespaces(NETNS, lab, host)}
+    inside = set()
+    for path in _namespaces(NETNS, lab, host):
+        # Another process may remove it after it was listed.
+        with contextlib.suppress(FileNotFoundError):
+            inside.add(_identity(path))
     mark = f"{MARK}={lab}/{'' if host is None else host + chr(0)}".encode()
     for process in _numbered():
         # The process may end at any moment.

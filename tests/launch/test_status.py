@@ -97,6 +97,14 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"Directory '{tmp_path}/nowhere' does not exist" in done.stderr
 
 
+def test_a_jobs_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"coordinator"')
+    done = status(str(tmp_path))
+    assert done.returncode == 2
+    told = r"jaxhetero: ConfigError: cannot read .*job\.json, which says where the job is: .*\n"
+    assert re.fullmatch(told, done.stderr)
+
+
 def test_strangers_are_told_nothing(job: Cluster) -> None:
     with pytest.raises(AuthenticationError, match=r"the coordinator at 127\.0\.0\.1:"):
         read_status(job.coordinator, "guess")

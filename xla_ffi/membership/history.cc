@@ -48,6 +48,11 @@ void drop_unfinished_line(const std::string& file) {
 
 Status History::open(const std::string& file) {
   if (file.empty()) return {};
+  // To open a pipe would wait for its other end.
+  std::error_code none;
+  if (std::filesystem::exists(file, none) && !std::filesystem::is_regular_file(file, none)) {
+    return {Code::kInvalidArgument, "history_file " + file + " is not a file"};
+  }
   drop_unfinished_line(file);
   name_ = file;
   file_.open(file, std::ios::app);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -76,7 +78,14 @@ TEST(History, EndsWhereALineCannotBeWritten) {
   EXPECT_EQ(text_of(file), line_of(1));
 }
 
-TEST(History, SaysWhereItCannotBeWritten) { EXPECT_FALSE(History().open("/nowhere/history").ok()); }
+TEST(History, SaysWhereItCannotBeWritten) {
+  EXPECT_FALSE(History().open("/nowhere/history").ok());
+  EXPECT_NE(History().open(testing::TempDir()).message().find("is not a file"), std::string::npos);
+  const std::string pipe = testing::TempDir() + "history_in_a_pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_NE(History().open(pipe).message().find("is not a file"), std::string::npos);
+  ::unlink(pipe.c_str());
+}
 
 }  // namespace
 }  // namespace jaxhetero
