@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cc/bytes.h"
 #include "tests/cc/fabric_library.h"
 #include "tests/cc/printing.h"
 #include "xla_ffi/base/buffers.h"
@@ -39,11 +38,6 @@ using std::chrono::milliseconds;
 inline constexpr milliseconds kPatience{30000};  // of a test; nothing should take that long
 inline constexpr milliseconds kShort{1500};      // a timeout that a test waits for
 
-inline Bytes bytes_of(std::string_view text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
 inline bool has(const std::string& text, std::string_view word) { return text.find(word) != std::string::npos; }
 
 // The codes and messages of failures, as a test wants them.
@@ -63,7 +57,7 @@ inline testing::AssertionResult failed_with(const Status& status, Code code, con
 inline bool usually_codes() { return std::getenv("JAXHETERO_TEST_COMPRESS") != nullptr; }
 
 // Random bits, as floats of this type whose exponents are close together and whose lower bits are zero, like gradients.
-inline void make_like_gradients(DType dtype, Bytes& bytes) {
+[[gnu::no_sanitize("thread")]] inline void make_like_gradients(DType dtype, Bytes& bytes) {
   const size_t item = item_bytes(dtype);
   if (dtype != DType::kF32 && dtype != DType::kBF16) return;
   for (size_t i = 0; i + item <= bytes.size(); i += item) {
@@ -110,12 +104,7 @@ struct TestRound {
   [[nodiscard]] DType program_dtype() const { return converts ? DType::kF32 : dtype; }
   [[nodiscard]] size_t bytes() const { return spec().total_count * item_bytes(program_dtype()); }
   [[nodiscard]] Bytes input(uint32_t rank) const {
-    std::mt19937_64 random(seed * 4096 + rank);
-    Bytes bytes(this->bytes() / rows * input_rows());
-    for (size_t i = 0; i < bytes.size(); i += 8) {
-      const uint64_t value = random();
-      std::memcpy(bytes.data() + i, &value, std::min<size_t>(8, bytes.size() - i));
-    }
+    Bytes bytes = pattern(this->bytes() / rows * input_rows(), seed * 4096 + rank);
     if (like_gradients) make_like_gradients(program_dtype(), bytes);
     return bytes;
   }
@@ -126,6 +115,7 @@ struct TestRound {
     narrow(dtype, {reinterpret_cast<const float*>(wide.data()), wide.size() / sizeof(float)}, bytes.data());
     return bytes;
   }
+  [[nodiscard]] bool is_same_for_all() const { return kind != Kind::kScatter; }  // its output
   [[nodiscard]] Bytes output(uint32_t worker_count, uint32_t rank = 0) const {
     if (kind == Kind::kBroadcast) return input(root);
     if (kind == Kind::kGather) return gathered(worker_count);
@@ -190,20 +180,23 @@ class BucketMemory {
   Leaves leaves_;
 };
 
-// One worker's part in a round.
+// One worker's part in a round. Its memory lives as long as the round, which may outlive the part.
 class Part {
  public:
   Part(Communicator& communicator, const TestRound& round, uint32_t rank)
-      : inputs_(round, round.input_rows()), outputs_(round, round.output_rows()), in_place_(round.in_place) {
-    inputs_.fill(round.input(rank));
+      : inputs_(std::make_shared<BucketMemory>(round, round.input_rows())),
+        outputs_(round.in_place ? inputs_ : std::make_shared<BucketMemory>(round, round.output_rows())) {
+    inputs_->fill(round.input(rank));
     RoundRequest request;
     request.op = round.op;
     request.description = "test op " + std::to_string(round.op);
     request.spec = round.spec();
     request.narrows = request.widens = round.converts;
-    request.inputs = inputs_.leaves();
-    request.outputs = (in_place_ ? inputs_ : outputs_).leaves();
-    request.done = [done = done_](const Status& status) { done->set_value(status); };
+    request.inputs = inputs_->leaves();
+    request.outputs = outputs_->leaves();
+    request.done = [done = done_, inputs = inputs_, outputs = outputs_](const Status& status) {
+      done->set_value(status);
+    };
     communicator.start_round(std::move(request));
   }
   Part(Part&&) = default;
@@ -213,12 +206,11 @@ class Part {
     return {Code::kInternal, "the test waited in vain"};
   }
   [[nodiscard]] bool is_done() const { return status_.wait_for(milliseconds(0)) == std::future_status::ready; }
-  [[nodiscard]] Bytes output() const { return (in_place_ ? inputs_ : outputs_).contents(); }
+  [[nodiscard]] bool has(const Bytes& output) const { return are_same(outputs_->contents(), output); }
 
  private:
-  BucketMemory inputs_;
-  BucketMemory outputs_;
-  bool in_place_;
+  std::shared_ptr<BucketMemory> inputs_;
+  std::shared_ptr<BucketMemory> outputs_;
   std::shared_ptr<std::promise<Status>> done_ = std::make_shared<std::promise<Status>>();
   std::future<Status> status_ = done_->get_future();
 };
@@ -376,11 +368,13 @@ class Job {
     return parts;
   }
   void expect_done(const TestRound& round, std::vector<Part>& parts) const {
+    Bytes output;
     for (uint32_t place = 0; place < parts.size(); ++place) {
       const uint32_t rank = round.spec().rank_at(place);
       const Status status = parts[place].wait();
       ASSERT_TRUE(status.ok()) << "rank " << rank << ": " << status.message();
-      ASSERT_TRUE(parts[place].output() == round.output(shape_.workers, rank)) << "rank " << rank;
+      if (place == 0 || !round.is_same_for_all()) output = round.output(shape_.workers, rank);
+      ASSERT_TRUE(parts[place].has(output)) << "rank " << rank;
     }
   }
   void expect_works(const TestRound& round = {}) {

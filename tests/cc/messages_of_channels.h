@@ -3,13 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/cc/bytes.h"
 #include "xla_ffi/channel/transfer.h"
 #include "xla_ffi/wire/codec.h"
 
@@ -23,10 +22,8 @@ class MessageMemory {
   }
   // Filled with what the seed gives.
   MessageMemory(const std::vector<size_t>& sizes, uint32_t seed) : MessageMemory(sizes) {
-    std::mt19937 random(seed);
-    for (Bytes& buffer : buffers_) {
-      for (std::byte& byte : buffer) byte = static_cast<std::byte>(random());
-    }
+    uint64_t own_seed = uint64_t{seed} << 32;
+    for (Bytes& buffer : buffers_) buffer = pattern(buffer.size(), own_seed++);
   }
 
   [[nodiscard]] Transfer::Message message(uint32_t peer, uint32_t channel, uint64_t tag, std::string text) {

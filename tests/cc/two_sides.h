@@ -9,19 +9,17 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <ostream>
-#include <random>
 #include <span>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/cc/bytes.h"
 #include "tests/cc/fabric_library.h"
 #include "tests/cc/loop_thread.h"
 #include "tests/cc/printing.h"
@@ -37,21 +35,6 @@ namespace jaxhetero {
 using std::chrono::milliseconds;
 
 inline constexpr milliseconds kPatience{20000};  // of a test; nothing takes that long
-
-inline Bytes bytes_of(std::string_view text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
-inline Bytes pattern(size_t size, uint32_t seed = 1) {
-  std::mt19937_64 random(seed);
-  Bytes bytes(size);
-  for (size_t i = 0; i < size; i += 8) {
-    const uint64_t value = random();
-    std::memcpy(bytes.data() + i, &value, std::min<size_t>(8, size - i));
-  }
-  return bytes;
-}
 
 struct Received {
   FrameHeader header;
@@ -135,6 +118,7 @@ class Side : public ConnectionOwner {
     test_fabric_library();
     call([&] {
       context_.shares_memory = false;
+      context_.owns_lent_frames = true;
       context_.fabric = std::make_shared<FabricChoice>(wanted, log_);
     });
   }

@@ -113,16 +113,18 @@ def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) ->
         reducers, (rank_0, rank_1) = processes[:3], processes[3:]
         wait_for(rank_0, "round 2 ")
         lab["r1"].slow("25mbit")
-        slow = int(wait_for(rank_0, r"host r1\) carries (\d+) %")[1])
+        # Before that it may be found to be a little slower than others, which it is not.
+        while (slow := int(wait_for(rank_0, r"host r1\) carries (\d+) %")[1])) > 60:
+            pass
         if dies:
             reducers[1].kill()
             wait_for(rank_0, "was lost")
         else:
             lab["r1"].restore()
-            # At first it may be found to be faster by less than it is.
+            # At first it may be found to be faster by less than it is, or another one to be slower.
             while (found := wait_for(rank_0, r"rates .* have changed: (.*host r1\) carries (\d+) %)?"))[1]:
                 slow, earlier = int(found[2]), slow
-                assert slow > earlier
+                assert slow >= earlier
                 if slow > 60:
                     break
         (tmp_path / "end").touch()

@@ -1,5 +1,6 @@
 """The start of a job: who is missing or does not belong to it is named to those who wait, and told why."""
 
+import resource
 import socket
 
 import pytest
@@ -116,3 +117,14 @@ def test_all_meet_over_ipv6(reducers: int, interface: str) -> None:
         for rank, outcome in enumerate(cluster.wait_workers()):
             seen = {"total": 3, "message": 1 - rank, "has_metrics": True, "hosts": ["[::1]"]}
             assert outcome.result == seen
+
+
+def test_a_reducer_that_cannot_start_says_why() -> None:
+    """To all, before it leaves: one that may open too few files for its strands."""
+    with Cluster(1, 1, {"JAXHETERO_STRANDS": "32"}) as cluster:
+        cluster.start_reducer()
+        cluster.wait_for_error("reducer 0", "still trying to reach the coordinator")
+        resource.prlimit(cluster.process("reducer 0").pid, resource.RLIMIT_NOFILE, (40, 40))
+        cluster.start_worker(0, "errors.py", "none", "0")
+        assert "Too many open files" in cluster.wait("worker 0").exception_line
+        assert "Too many open files" in cluster.wait("reducer 0").errors

@@ -90,7 +90,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Does nothing if the process has ended: only its parent, the server, knows that the pid is still its own."""
         if self.poll() is None:
-            self._connection.send(str(int(number)).encode())
+            with contextlib.suppress(BrokenPipeError):  # it has ended just now
+                self._connection.send(str(int(number)).encode())
 
     def kill(self) -> None:
         """As ``subprocess.Popen.kill``."""

@@ -57,7 +57,7 @@ TEST_P(PayloadTest, ComesFromLeavesAndGoesIntoLeaves) {
     }
   });
   ASSERT_TRUE(server_.wait_frames(frame_count));
-  EXPECT_TRUE(from == to);
+  EXPECT_TRUE(are_same(from, to));
   const auto frames_now = client_.call([&] { return client_.connections_[0]->written_frame_count(); });
   EXPECT_EQ(frames_now - frames_before, frame_count);
   EXPECT_EQ(client_.call([&] { return client_.connections_[0]->queued_frame_count(); }), frames_now);
@@ -101,7 +101,7 @@ TEST_P(EitherWayTest, SendsBothWaysAtOnce) {
     side->call([&] {
       for (size_t i = 0; i < kFrames; ++i) {
         EXPECT_EQ(side->frames_[i].header.offset, i);
-        EXPECT_TRUE(side->frames_[i].payload == payload);
+        EXPECT_TRUE(are_same(side->frames_[i].payload, payload));
       }
     });
   }

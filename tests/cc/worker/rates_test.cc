@@ -160,7 +160,7 @@ TEST(Rates, OfASlowWorkerNameIt) {
   parts.push_back(std::make_unique<Part>(*job.workers[2], round, 2));
   for (uint32_t rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(parts[rank]->wait().ok());
-    EXPECT_TRUE(parts[rank]->output() == round.output(3, rank));
+    EXPECT_TRUE(parts[rank]->has(round.output(3, rank)));
   }
   EXPECT_EQ(claim_until_slow(job, 900, -1),
             "rank 2 (host host-2) is no longer slow: rounds run at 90 % of the best rate so far");
@@ -212,7 +212,7 @@ TEST_P(ChangesTest, ChangeNoBit) {
       std::this_thread::sleep_for(std::chrono::microseconds(chance() % 20'000));
     }
   });
-  const std::vector<size_t> counts = {3, 30000, 100000, 5000, 60000, 20000, 15000};
+  const std::vector<size_t> counts = {3, 15000, 50000, 5000, 30000, 10000, 8000};
   for (uint32_t step = 0; (step < 10 || rate_changes(job) < 3) && !HasFailure(); ++step) {
     std::vector<std::vector<TestRound>> rounds(counts.size());
     std::vector<std::vector<std::vector<Part>>> parts(counts.size());  // by op, rank and turn
@@ -239,12 +239,13 @@ TEST_P(ChangesTest, ChangeNoBit) {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
     }
     for (size_t op = 0; op < counts.size(); ++op) {
-      for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
-        for (uint32_t turn = 0; turn < kTurns; ++turn) {
+      for (uint32_t turn = 0; turn < kTurns; ++turn) {
+        Bytes output;
+        for (uint32_t rank = 0; rank < job.workers.size(); ++rank) {
           const Status status = parts[op][rank][turn].wait();
           EXPECT_TRUE(status.ok()) << "step " << step << " op " << op << " rank " << rank << ": " << status.message();
-          EXPECT_TRUE(parts[op][rank][turn].output() == rounds[op][turn].output(3, rank))
-              << "step " << step << " op " << op << " rank " << rank;
+          if (rank == 0 || !rounds[op][turn].is_same_for_all()) output = rounds[op][turn].output(3, rank);
+          EXPECT_TRUE(parts[op][rank][turn].has(output)) << "step " << step << " op " << op << " rank " << rank;
         }
       }
     }

@@ -3,8 +3,10 @@
 import gc
 import hashlib
 import json
+import os
 import sys
 import threading
+import time
 from typing import Any
 
 import jax
@@ -55,7 +57,11 @@ def exchange() -> Any:
         for leaf, expected in zip(leaves, message(peer, rank, channel, number), strict=True):
             assert np.array_equal(leaf.view(np.uint8), expected.view(np.uint8))
             digest.update(leaf.tobytes())
-    metrics = jaxhetero.metrics()
+    # A peer may say that it has moved to shared memory after all its messages.
+    deadline = time.monotonic() + 10
+    most = 1 + 2 * len(peers) if os.environ.get("JAXHETERO_SHARED_MEMORY") != "0" else 0
+    while (metrics := jaxhetero.metrics()).shared_connection_count < most and time.monotonic() < deadline:
+        time.sleep(0.01)
     return {
         "digest": digest.hexdigest(),
         "shared": metrics.shared_connection_count,
