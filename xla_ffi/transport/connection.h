@@ -111,7 +111,8 @@ class Connection {
 
   // Ends at once, without on_close().
   virtual void close() = 0;
-  // Reads no more frames, writes the queued ones, waits up to two seconds for the peer to close as well, and ends.
+  // Reads no more frames, writes the queued ones, waits for the peer to close as well, and ends: at the latest when
+  // the peer takes nothing for two seconds.
   virtual void close_after_flush() = 0;
   // Drops the queued frames, whose memory is then no longer needed, writes `last`, and ends like close_after_flush().
   // If a frame is half written, a copy of its rest goes first.

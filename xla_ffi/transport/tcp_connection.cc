@@ -19,7 +19,7 @@
 namespace jaxhetero {
 namespace {
 
-constexpr std::chrono::milliseconds kFlushPatience{2000};
+constexpr std::chrono::milliseconds kFlushPatience{2000};  // for a peer that takes nothing
 
 void set_option(int fd, int level, int name) {
   const int on = 1;
@@ -239,11 +239,17 @@ void TcpConnection::close_after_flush() {
   }
   phase_ = Phase::kFlushing;
   const auto self = shared_from_this();
-  deadline_ = context_.loop.after_running(kFlushPatience, [self] { self->end({}); });
+  flush_for_a_while();
   context_.loop.at_end_of_turn([self] {
     if (self->phase_ != Phase::kFlushing) return;
     self->write_queued();
     if (self->phase_ == Phase::kFlushing && self->has_flushed()) self->finish_flushing();
+  });
+}
+
+void TcpConnection::flush_for_a_while() {
+  deadline_ = context_.loop.after_running(kFlushPatience, [self = shared_from_this(), before = passed_bytes()] {
+    self->passed_bytes() > before ? self->flush_for_a_while() : self->end({});
   });
 }
 

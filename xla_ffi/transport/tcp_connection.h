@@ -129,6 +129,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   // Closing.
   void discard_input();
+  void flush_for_a_while();
   void finish_flushing();
   void end_after_reading(const Status& why);
   void end(const Status& why);
