@@ -34,6 +34,8 @@ constexpr uint64_t kMostChunksPerWindow = 32;
 // Chunks of at least kFillingBytes in large calls fill their packets, which on an Ethernet carry kPacketBytes each.
 constexpr uint64_t kFillingBytes = 16 << 10;
 constexpr uint64_t kPacketBytes = 1448;
+// The most that the shares of a plan may be together: products with them have to fit 64 bits.
+constexpr uint64_t kMostWhole = uint64_t{1} << 26;
 constexpr uint64_t kFsPerS = 1'000'000'000'000'000;
 
 // A packet costs its headers, however full it is. Smaller chunks would have to grow by more than that is worth.
@@ -63,35 +65,67 @@ double best_s_per_byte(std::span<const double> worker_rates, std::span<const dou
   return std::max(reduced_s, 1 / std::ranges::min(worker_rates));
 }
 
+namespace {
+
+// In parts of 2^24. Sums, products and quotients of IEEE numbers are the same on every machine.
+std::vector<uint32_t> shares_in_best_time(uint32_t worker_count, const std::vector<ReducerPlace>& reducers) {
+  std::vector<double> inside;
+  std::vector<double> dedicated;
+  for (const ReducerPlace& reducer : reducers) (reducer.colocated ? inside : dedicated).push_back(reducer.rate);
+  const auto inside_count = static_cast<uint32_t>(inside.size());
+  const double fastest = std::ranges::max(inside);
+  inside.resize(std::max(worker_count, inside_count), fastest);
+  const double time = best_s_per_byte(inside, dedicated, inside_count);
+  std::vector<double> parts;
+  double whole = 0;
+  for (const ReducerPlace& reducer : reducers) {
+    parts.push_back(reducer.colocated ? std::max(0.0, (time * reducer.rate - 1) / (worker_count - 2.0))
+                                      : time * reducer.rate / worker_count);
+    whole += parts.back();
+  }
+  std::vector<uint32_t> shares;
+  for (const double part : parts) shares.push_back(static_cast<uint32_t>(std::lround(part / whole * (1 << 24))));
+  return shares;
+}
+
+}  // namespace
+
 std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers) {
-  const auto inside = static_cast<uint32_t>(std::ranges::count(reducers, true, &ReducerPlace::colocated));
+  uint64_t inside_count = 0;
   uint64_t dedicated_rate = 0;
-  uint64_t worker_rate = std::numeric_limits<uint32_t>::max();
+  uint64_t least_rate = std::numeric_limits<uint32_t>::max();  // of those inside workers
+  uint64_t most_rate = 0;
   for (const ReducerPlace& reducer : reducers) {
     if (reducer.colocated) {
-      worker_rate = std::min<uint64_t>(worker_rate, reducer.rate);
+      ++inside_count;
+      least_rate = std::min<uint64_t>(least_rate, reducer.rate);
+      most_rate = std::max<uint64_t>(most_rate, reducer.rate);
     } else {
       dedicated_rate += reducer.rate;
     }
   }
+  // Two workers reduce at no cost: they need not know which of them is faster.
+  if (worker_count > 2 && least_rate < most_rate) return shares_in_best_time(worker_count, reducers);
   // A worker alone reduces everything itself. Where the dedicated reducers can take what all workers send, they do.
-  const uint64_t all_workers_rate = worker_count * worker_rate;
+  const uint64_t all_workers_rate = worker_count * least_rate;
   const uint64_t share_inside = worker_count == 1 ? 1 : all_workers_rate - std::min(dedicated_rate, all_workers_rate);
-  std::vector<uint32_t> shares;
+  std::vector<uint64_t> shares;
   for (const ReducerPlace& reducer : reducers) {
-    if (inside == 0) {
+    if (inside_count == 0) {
       shares.push_back(reducer.rate);
     } else if (dedicated_rate == 0) {
       shares.push_back(1);
     } else {
-      shares.push_back(static_cast<uint32_t>(reducer.colocated ? share_inside
-                                                               : (worker_count + inside - 2) * uint64_t{reducer.rate}));
+      shares.push_back(reducer.colocated ? share_inside : (worker_count + inside_count - 2) * reducer.rate);
     }
   }
   // Equal rates give one plan, whatever they are.
-  const uint32_t common = std::reduce(shares.begin(), shares.end(), 0u, std::gcd<uint32_t, uint32_t>);
-  for (uint32_t& share : shares) share /= std::max(common, 1u);
-  return shares;
+  const uint64_t common =
+      std::max<uint64_t>(std::accumulate(shares.begin(), shares.end(), uint64_t{0}, std::gcd<uint64_t, uint64_t>), 1);
+  for (uint64_t& share : shares) share /= common;
+  if (std::accumulate(shares.begin(), shares.end(), uint64_t{0}) > kMostWhole)
+    return shares_in_best_time(worker_count, reducers);
+  return {shares.begin(), shares.end()};
 }
 
 ShardPlan::ShardPlan(std::vector<uint32_t> shares) : ShardPlan(std::move(shares), Pace()) {}
@@ -207,7 +241,7 @@ std::vector<Shard> ShardPlan::cut(uint64_t op, uint64_t count, uint64_t item_byt
   uint64_t cut_off = 0;  // the part of `whole` that is cut off
   for (const uint32_t reducer : owners) {
     cut_off += shares_[reducer];
-    // Exact quotients without overflow: count may be near 2^60, `whole` is less than 2^26.
+    // Exact quotients without overflow: count may be near 2^60, `whole` is at most 2^26.
     uint64_t end = count / whole * cut_off + count % whole * cut_off / whole;
     if (cut_off < whole) end -= end % align;
     if (end > offset || owners.size() == 1) shards.push_back({reducer, offset, end - offset});

@@ -44,11 +44,12 @@ struct ReducerPlace {
 double best_s_per_byte(std::span<const double> worker_rates, std::span<const double> reducer_rates,
                        uint32_t colocated_count);
 
-// The relative shares of the reducers in a best cut, where every worker has the rate of the slowest co-located one: a
-// round then takes the time of best_s_per_byte(). Whole numbers, so that all workers compute the same.
+// The relative shares of the reducers in a best cut: a round then takes the time of best_s_per_byte(), if a worker
+// without a reducer inside is as fast as those with one. Whole numbers, so that all workers compute the same.
 //
-// With workers of rate w, dedicated reducers of rates r and c reducers inside workers, equal times give
-// a : b = (nw - sum of r) : (n + c - 2)r.
+// With workers of one rate w, dedicated reducers of rates r and c reducers inside workers, equal times give
+// a : b = (nw - sum of r) : (n + c - 2)r. With workers of several rates, a = (tw - 1) / (n - 2) and b = tr / n in the
+// best time t.
 std::vector<uint32_t> balanced_shares(uint32_t worker_count, const std::vector<ReducerPlace>& reducers);
 
 // What a message costs the core that sends it, and again the one that receives it. Whole numbers, so that all workers

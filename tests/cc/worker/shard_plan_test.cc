@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <tuple>
@@ -184,6 +185,7 @@ TEST(Rates, LetAWorkerAloneReduceByItself) {
 double s_per_byte_of_shares(uint32_t worker_count, uint32_t worker_rate, const std::vector<ReducerPlace>& reducers) {
   const std::vector<uint32_t> shares = balanced_shares(worker_count, reducers);
   const double whole = std::accumulate(shares.begin(), shares.end(), 0.0);
+  EXPECT_LE(whole, 1 << 26) << "products with it have to fit 64 bits";
   double time = 1.0 / worker_rate;
   for (size_t i = 0; i < shares.size(); ++i) {
     const double share = shares[i] / whole;
@@ -212,6 +214,42 @@ TEST(BestTime, IsThatOfBalancedShares) {
       }
     }
   }
+}
+
+TEST(BestTime, IsThatOfBalancedSharesOfUnequalWorkers) {
+  std::mt19937 random(1);
+  for (int turn = 0; turn < 1000; ++turn) {
+    const uint32_t n = 3 + static_cast<uint32_t>(random() % 14);
+    const uint32_t c = 1 + static_cast<uint32_t>(random() % n);
+    std::vector<ReducerPlace> reducers;
+    std::vector<double> dedicated;
+    for (size_t k = random() % 5; k > 0; --k) {
+      reducers.push_back({.rate = 1 + static_cast<uint32_t>(random() % 1024)});
+      dedicated.push_back(reducers.back().rate);
+    }
+    std::vector<double> workers;
+    for (uint32_t rank = 0; rank < c; ++rank) {
+      reducers.push_back({.colocated = true, .rate = 1 + static_cast<uint32_t>(random() % 256)});
+      workers.push_back(reducers.back().rate);
+    }
+    workers.resize(n, std::ranges::max(workers));
+    const auto slowest = static_cast<uint32_t>(std::ranges::min(workers));
+    const double best = best_s_per_byte(workers, dedicated, c);
+    EXPECT_NEAR(s_per_byte_of_shares(n, slowest, reducers), best, 1e-4 * best) << "turn " << turn;
+  }
+}
+
+TEST(BestTime, OfEightWorkersOfWhichOneHasHalfTheRate) {
+  std::vector<ReducerPlace> reducers(8, {.colocated = true, .rate = 2});
+  reducers[3].rate = 1;
+  EXPECT_NEAR(s_per_byte_of_shares(8, 1, reducers), 1, 1e-6) << "as long as the slow one takes for its own alone";
+  EXPECT_EQ(balanced_shares(8, reducers)[3], 0u);
+}
+
+TEST(BalancedShares, FitWhatIsMultipliedWithThem) {
+  std::vector<ReducerPlace> reducers(500, {.colocated = true, .rate = 256});
+  for (uint32_t k = 0; k < 100; ++k) reducers.push_back({.rate = 64 * 256 - k});
+  s_per_byte_of_shares(500, 256, reducers);
 }
 
 TEST(BestTime, IsTheKnownOneForEqualRates) {
