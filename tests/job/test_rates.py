@@ -16,7 +16,6 @@ from lab.netlab import Lab, missing
 from tests.support.cluster import program_path
 
 ROOT = Path(__file__).parents[2]
-WORKERS = 2
 PROGRAM = """
 import jax
 import numpy as np
@@ -35,13 +34,14 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def start_job(lab: Lab, reducers: list[str], worker: list[str], **settings: str) -> list[subprocess.Popen[str]]:
-    """A job on the hosts of a lab: this program on w0 and w1, and a reducer on each of these; the reducers first."""
+    """A job on the hosts of a lab: this program on w0, w1, ..., and a reducer on each of these; the reducers first."""
+    workers = sum(host.name.startswith("w") for host in lab)
     settings = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error",
         "JAX_PLATFORMS": "cpu",
-        "JAXHETERO_WORKER_COUNT": str(WORKERS),
+        "JAXHETERO_WORKER_COUNT": str(workers),
         "JAXHETERO_REDUCER_COUNT": str(len(reducers)),
         "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{lab['w0'].free_port()}",
         "JAXHETERO_TOKEN": secrets.token_hex(16),
@@ -50,7 +50,7 @@ def start_job(lab: Lab, reducers: list[str], worker: list[str], **settings: str)
         **settings,
     }
     jobs = [(name, ["-m", "jaxhetero", "reducer"], {}) for name in reducers]
-    jobs += [(f"w{rank}", worker, {"JAXHETERO_RANK": str(rank)}) for rank in range(WORKERS)]
+    jobs += [(f"w{rank}", worker, {"JAXHETERO_RANK": str(rank)}) for rank in range(workers)]
     return [
         lab[name].start(
             [sys.executable, *command],
@@ -136,6 +136,28 @@ def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) ->
     # The reducer may die before the rounds are named, and then the plan follows the loss alone.
     assert all(result["metrics"]["rate_change_count"] >= (0 if dies else 2) for result in results)
     assert all(result["metrics"]["view_count"] == int(dies) for result in results)
+
+
+@needs_namespaces
+def test_plan_follows_a_worker_with_a_reducer_inside_that_becomes_slow(tmp_path: Path) -> None:
+    """Its reducer has less then. A trial finds out that it is as fast as before. Every round checks its bits."""
+    hosts = [f"w{rank}" for rank in range(4)]
+    with Lab(dict.fromkeys(hosts, "100mbit")) as lab:
+        program = [str(program_path("rates_loop.py")), "2", "400", str(tmp_path / "end")]
+        processes = start_job(lab, [], program, JAXHETERO_COLOCATED_COUNT="4")
+        wait_for(processes[0], "round 10 ")
+        lab["w1"].slow("25mbit")
+        # The first word may be of a time when it was slow in part; the next one corrects it.
+        while int(wait_for(processes[0], r"reducer \d \(host w1\) carries (\d+) % of what the fastest does")[1]) > 40:
+            pass
+        lab["w1"].restore()
+        wait_for(processes[0], r"reducer \d \(host w1\) has its first share again")
+        wait_for(processes[0], r"reducer \d \(host w1\) is as fast as before")
+        (tmp_path / "end").touch()
+        results = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0, 0]
+    assert len({result["digest"] for result in results}) == 1
+    assert all(result["metrics"]["rate_change_count"] >= 2 for result in results)
 
 
 WATCH = """

@@ -12,7 +12,12 @@
 namespace jaxhetero {
 
 Coordinator::Coordinator(TcpContext& context, JobShape job, std::string version, EventLog& log)
-    : context_(context), job_(job), version_(std::move(version)), log_(log), rate_watch_(job.worker_count) {}
+    : context_(context),
+      job_(job),
+      version_(std::move(version)),
+      log_(log),
+      rate_watch_(job.worker_count),
+      wait_watch_(job.worker_count) {}
 
 bool Coordinator::takes(const Guest& guest, FrameType type) const {
   switch (type) {
@@ -226,6 +231,7 @@ void Coordinator::change_view(const std::string& why) {
   phase_ = Phase::kChanging;
   new_rates_.reset();
   rate_watch_.begin_anew();
+  wait_watch_.begin_anew();
   worker_watch_ = {};
   slow_rank_ = -1;
   completed_.clear();

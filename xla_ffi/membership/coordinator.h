@@ -46,7 +46,8 @@
 #include "xla_ffi/base/status.h"
 #include "xla_ffi/membership/heartbeat.h"
 #include "xla_ffi/membership/rate_watch.h"
-#include "xla_ffi/membership/worker_watch.h"
+#include "xla_ffi/membership/slow_watch.h"
+#include "xla_ffi/membership/wait_watch.h"
 #include "xla_ffi/transport/connection.h"
 #include "xla_ffi/transport/tcp_connection.h"
 #include "xla_ffi/transport/tcp_listener.h"
@@ -124,9 +125,15 @@ class Coordinator : protected ConnectionOwner {
   Status on_progress(Guest& guest, const Progress& progress);
   Status on_still(const Guest& guest, const Progress& progress);
   Status on_goodput(const Guest& guest, Goodput goodput);
-  void watch_workers(double pace);
+  void follow_links(uint32_t rank, const Goodput& goodput);
+  void follow_waits(uint32_t rank, const Goodput& goodput);
+  [[nodiscard]] std::optional<uint32_t> reducer_inside(uint32_t rank) const;
+  [[nodiscard]] std::vector<uint32_t> awaited_workers() const;
+  [[nodiscard]] bool has_answers() const;
+  void watch_workers(double pace, std::optional<uint32_t> awaited);
   void tell_slow(std::optional<uint32_t> before);
   [[nodiscard]] std::string name_of_worker(uint32_t rank) const;
+  [[nodiscard]] std::string name_of_reducer(uint32_t number) const;  // one of the view
   void change_rates(std::vector<NewRates::Rate> rates);
   Status on_begun(Guest& guest, const Progress& begun);
   void name_rounds();
@@ -213,8 +220,9 @@ class Coordinator : protected ConnectionOwner {
     std::set<int32_t> ranks;  // the workers that have completed so many rounds and run no more
   };
   std::unordered_map<uint64_t, Still> still_;  // keyed by op
-  RateWatch rate_watch_;
-  WorkerWatch worker_watch_;
+  RateWatch rate_watch_;                       // where all reducers are dedicated
+  WaitWatch wait_watch_;                       // where some are inside workers
+  SlowWatch worker_watch_;
   std::atomic<int32_t> slow_rank_{-1};
   std::optional<NewRates> new_rates_;          // those that workers hold for
   std::map<uint64_t, uint64_t> begun_counts_;  // keyed by op: the most rounds that any of them has begun

@@ -25,21 +25,72 @@ Status Coordinator::on_goodput(const Guest& guest, Goodput goodput) {
   std::erase_if(goodput.links, [this](const Goodput::Link& link) {
     return std::ranges::find(view_.reducers, link.reducer, &View::Reducer::number) == view_.reducers.end();
   });
-  std::optional<std::vector<NewRates::Rate>> rates =
-      rate_watch_.note(static_cast<uint32_t>(guest.registration.rank), goodput);
-  if (const std::optional<double> pace = rate_watch_.take_pace()) watch_workers(*pace);
-  if (rates && rates->size() == view_.reducers.size()) change_rates(std::move(*rates));
+  const auto rank = static_cast<uint32_t>(guest.registration.rank);
+  goodput.in_step.us > 0 ? follow_waits(rank, goodput) : follow_links(rank, goodput);
   return {};
 }
 
-// The answers are to the question that followed the look before.
-void Coordinator::watch_workers(double pace) {
+void Coordinator::follow_links(uint32_t rank, const Goodput& goodput) {
+  std::optional<std::vector<NewRates::Rate>> rates = rate_watch_.note(rank, goodput);
+  if (const std::optional<double> pace = rate_watch_.take_pace()) {
+    const std::vector<uint32_t> awaited = awaited_workers();
+    watch_workers(*pace, most_awaited(awaited, awaited.size()));
+  }
+  if (!rates || rates->size() != view_.reducers.size()) return;
+  worker_watch_.change_plan();
+  log_.add(Severity::kInfo, describe(*rates));
+  change_rates(std::move(*rates));
+}
+
+// Where reducers wait for a worker, its interface is slow: the plan can have less for the reducer inside it, if there
+// is one. Where they do not, workers know for which reducer they wait.
+void Coordinator::follow_waits(uint32_t rank, const Goodput& goodput) {
+  if (!wait_watch_.add(rank, goodput)) return;
+  const std::optional<uint32_t> worker = most_awaited(awaited_workers(), view_.reducers.size());
+  std::optional<uint32_t> reducer;
+  if (worker) {
+    reducer = reducer_inside(*worker);
+  } else if (has_answers()) {
+    reducer = wait_watch_.awaited_reducer();
+  }
+  watch_workers(wait_watch_.pace(), reducer ? std::nullopt : worker);
+  const std::optional<uint32_t> tried = wait_watch_.tried();
+  std::optional<std::vector<NewRates::Rate>> rates = wait_watch_.end_look(reducer);
+  if (rates && rates->size() == view_.reducers.size()) {
+    const std::optional<uint32_t> trial = wait_watch_.tried();
+    log_.add(Severity::kInfo,
+             trial ? name_of_reducer(*trial) + " has its first share again, to see whether it is as " + "fast as before"
+                   : describe(*rates));
+    change_rates(std::move(*rates));
+  } else if (tried && !wait_watch_.tried()) {
+    log_.add(Severity::kInfo, name_of_reducer(*tried) + " is as fast as before");
+  }
+}
+
+std::optional<uint32_t> Coordinator::reducer_inside(uint32_t rank) const {
+  const auto found = std::ranges::find(view_.reducers, static_cast<int32_t>(rank), &View::Reducer::colocated_rank);
+  return found == view_.reducers.end() ? std::nullopt : std::optional(found->number);
+}
+
+// Of each reducer that waits for one worker alone, for whom. The answers are to the question that followed the look
+// before.
+std::vector<uint32_t> Coordinator::awaited_workers() const {
   std::vector<uint32_t> awaited;
   for (const auto& [connection, guest] : guests_) {
     if (!guest.is_reducer() || !guest.is_member() || !guest.answer) continue;
     const std::vector<ProcessState::LateWorker>& late = guest.answer->late_workers;
     if (late.size() == 1 && late[0].rank < job_.worker_count) awaited.push_back(late[0].rank);
   }
+  return awaited;
+}
+
+bool Coordinator::has_answers() const {
+  return std::ranges::any_of(guests_, [](const auto& entry) {
+    return entry.second.is_reducer() && entry.second.is_member() && entry.second.answer;
+  });
+}
+
+void Coordinator::watch_workers(double pace, std::optional<uint32_t> awaited) {
   const std::optional<uint32_t> before = worker_watch_.slow();
   if (worker_watch_.note(pace, awaited)) tell_slow(before);
   if (has_visitors_) return;  // they have asked already
@@ -64,15 +115,19 @@ std::string Coordinator::name_of_worker(uint32_t rank) const {
   return "rank " + std::to_string(rank) + " (host " + view_.worker_hosts[rank] + ")";
 }
 
+std::string Coordinator::name_of_reducer(uint32_t number) const {
+  const auto reducer = std::ranges::find(view_.reducers, number, &View::Reducer::number);
+  return "reducer " + std::to_string(number) + " (host " + reducer->host_name + ")";
+}
+
 uint32_t Coordinator::rate_percent(const Registration& process) const {
   if (process.role == Role::kWorker) return process.rank == slow_rank_ ? worker_watch_.percent() : 0;
-  return rate_watch_.percent_of_reducer(static_cast<uint32_t>(process.number));
+  const auto number = static_cast<uint32_t>(process.number);
+  return std::max(rate_watch_.percent_of_reducer(number), wait_watch_.percent_of_reducer(number));
 }
 
 void Coordinator::change_rates(std::vector<NewRates::Rate> rates) {
-  log_.add(Severity::kInfo, describe(rates));
   new_rates_ = {view_.number, std::move(rates), {}};
-  worker_watch_.change_plan();
   begun_counts_.clear();
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_worker() || !guest.is_member()) continue;
@@ -85,11 +140,11 @@ void Coordinator::change_rates(std::vector<NewRates::Rate> rates) {
 // follows"
 std::string Coordinator::describe(const std::vector<NewRates::Rate>& rates) const {
   std::string text;
+  const uint32_t most = std::ranges::max(rates, {}, &NewRates::Rate::rate).rate;
   for (const NewRates::Rate& rate : rates) {
-    if (rate.rate == NewRates::kFullRate || text.size() > 1000) continue;
-    const auto reducer = std::ranges::find(view_.reducers, rate.reducer, &View::Reducer::number);
-    text += (text.empty() ? "" : ", ") + ("reducer " + std::to_string(rate.reducer)) + " (host " + reducer->host_name +
-            ") carries " + std::to_string(100 * rate.rate / NewRates::kFullRate) + " %";
+    if (rate.rate == most || text.size() > 1000) continue;
+    text += (text.empty() ? "" : ", ") + name_of_reducer(rate.reducer) + " carries " +
+            std::to_string((100 * rate.rate + most / 2) / most) + " %";
   }
   const std::string what = text.empty() ? "all reducers carry about the same" : text + " of what the fastest does";
   return "the rates of the interfaces have changed: " + what + "; the plan follows";

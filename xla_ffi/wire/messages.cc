@@ -199,6 +199,7 @@ void fields(Codec& codec, Message& goodput)
 {
   codec(goodput.view, goodput.round_count);
   codec.list(goodput.links, kMaxReducers);
+  codec(goodput.in_step.bytes, goodput.in_step.us, goodput.in_step.planned_time, goodput.in_step.awaited);
 }
 
 template <typename Codec, typename Message>
@@ -423,7 +424,7 @@ Result<Goodput> decode_goodput(std::span<const std::byte> bytes) { return read<G
 Result<NewRates> decode_new_rates(std::span<const std::byte> bytes) {
   Result<NewRates> rates = read<NewRates>(bytes, "new rates");
   if (!rates.ok()) return rates;
-  const auto is_rate = [](const NewRates::Rate& rate) { return rate.rate > 0 && rate.rate <= NewRates::kFullRate; };
+  const auto is_rate = [](const NewRates::Rate& rate) { return rate.rate > 0 && rate.rate <= NewRates::kMostRate; };
   if (!std::ranges::all_of(rates->rates, is_rate)) return malformed("new rates");
   return rates;
 }

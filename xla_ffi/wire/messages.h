@@ -231,9 +231,17 @@ struct Goodput {
     uint64_t bytes = 0;         // of totals
     uint64_t us = 0;            // the time in which these came
   };
+  // Of a job with reducers inside workers, whose links keep in step: how fast they are together, and who holds them up.
+  struct InStep {
+    uint64_t bytes = 0;         // of the totals that all links carried
+    uint64_t us = 0;            // the time in which these came; 0 in other jobs
+    uint64_t planned_time = 0;  // of a byte, by the plan and its rates; in parts of 2^32
+    int32_t awaited = -1;       // the reducer for whose totals all other links waited mostly; -1: for none
+  };
   uint32_t view = 0;
   uint32_t round_count = 0;  // the rounds that were measured
   std::vector<Link> links;
+  InStep in_step = {};
 };
 
 // From these rounds on, all workers cut buckets by these rates; ops that are not named, from their first round on.
@@ -246,7 +254,8 @@ struct NewRates {
     uint64_t op = 0;
     uint64_t round = 0;
   };
-  static constexpr uint32_t kFullRate = 256;  // the rate of the fastest reducer
+  static constexpr uint32_t kFullRate = 256;  // the rate of the fastest reducer, or of a usual one
+  static constexpr uint32_t kMostRate = 64 * kFullRate;
   uint32_t view = 0;
   std::vector<Rate> rates;
   std::vector<Begin> begins;

@@ -1,5 +1,6 @@
 // The part of the communicator that follows views, and rates that change.
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -13,7 +14,35 @@
 namespace jaxhetero {
 
 namespace {
+
 using std::chrono::milliseconds;
+
+// What the strands have timed, together.
+Goodput goodput_of(Goodput goodput, const std::vector<WorkerStrand::LinkTimes>& of_strands) {
+  Goodput::InStep& in_step = goodput.in_step;
+  std::map<uint32_t, uint64_t> awaited_counts;  // keyed by the reducer's number
+  uint64_t awaited_count = 0;
+  for (const WorkerStrand::LinkTimes& times : of_strands) {
+    goodput.round_count = std::max(goodput.round_count, times.round_count);
+    for (Goodput::Link& link : goodput.links) {
+      const auto timed = times.links.find(link.reducer);
+      if (timed == times.links.end()) continue;
+      link.bytes += timed->second.bytes;
+      link.us += timed->second.us;
+    }
+    in_step.bytes += times.bytes;
+    in_step.us += times.us;
+    for (const auto& [reducer, count] : times.awaited_counts) {
+      awaited_counts[reducer] += count;
+      awaited_count += count;
+    }
+  }
+  for (const auto& [reducer, count] : awaited_counts) {
+    if (2 * count > awaited_count) in_step.awaited = static_cast<int32_t>(reducer);
+  }
+  return goodput;
+}
+
 }  // namespace
 
 // --- Views.
@@ -198,7 +227,7 @@ void Communicator::watch() {
         [this](size_t index) { return strands_[index]->take_still(); },
         [this](const std::vector<OpCounts>& counts) { report_progress(FrameType::kStill, view_.number, counts); });
   }
-  if (planner_.plans().follows_rates && phase_ == Phase::kRunning && !halted_) report_goodput();
+  if (planner_.plans().follows != Follows::kNothing && phase_ == Phase::kRunning && !halted_) report_goodput();
   if (const Status stall = channels_->check(EventLoop::Clock::now()); !stall.ok()) return fail(stall);
   loop_->after(kStrandWatchInterval, [this] { watch(); });
 }
@@ -256,18 +285,10 @@ void Communicator::tell_goodput(Goodput goodput) {
 void Communicator::report_goodput() {
   using LinkTimes = WorkerStrand::LinkTimes;
   loops_.ask<LinkTimes>([this](size_t index) { return strands_[index]->take_link_times(); },
-                        [this, number = view_.number](const std::vector<LinkTimes>& of_strands) {
-                          Goodput goodput{number, 0, planner_.planned_rates()};
-                          for (const LinkTimes& times : of_strands) {
-                            goodput.round_count = std::max(goodput.round_count, times.round_count);
-                            for (Goodput::Link& link : goodput.links) {
-                              const auto timed = times.links.find(link.reducer);
-                              if (timed == times.links.end()) continue;
-                              link.bytes += timed->second.bytes;
-                              link.us += timed->second.us;
-                            }
-                          }
-                          if (has_ended() || goodput.round_count == 0) return;
+                        [this, planned = planner_.planned()](const std::vector<LinkTimes>& of_strands) {
+                          if (has_ended() || planned.view != view_.number) return;
+                          const Goodput goodput = goodput_of(planned, of_strands);
+                          if (goodput.round_count == 0) return;
                           member_->send(OutFrame::control(FrameType::kGoodput, encode(goodput)));
                         });
 }

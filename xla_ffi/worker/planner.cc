@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "xla_ffi/codec/float_code.h"
 
@@ -120,6 +121,10 @@ uint32_t Planner::rate_with_cores(const View::Reducer& reducer) const {
 // In finer units once rates have been followed.
 uint32_t Planner::rate_now_of(const View::Reducer& reducer) const {
   if (followed_rates_.empty()) return rate_with_cores(reducer);
+  return fine_rate_of(reducer);
+}
+
+uint32_t Planner::fine_rate_of(const View::Reducer& reducer) const {
   const auto rate = followed_rates_.find(reducer.number);
   if (rate != followed_rates_.end()) return rate->second;
   return rate_with_cores(reducer) * (NewRates::kFullRate / RateProbe::kFullRate);
@@ -127,9 +132,9 @@ uint32_t Planner::rate_now_of(const View::Reducer& reducer) const {
 
 // A worker with a reducer inside shares its interface with it, so what a link carries tells nothing of that alone. An
 // elastic job has no round of which all workers know how often it has run.
-bool Planner::follows_rates() const {
-  const bool has_colocated = std::ranges::any_of(places_, &ReducerPlace::colocated);
-  return job_.measure_rates && !job_.is_elastic() && !has_colocated && reducers_.size() > 1 && worker_count_ > 1;
+Follows Planner::follows() const {
+  if (!job_.measure_rates || job_.is_elastic() || reducers_.size() < 2 || worker_count_ < 2) return Follows::kNothing;
+  return std::ranges::any_of(places_, &ReducerPlace::colocated) ? Follows::kWaits : Follows::kLinks;
 }
 
 void Planner::follow(const NewRates& rates) {
@@ -137,10 +142,25 @@ void Planner::follow(const NewRates& rates) {
   make_plans();
 }
 
-std::vector<Goodput::Link> Planner::planned_rates() const {
-  std::vector<Goodput::Link> links;
-  for (const View::Reducer& reducer : reducers_) links.push_back({reducer.number, rate_now_of(reducer), 0, 0});
-  return links;
+Goodput Planner::planned() const {
+  Goodput goodput{view_number_, 0, {}};
+  for (const View::Reducer& reducer : reducers_) goodput.links.push_back({reducer.number, fine_rate_of(reducer), 0, 0});
+  goodput.in_step.planned_time = planned_time();
+  return goodput;
+}
+
+// In parts of 2^32, if a full rate carries one byte in a unit of time; 0 where no reducer is inside a worker.
+uint64_t Planner::planned_time() const {
+  constexpr double kFull = NewRates::kFullRate;
+  std::vector<double> inside;
+  std::vector<double> dedicated;
+  for (const View::Reducer& reducer : reducers_) {
+    (reducer.colocated_rank >= 0 ? inside : dedicated).push_back(fine_rate_of(reducer) / kFull);
+  }
+  if (inside.empty()) return 0;
+  const auto inside_count = static_cast<uint32_t>(inside.size());
+  inside.resize(worker_count_, std::ranges::max(inside));
+  return static_cast<uint64_t>(std::ldexp(best_s_per_byte(inside, dedicated, inside_count), 32));
 }
 
 // All where the user has said how many there are, or nothing is known.

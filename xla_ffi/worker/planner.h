@@ -25,6 +25,13 @@
 
 namespace jaxhetero {
 
+// From what the plan learns of rates that change.
+enum class Follows : uint8_t {
+  kNothing,
+  kLinks,  // from what each link carries, in rounds whose links need not go in step
+  kWaits,  // from whom the links of ordinary rounds wait for: reducers share the interfaces of workers
+};
+
 // What strands need to know of the plans.
 struct Plans {
   struct Reducer {
@@ -41,7 +48,7 @@ struct Plans {
   std::shared_ptr<const StatePlan> states;  // the plan of ops that use a state
   ShardPlan::Pace pace;
   bool is_slower_than_codes = false;  // the network, as measured, is slower than a strand codes and decodes
-  bool follows_rates = false;         // some rounds are measured, because the plan may follow what they tell
+  Follows follows = Follows::kNothing;
 
   [[nodiscard]] std::shared_ptr<const ShardPlan> plan_of(const RoundRequest& request) const {
     if (request.plan && is_undisturbed) return request.plan;
@@ -65,12 +72,12 @@ class Planner {
   // Of the view, and of what has been measured so far.
   [[nodiscard]] Plans plans() const {
     return {even_plan_,  plan_, !probe_ || is_undisturbed(), rated_,
-            state_plan_, pace_, is_slower_than_codes(),      follows_rates()};
+            state_plan_, pace_, is_slower_than_codes(),      follows()};
   }
   // The coordinator names these rates. Plans of states stay as they are, because states do.
   void follow(const NewRates& rates);
-  // What the plan of the view has for each reducer; nothing to be timed.
-  [[nodiscard]] std::vector<Goodput::Link> planned_rates() const;
+  // What the plan of the view has for each reducer, and for a byte; nothing that was timed.
+  [[nodiscard]] Goodput planned() const;
   // Which strand carries which part of a round. Valid until the next view or the end of the measurement.
   [[nodiscard]] const PartPlan& parts_of(const RoundRequest& request) const {
     if (request.plan != nullptr) return probe_parts_;
@@ -99,12 +106,14 @@ class Planner {
   [[nodiscard]] StatePlan make_state_plan() const;
   [[nodiscard]] StatePlan next_state_plan(const View& view) const;
   [[nodiscard]] bool is_slower_than_codes() const;
-  [[nodiscard]] bool follows_rates() const;
+  [[nodiscard]] Follows follows() const;
+  [[nodiscard]] uint64_t planned_time() const;
   [[nodiscard]] uint32_t strands_for_rates() const;
   [[nodiscard]] std::vector<uint32_t> strand_shares() const;
   [[nodiscard]] uint32_t rate_of(const View::Reducer& reducer) const;
   [[nodiscard]] uint32_t rate_with_cores(const View::Reducer& reducer) const;
   [[nodiscard]] uint32_t rate_now_of(const View::Reducer& reducer) const;
+  [[nodiscard]] uint32_t fine_rate_of(const View::Reducer& reducer) const;
   // Whether this is still the view that the measurement started in.
   [[nodiscard]] bool is_undisturbed() const { return view_number_ == probe_view_; }
 

@@ -173,7 +173,8 @@ struct Segment {
   uint64_t next_result = 0;      // the offset of the next total
   std::deque<InFlightChunk> in_flight;
   size_t in_flight_bytes = 0;
-  bool was_fed = false;  // a chunk was pushed out of turn, in a stall
+  bool was_fed = false;        // a chunk was pushed out of turn, in a stall
+  uint64_t awaited_count = 0;  // the totals of it for which all other segments waited
   bool all_pushed = false;
   bool done = false;
   uint64_t first_link_bytes = 0;  // what has come over the link, with the first total
@@ -235,6 +236,7 @@ struct Round {
   StepTotals totals;                     // the totals of a measure
   bool is_replay = false;                // the round is complete here, but not on every worker
   bool is_answered = false;              // the header of a total has come
+  bool is_timed = false;                 // it tells what links carry
   bool is_measured = false;              // its links need not go in step, so that each shows what it carries
   KeptContribution* keeps_in = nullptr;  // where every chunk is copied when it is pushed; null: nowhere
   // Of an elastic job.

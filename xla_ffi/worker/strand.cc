@@ -144,7 +144,11 @@ std::vector<Progress::OpProgress> WorkerStrand::hold() {
 void WorkerStrand::follow(const Plans& plans, const std::vector<NewRates::Begin>& begins) {
   const auto earlier = std::make_shared<const Plans>(std::exchange(plans_, plans));
   for (const NewRates::Begin& begin : begins) earlier_plans_[begin.op].push_back({begin.round, earlier});
+  // What the links carry by the new plans is another matter.
   link_times_ = {};
+  for (auto& [op_id, op] : schedule_.ops()) {
+    if (Round* const round = op.running(); round != nullptr) round->is_timed = false;
+  }
   is_holding_ = false;
   if (!halted_) start_waiting();
 }
@@ -193,8 +197,10 @@ void WorkerStrand::run(Op& op, Round& round) {
   }
   const std::shared_ptr<const Plans> earlier = plans_for(op, round);
   if (round.request.step != nullptr) return run_state(op, round);
-  round.cut(*(earlier ? *earlier : plans_).plan_of(round.request));
-  round.is_measured = is_to_be_measured(round);
+  const std::shared_ptr<const ShardPlan> plan = (earlier ? *earlier : plans_).plan_of(round.request);
+  round.cut(*plan);
+  round.is_timed = earlier == nullptr && is_to_be_timed(round, *plan);
+  round.is_measured = round.is_timed && plans_.follows == Follows::kLinks;
   round.begin_segments(view_.own_index, view_.job, [&](Segment& segment) {
     describe_op(op, segment.shard.reducer);
     links_[segment.shard.reducer].start_segment(round, segment);
@@ -215,26 +221,42 @@ std::shared_ptr<const Plans> WorkerStrand::plans_for(Op& op, const Round& round)
   return nullptr;
 }
 
-// Every second one that is large enough; the same ones on every worker.
-bool WorkerStrand::is_to_be_measured(const Round& round) const {
+// Those that are large enough; the same ones on every worker. Every second one only, where it is not as fast as others.
+bool WorkerStrand::is_to_be_timed(const Round& round, const ShardPlan& plan) const {
   constexpr uint64_t kLeastChunks = 16;
   const OpSpec& spec = round.request.spec;
-  if (!plans_.follows_rates || round.request.is_internal || round.number % 2 == 0) return false;
-  if (std::ranges::any_of(links_, &ReducerLink::shares_memory)) return false;  // that tells of the host's cores
-  if (spec.kind != Kind::kSum || !spec.group.empty() || round.segments.size() < links_.size()) return false;
+  if (plans_.follows == Follows::kNothing || round.request.is_internal) return false;
+  if (plans_.follows == Follows::kLinks && round.number % 2 == 0) return false;
+  for (size_t i = 0; i < links_.size(); ++i) {  // memory of a host tells of its cores
+    const bool is_own = view_.reducers[i].colocated_rank == static_cast<int32_t>(config_.rank);
+    if (links_[i].shares_memory() && !is_own) return false;
+  }
+  if (spec.kind != Kind::kSum || !spec.group.empty() || round.segments.size() < plan.owner_count()) return false;
   return std::ranges::all_of(round.segments, [](const Segment& s) { return s.chunk_count() >= kLeastChunks; });
 }
 
 // From the first total on: all workers have come to the round then. Rounds that run at the same time share the link.
 void WorkerStrand::time_links(const Round& round) {
-  if (!round.is_measured || round.is_replay) return;
+  if (!round.is_timed || round.is_replay) return;
   ++link_times_.round_count;
+  if (!round.is_measured) return time_in_step(round);
   for (const Segment& segment : round.segments) {
     const auto us = duration_cast<std::chrono::microseconds>(segment.done_at - segment.first_result_at).count();
     Goodput::Link& link = link_times_.links[links_[segment.shard.reducer].number()];
     link.bytes += segment.link_bytes;
     link.us += static_cast<uint64_t>(std::max<int64_t>(us, 1));
   }
+}
+
+// Links that keep in step wait for the slowest of them.
+void WorkerStrand::time_in_step(const Round& round) {
+  for (const Segment& segment : round.segments) {
+    link_times_.awaited_counts[links_[segment.shard.reducer].number()] += segment.awaited_count;
+    link_times_.bytes += segment.link_bytes;
+  }
+  const auto us =
+      duration_cast<std::chrono::microseconds>(round.times.progress_at - round.times.first_result_at).count();
+  link_times_.us += static_cast<uint64_t>(std::max<int64_t>(us, 1));
 }
 
 // Of an op that uses a state: its shares are where the state is.
@@ -429,6 +451,7 @@ Status WorkerStrand::finish_result(const FrameHeader& header, uint32_t reducer) 
     segment.first_result_at = round.times.progress_at;
   }
   if (round.note_slowest(earlier_part)) {
+    ++segment.awaited_count;
     for (ReducerLink& link : links_) link.push_chunks();
   }
   if (!segment.done) return {};

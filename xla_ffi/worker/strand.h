@@ -96,7 +96,10 @@ class WorkerStrand final : private ConnectionOwner {
   // What rounds have told of the links since the last call.
   struct LinkTimes {
     uint32_t round_count = 0;
-    std::map<uint32_t, Goodput::Link> links;  // keyed by the reducer's number
+    std::map<uint32_t, Goodput::Link> links;      // keyed by the reducer's number
+    std::map<uint32_t, uint64_t> awaited_counts;  // likewise: its totals for which all other links waited
+    uint64_t bytes = 0;                           // of the totals of rounds in step
+    uint64_t us = 0;                              // the time in which these came
   };
   LinkTimes take_link_times() { return std::exchange(link_times_, {}); }
 
@@ -139,8 +142,9 @@ class WorkerStrand final : private ConnectionOwner {
   void run(Op& op, Round& round);
   void run_state(Op& op, Round& round);
   std::shared_ptr<const Plans> plans_for(Op& op, const Round& round);
-  [[nodiscard]] bool is_to_be_measured(const Round& round) const;
+  [[nodiscard]] bool is_to_be_timed(const Round& round, const ShardPlan& plan) const;
   void time_links(const Round& round);
+  void time_in_step(const Round& round);
   void describe_op(Op& op, uint32_t reducer, const Range& share = {});
   void send_plan();
   void set_coding();

@@ -297,7 +297,8 @@ std::vector<Message> messages() {
           {"shared_offer", encode(SharedOffer{4711, 12, {std::byte{1}, std::byte{255}}}), &again<decode_shared_offer>},
           {"lost", encode(Lost{2, 5, "why"}), &again<decode_lost>},
           {"halt", encode(Halt{2, "why"}), &again<decode_halt>},
-          {"goodput", encode(Goodput{2, 3, {{0, 16, 1 << 20, 5000}, {1, 8, 0, 0}}}), &again<decode_goodput>},
+          {"goodput", encode(Goodput{2, 3, {{0, 16, 1 << 20, 5000}, {1, 8, 0, 0}}, {1 << 20, 5000, 7, -1}}),
+           &again<decode_goodput>},
           {"new_rates", encode(NewRates{2, {{0, 256}, {1, 1}}, {{7, 9}, {8, 0}}}), &again<decode_new_rates>},
           {"progress", encode(Progress{2, {{7, 1}, {8, 0, 2}}}), &again<decode_progress>},
           {"process_state", encode(a_process_state()), &again<decode_process_state>},
@@ -534,7 +535,7 @@ TEST(Fault, KeepsEveryCode) {
 
 // Without a share for anybody, no bucket could be cut.
 TEST(NewRates, AreAboveZeroAndAtMostFull) {
-  for (const uint32_t rate : {0u, NewRates::kFullRate + 1, ~0u}) {
+  for (const uint32_t rate : {0u, NewRates::kMostRate + 1, ~0u}) {
     const Bytes bytes = encode(NewRates{1, {{0, NewRates::kFullRate}, {1, rate}}, {}});
     EXPECT_EQ(decode_new_rates(bytes).status().code(), Code::kProtocol) << rate;
   }

@@ -14,8 +14,8 @@
 
 #include "tests/cc/job.h"
 #include "xla_ffi/membership/rate_watch.h"
+#include "xla_ffi/membership/slow_watch.h"
 #include "xla_ffi/membership/visit.h"
-#include "xla_ffi/membership/worker_watch.h"
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
@@ -88,6 +88,39 @@ TEST(Rates, GiveASlowReducerLessAndThenAsMuchAgain) {
   job.expect_shutdown();
 }
 
+// All workers say that rounds are so fast, in percent of something that no real round is as fast as, and that they
+// waited for this reducer.
+void claim_wait(const Job& job, uint64_t percent, int32_t reducer) {
+  Goodput goodput{0, 1, {}, {1'000'000 * percent, 1000, uint64_t{1} << 32, reducer}};
+  const auto count = static_cast<uint32_t>(job.reducers.size());
+  for (uint32_t number = 0; number < count; ++number) goodput.links.push_back({number, NewRates::kFullRate, 0, 0});
+  for (const auto& worker : job.workers) worker->tell_goodput(goodput);
+  std::this_thread::sleep_for(milliseconds(10));  // reducers are asked meanwhile
+}
+
+TEST(Rates, GiveTheReducerInAWorkerLessForWhichAllWait) {
+  Job job({.workers = 4, .reducers = 0, .colocated = 4});
+  ASSERT_NO_FATAL_FAILURE(job.start());
+  const TestRound round{.leaf_counts = {400'000}};
+  job.expect_works(round);
+  for (int look = 0; look < 3; ++look) claim_wait(job, 100, -1);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (rate_changes(job) == 0 && std::chrono::steady_clock::now() < deadline) claim_wait(job, 60, 2);
+  EXPECT_EQ(rate_changes(job), 1u);
+  std::optional<Event> event;
+  while ((event = job.workers[0]->next_event(kPatience)) && !has(event->text, "have changed")) continue;
+  EXPECT_TRUE(event && has(event->text, "reducer 2 (host ") && has(event->text, ") carries 60 % of what the fastest"))
+      << (event ? event->text : "");
+  Shares shares(job);
+  job.expect_works(round);
+  std::vector<uint64_t> bytes = shares.take();
+  std::ranges::sort(bytes);
+  // It has to send its own, which takes as long as all that the others do.
+  EXPECT_LT(20 * bytes[0], bytes[1]);
+  EXPECT_LT(bytes[3], bytes[1] + bytes[1] / 8);
+  job.expect_shutdown();
+}
+
 TEST(Rates, AreNotFollowedForAMoment) {
   Job job({.workers = 2, .reducers = 2});
   ASSERT_NO_FATAL_FAILURE(job.start());
@@ -146,7 +179,7 @@ TEST(Rates, OfASlowWorkerNameIt) {
   Job job({.workers = 3, .reducers = 2});
   ASSERT_NO_FATAL_FAILURE(job.start());
   job.expect_works({});
-  for (int look = 0; look < 2 * WorkerWatch::kLooks; ++look) claim_pace(job, 1000);
+  for (int look = 0; look < 2 * SlowWatch::kLooks; ++look) claim_pace(job, 1000);
   // Reducers wait for rank 2, as for what it sends slowly.
   const TestRound round{.op = 2, .leaf_counts = {50000}};
   std::vector<std::unique_ptr<Part>> parts;
@@ -177,7 +210,7 @@ TEST(Rates, OfALateWorkerNameNobody) {
   const TestRound round{.op = 2, .leaf_counts = {50000}};
   std::vector<std::unique_ptr<Part>> parts;
   for (uint32_t rank : {0u, 1u}) parts.push_back(std::make_unique<Part>(*job.workers[rank], round, rank));
-  for (int look = 0; look < 9 * WorkerWatch::kLooks; ++look) claim_pace(job, 1000);
+  for (int look = 0; look < 9 * SlowWatch::kLooks; ++look) claim_pace(job, 1000);
   EXPECT_EQ(rate_percent(job, 2), 0u);
   EXPECT_EQ(job.workers[0]->slow_rank(), -1);
   parts.push_back(std::make_unique<Part>(*job.workers[2], round, 2));
@@ -194,8 +227,10 @@ TEST_P(ChangesTest, ChangeNoBit) {
   std::mt19937 random(GetParam());
   constexpr uint32_t kReducers = 5;
   const bool dies = GetParam() % 2 == 1;
+  const uint32_t inside = GetParam() % 8 >= 6 ? 3 : 0;
   Job job({.workers = 3,
            .reducers = kReducers,
+           .colocated = inside,
            .chunk_bytes = 4096,
            .window_chunks = random() % 2 == 0 ? 0u : 3u,
            .failover = dies,
@@ -206,7 +241,7 @@ TEST_P(ChangesTest, ChangeNoBit) {
     std::mt19937 chance(static_cast<uint32_t>(seed));
     uint32_t deaths = 0;
     for (uint32_t turn = 0; !is_over; ++turn) {
-      claim_slow(job, kReducers, chance() % kReducers, 1 + chance() % 8);
+      claim_slow(job, kReducers + inside, chance() % (kReducers + inside), 1 + chance() % 8);
       if (dies && deaths < 3 && turn % 3 == 2) job.reducers[deaths++].reset();  // as when its process is killed
       // Until it has been followed, or for a while: deaths come at any instant of a change.
       std::this_thread::sleep_for(std::chrono::microseconds(chance() % 20'000));

@@ -1,0 +1,79 @@
+// Follows what interfaces carry in a job with reducers inside workers, and says when the plan should follow.
+//
+// There, links share interfaces, so that what one carries tells nothing of its reducer alone. But all others wait for
+// whom has a slow interface: reducers for what a worker pushes, and workers for the totals of a dedicated reducer. A
+// look is a word of every worker on its rounds: how fast they were compared with the plan, and for which reducer they
+// waited. Once rounds are slower by more than a third (slow_watch.h), the plan has less for that interface: how slow
+// they are is how slow it is.
+//
+// The plan then may not wait for that interface, so that nothing tells when it is as fast as before. After a number of
+// looks the plan has as much for it as at first, to try; earlier, if rounds become faster than by the plan. If they are
+// slow then, that is taken back, and the next trial comes after twice as many looks.
+//
+// The coordinator owns it. Pure: no clock, no I/O.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "xla_ffi/membership/slow_watch.h"
+#include "xla_ffi/wire/messages.h"
+
+namespace jaxhetero {
+
+class WaitWatch {
+ public:
+  // How many looks in a row without a slow reducer are between a change of the plan and a trial.
+  static constexpr int kFirstTrial = 8;
+  static constexpr int kLastTrial = 2048;
+
+  explicit WaitWatch(uint32_t worker_count) : worker_count_(worker_count) {}
+
+  // Takes a worker's word. True when the look is complete.
+  bool add(uint32_t rank, const Goodput& goodput);
+  // Of a complete look: how fast rounds were compared with the plan; and the reducer for which most workers waited.
+  [[nodiscard]] double pace() const { return bytes_by_plan_ / us_; }
+  [[nodiscard]] std::optional<uint32_t> awaited_reducer() const;
+  // Ends it. `awaited`: the reducer for whose interface all waited. Returns the rates of all reducers that the plan
+  // should follow, if they change.
+  std::optional<std::vector<NewRates::Rate>> end_look(std::optional<uint32_t> awaited);
+  // The reducer of which the plan has as much as at first again, to try.
+  [[nodiscard]] std::optional<uint32_t> tried() const { return trial_ ? std::optional(trial_->reducer) : std::nullopt; }
+  // The reducers have changed: what comes from now on is another matter.
+  void begin_anew();
+
+  // What the plan has for it, in percent of what it had at first; 0 where that is the same.
+  [[nodiscard]] uint32_t percent_of_reducer(uint32_t number) const;
+
+ private:
+  using Rates = std::map<uint32_t, uint32_t>;
+
+  struct Trial {
+    uint32_t reducer = 0;
+    uint32_t rate_before = 0;
+    int look_count = 0;
+  };
+
+  void slow_down(uint32_t reducer);
+  bool begin_trial(bool is_fast);
+  bool end_trial();
+  void start_look();
+
+  uint32_t worker_count_;
+  // Of the look that is being taken.
+  std::map<uint32_t, int32_t> awaited_;  // keyed by rank: for which reducer it waited
+  double bytes_by_plan_ = 0;             // a byte is as much as the time that the plan has for it
+  double us_ = 0;
+  // Of those before. All rates are those of the plan, keyed by reducer.
+  SlowWatch slow_watch_;
+  Rates rates_;                   // of the reducers that the latest word named
+  Rates first_rates_;             // of the reducers that are slow: those before
+  int quiet_look_count_ = 0;      // in a row, since the plan has changed
+  int next_trial_ = kFirstTrial;  // after so many of them
+  uint32_t last_tried_ = 0;
+  std::optional<Trial> trial_;
+};
+
+}  // namespace jaxhetero
