@@ -126,7 +126,7 @@ def _round_s(size: int, rate: str, rounds: int, elastic: str) -> float:
 class LabJob:
     """The processes of a job, each on a host of its own."""
 
-    def __init__(self, lab: Lab, workers: int, reducers: int, elastic: str) -> None:
+    def __init__(self, lab: Lab, workers: int, reducers: int, elastic: str, **settings: str) -> None:
         self._lab, self._reducers, self._elastic = lab, reducers, elastic
         host = "c0" if elastic else "w0"
         self._settings = {
@@ -138,6 +138,7 @@ class LabJob:
             "JAXHETERO_REDUCER_COUNT": str(reducers),
             "JAXHETERO_ELASTIC": elastic,
             "JAXHETERO_COMPRESS": "never",  # an elastic job sends no codes
+            **settings,
         }
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
@@ -167,8 +168,10 @@ class LabJob:
         return self._processes[name]
 
     def result(self, name: str) -> Any:
-        output, _ = self._processes[name].communicate(timeout=600)
-        assert self._processes[name].returncode == 0, output
+        process = self._processes[name]
+        assert process.stdout is not None
+        output = process.stdout.read()  # communicate() would leave out what was read ahead with earlier lines
+        assert process.wait(timeout=600) == 0, output
         return json.loads(output.splitlines()[-1])
 
 

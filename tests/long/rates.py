@@ -1,10 +1,11 @@
 """What a round takes once an interface has become slower, or as fast as before, over the best possible time.
 
     python -m tests.long.rates
+    python -m tests.long.rates --reducers 2 --inside 8
 
 8 workers and 8 reducers at 200 Mbit/s, in the lab: first the interface of a reducer goes down to 100 Mbit/s and back,
-then that of a worker. After 20 rounds, the bar is 1.05. Another job, whose rates stay, has to have the same bits. On a
-machine that does other things, rounds are longer by chance.
+then that of a worker, which may have a reducer inside. After 20 rounds, the bar is 1.05. Another job, whose rates stay,
+has to have the same bits. On a machine that does other things, rounds are longer by chance.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.long.elastic_bars import LabJob
 def follow(
     workers: int = 8,
     reducers: int = 8,
+    inside: int = 0,
     rate: str = "200mbit",
     slow: str = "100mbit",
     megabytes: float = 8,
@@ -33,6 +35,7 @@ def follow(
 
     Args:
       workers, reducers: each on a host of its own.
+      inside: how many workers have a reducer inside.
       rate: of each host.
       slow: of the host that becomes slow.
       megabytes: of the bucket, in float32.
@@ -40,9 +43,10 @@ def follow(
       measure: how many count after that.
     """
     hosts = [f"w{number}" for number in range(workers)] + [f"r{number}" for number in range(reducers)]
-    phases: list[tuple[str, str]] = [("", ""), ("r0", slow), ("r0", rate), ("w1", slow), ("w1", rate)]
+    phases = [("", "")] + [(host, each) for host in ("r0", "w1") if host in hosts for each in (slow, rate)]
     rounds = len(phases) * (settle + measure)
-    with Lab(dict.fromkeys(hosts, rate)) as lab, LabJob(lab, workers, reducers, "").running() as job:
+    settings = {"JAXHETERO_COLOCATED_COUNT": str(inside)} if inside else {}
+    with Lab(dict.fromkeys(hosts, rate)) as lab, LabJob(lab, workers, reducers, "", **settings).running() as job:
         for rank in range(workers):
             job.start_worker(rank, "rates_loop.py", str(megabytes), str(rounds))
         output = job.output("w0")
@@ -57,6 +61,7 @@ def follow(
                 int(megabytes * 2**20),
                 [each for name, each in bytes_per_s.items() if name.startswith("w")],
                 [each for name, each in bytes_per_s.items() if name.startswith("r")],
+                inside,
             )
             found = {
                 "phase": f"{host or 'all'} at {changed or rate}",
