@@ -41,6 +41,7 @@ class SlowWatch {
   // The process that is slow now.
   [[nodiscard]] std::optional<uint32_t> slow() const { return slow_; }
   [[nodiscard]] double best_pace() const { return best_pace_; }
+  [[nodiscard]] double pace() const { return pace_; }  // of the latest look
   // The pace of the latest look, in percent of the best one.
   [[nodiscard]] uint32_t percent() const { return static_cast<uint32_t>(std::lround(100 * pace_ / best_pace_)); }
 

@@ -29,10 +29,12 @@ std::optional<std::vector<NewRates::Rate>> WaitWatch::end_look(std::optional<uin
   const bool is_known = !first_rates_.empty() && slow_watch_.best_pace() > 0;
   const double most = is_known ? slow_watch_.best_pace() : pace();
   const bool is_fast = 5 * pace() > 6 * most;
-  const bool is_new = slow_watch_.note(std::min(pace(), most), awaited);
+  const double shown = std::min(pace(), most);
+  const bool is_new = slow_watch_.note(shown, awaited);
   start_look();
+  has_helped_ |= !slow_watch_.is_low() || 5 * shown > 6 * pace_before_;
   if (is_new && slow_watch_.slow() && !trial_) {
-    slow_down(*slow_watch_.slow());
+    has_helped_ ? slow_down(*slow_watch_.slow()) : give_up();
   } else if (trial_ ? !end_trial() : !begin_trial(is_fast)) {
     return std::nullopt;
   }
@@ -48,6 +50,17 @@ void WaitWatch::slow_down(uint32_t reducer) {
   first_rates_.try_emplace(reducer, rate);
   rate = std::max(1u, rate * slow_watch_.percent() / 100);
   next_trial_ = kFirstTrial;
+  pace_before_ = slow_watch_.pace();
+  has_helped_ = false;
+}
+
+// Rounds are as slow as before the plan has changed, for another reason: as where the program does something else.
+void WaitWatch::give_up() {
+  for (const auto& [number, rate] : std::exchange(first_rates_, {})) {
+    if (rates_.contains(number)) rates_[number] = rate;
+  }
+  slow_watch_ = {};
+  has_helped_ = true;
 }
 
 // True if it begins: of one reducer after the other. Rounds that are faster than by the plan are a sign that it is

@@ -10,6 +10,9 @@
 // looks the plan has as much for it as at first, to try; earlier, if rounds become faster than by the plan. If they are
 // slow then, that is taken back, and the next trial comes after twice as many looks.
 //
+// Where the pace stays as it was although the plan has less for an interface, that was not the reason: all have their
+// first rates again, and the pace of now is the measure from then on.
+//
 // The coordinator owns it. Pure: no clock, no I/O.
 #pragma once
 
@@ -57,6 +60,7 @@ class WaitWatch {
   };
 
   void slow_down(uint32_t reducer);
+  void give_up();
   bool begin_trial(bool is_fast);
   bool end_trial();
   void start_look();
@@ -70,6 +74,8 @@ class WaitWatch {
   SlowWatch slow_watch_;
   Rates rates_;                   // of the reducers that the latest word named
   Rates first_rates_;             // of the reducers that are slow: those before
+  double pace_before_ = 0;        // the plan has last slowed a reducer down
+  bool has_helped_ = true;        // rounds are faster since then
   int quiet_look_count_ = 0;      // in a row, since the plan has changed
   int next_trial_ = kFirstTrial;  // after so many of them
   uint32_t last_tried_ = 0;
