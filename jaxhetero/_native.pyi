@@ -102,6 +102,8 @@ class Communicator:
         """None before the first view."""
     def slow_rank(self) -> int:
         """The worker whose interface has become slow, as rank 0 finds; -1 if none has, and on other ranks."""
+    def slow_reducers(self) -> list[tuple[int, int]]:
+        """Likewise: the reducers' numbers, and what they carry in percent of a full rate."""
     def timeline(self, since: int = ...) -> tuple[int, list[RoundRecord]]:
         """The latest rounds, but for the first ``since`` of all; and how many rounds came before the first of them."""
     def views(self, number: int = ...) -> list[ViewRecord]:

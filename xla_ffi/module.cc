@@ -470,6 +470,12 @@ void bind_communicator(nb::module_& module) {
       .def("metrics", [](const Communicator& self) { return to_python(self.metrics()); })
       .def("place", [](const Communicator& self) { return to_python(self.place()); })
       .def("slow_rank", &Communicator::slow_rank)
+      .def("slow_reducers",
+           [](const Communicator& self) {
+             nb::list slow;
+             for (const auto& [number, percent] : self.slow_reducers()) slow.append(nb::make_tuple(number, percent));
+             return slow;
+           })
       .def("members", &Communicator::members)
       .def(
           "wait_at_gate", [](Communicator& self, int64_t ms) { return to_python(self.wait_at_gate(milliseconds(ms))); },

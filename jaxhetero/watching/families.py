@@ -71,6 +71,7 @@ class _Counts(Collector):
                 yield metric
         yield self._late_seconds()
         yield self._slow_worker()
+        yield self._slow_reducers()
         yield self._round_seconds()
         yield self._cpu_seconds()
 
@@ -90,6 +91,17 @@ class _Counts(Collector):
         for who, labels in self._places:
             if who.slow_rank is not None and (rank := who.slow_rank()) >= 0:
                 metric.add_metric([*labels, str(rank)], 1)
+        return metric
+
+    def _slow_reducers(self) -> Metric:
+        metric = GaugeMetricFamily(
+            "jaxhetero_slow_reducer",
+            "What a reducer carries whose interface is slow; 1 is the full rate.",
+            labels=(*_LABELS, "slow_reducer"),
+        )
+        for who, labels in self._places:
+            for number, percent in who.slow_reducers() if who.slow_reducers is not None else ():
+                metric.add_metric([*labels, str(number)], percent / 100)
         return metric
 
     def _round_seconds(self) -> Metric:

@@ -28,6 +28,8 @@ class Watched:
     """The ranks that a reducer's rounds wait for, and for how many milliseconds."""
     slow_rank: Callable[[], int] | None = None
     """The worker whose interface has become slow, as rank 0 finds; -1 if none has."""
+    slow_reducers: Callable[[], list[tuple[int, int]]] | None = None
+    """Likewise: the numbers of reducers, and what they carry in percent of a full rate."""
 
 
 def watch_worker(communicator: Communicator, config: Config) -> Watched:
@@ -35,7 +37,7 @@ def watch_worker(communicator: Communicator, config: Config) -> Watched:
     reducer_count = config.reducer_count + config.colocated_count
     return Watched(
         "worker", communicator.place, communicator.metrics, reducer_count, communicator.round_times,
-        slow_rank=communicator.slow_rank,
+        slow_rank=communicator.slow_rank, slow_reducers=communicator.slow_reducers,
     )  # fmt: skip
 
 

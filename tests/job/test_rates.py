@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,34 @@ def wait_for(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     return found
 
 
+WATCH = """
+import json, subprocess, sys, urllib.request
+
+with urllib.request.urlopen(sys.argv[1], timeout=10) as page:
+    metrics = page.read().decode()
+status = subprocess.run([sys.executable, "-m", "jaxhetero", "status", "--json"], stdout=subprocess.PIPE, check=True)
+rates = {process["name"]: process["rate_percent"] for process in json.loads(status.stdout)["processes"]}
+slow = [line for line in metrics.splitlines() if line.startswith("jaxhetero_slow_")]
+print(json.dumps({"slow": slow, "rates": rates}))
+"""
+
+
+def to_be_watched(lab: Lab) -> dict[str, str]:
+    """Settings of a job of which watched() tells."""
+    return {
+        "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{lab['w0'].free_port()}",
+        "JAXHETERO_TOKEN": secrets.token_hex(16),
+        "JAXHETERO_METRICS_PORT": str(lab["w0"].free_port()),
+    }
+
+
+def watched(lab: Lab, settings: dict[str, str]) -> Any:
+    """The metrics of rank 0 that tell of slow processes, and the rates in the status, by process."""
+    metrics = f"http://{lab['w0'].address}:{settings['JAXHETERO_METRICS_PORT']}/metrics"
+    watch = lab["w0"].start([sys.executable, "-c", WATCH, metrics], env=settings, stdout=subprocess.PIPE)
+    return json.loads(watch.communicate(timeout=60)[0])
+
+
 @needs_namespaces
 @pytest.mark.parametrize("dies", [False, True], ids=["stays", "dies"])
 def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) -> None:
@@ -109,7 +138,8 @@ def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) ->
     with Lab(rates) as lab:
         # It ends by itself only if the plan is never followed.
         program = [str(program_path("rates_loop.py")), "2", "400", str(tmp_path / "end")]
-        processes = start_job(lab, ["r0", "r1", "r2"], program)
+        own = to_be_watched(lab)
+        processes = start_job(lab, ["r0", "r1", "r2"], program, **own)
         reducers, (rank_0, rank_1) = processes[:3], processes[3:]
         wait_for(rank_0, "round 2 ")
         lab["r1"].slow("25mbit")
@@ -120,6 +150,8 @@ def test_plan_follows_a_reducer_that_becomes_slow(dies: bool, tmp_path: Path) ->
             reducers[1].kill()
             wait_for(rank_0, "was lost")
         else:
+            (found,) = watched(lab, own)["slow"]
+            assert re.fullmatch(r'jaxhetero_slow_reducer\{.*slow_reducer="\d".*\} 0\.\d+', found)
             lab["r1"].restore()
             # At first it may be found to be faster by less than it is, or another one to be slower.
             while (found := wait_for(rank_0, r"rates .* have changed: (.*host r1\) carries (\d+) %)?"))[1]:
@@ -160,35 +192,18 @@ def test_plan_follows_a_worker_with_a_reducer_inside_that_becomes_slow(tmp_path:
     assert all(result["metrics"]["rate_change_count"] >= 2 for result in results)
 
 
-WATCH = """
-import json, subprocess, sys, urllib.request
-
-with urllib.request.urlopen(sys.argv[1], timeout=10) as page:
-    metrics = page.read().decode()
-status = subprocess.run([sys.executable, "-m", "jaxhetero", "status", "--json"], stdout=subprocess.PIPE, check=True)
-rates = {process["name"]: process["rate_percent"] for process in json.loads(status.stdout)["processes"]}
-print(json.dumps({"slow": [line for line in metrics.splitlines() if "slow_rank=" in line], "rates": rates}))
-"""
-
-
 @needs_namespaces
 def test_a_worker_that_becomes_slow_is_named(tmp_path: Path) -> None:
     """In the log, by the metrics and in the status; and no more once it is as fast as before. The plan stays."""
     rates = {"w0": "100mbit", "w1": "100mbit", "r0": "100mbit", "r1": "100mbit"}
     with Lab(rates) as lab:
-        own = {
-            "JAXHETERO_COORDINATOR": f"{lab['w0'].address}:{lab['w0'].free_port()}",
-            "JAXHETERO_TOKEN": secrets.token_hex(16),
-            "JAXHETERO_METRICS_PORT": str(lab["w0"].free_port()),
-        }
+        own = to_be_watched(lab)
         program = [str(program_path("rates_loop.py")), "2", "400", str(tmp_path / "end")]
         processes = start_job(lab, ["r0", "r1"], program, **own)
         wait_for(processes[2], "round 20 ")
         lab["w1"].slow("25mbit")
         wait_for(processes[2], r"rank 1 \(host w1\) has become slow: all rounds wait for what it sends, at \d\d % of")
-        metrics = f"http://{lab['w0'].address}:{own['JAXHETERO_METRICS_PORT']}/metrics"
-        watch = lab["w0"].start([sys.executable, "-c", WATCH, metrics], env=own, stdout=subprocess.PIPE)
-        told = json.loads(watch.communicate(timeout=60)[0])
+        told = watched(lab, own)
         lab["w1"].restore()
         wait_for(processes[2], r"rank 1 \(host w1\) is no longer slow")
         (tmp_path / "end").touch()

@@ -234,6 +234,7 @@ void Coordinator::change_view(const std::string& why) {
   wait_watch_.begin_anew();
   worker_watch_ = {};
   slow_rank_ = -1;
+  note_slow_reducers();
   completed_.clear();
   const uint32_t number = ++view_.number;
   log_.add(Severity::kInfo, "view " + std::to_string(number) + ": " + why);

@@ -35,6 +35,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -75,6 +76,12 @@ class Coordinator : protected ConnectionOwner {
   void end(std::function<void()> done);
   // The rank of the worker whose interface has become slow; -1 if none has. Any thread.
   [[nodiscard]] int32_t slow_rank() const { return slow_rank_; }
+  // The reducers whose interfaces carry less than three quarters of a full rate. Any thread.
+  struct SlowReducer {
+    uint32_t number = 0;
+    uint32_t percent = 0;
+  };
+  [[nodiscard]] std::vector<SlowReducer> slow_reducers() const;
 
  protected:
   // A process that is connected to the coordinator.
@@ -132,12 +139,14 @@ class Coordinator : protected ConnectionOwner {
   [[nodiscard]] bool has_answers() const;
   void watch_workers(double pace, std::optional<uint32_t> awaited);
   void tell_slow(std::optional<uint32_t> before);
+  void note_slow_reducers();
   [[nodiscard]] std::string name_of_worker(uint32_t rank) const;
   [[nodiscard]] std::string name_of_reducer(uint32_t number) const;  // one of the view
   void change_rates(std::vector<NewRates::Rate> rates);
   Status on_begun(Guest& guest, const Progress& begun);
   void name_rounds();
   [[nodiscard]] uint32_t rate_percent(const Registration& process) const;
+  [[nodiscard]] uint32_t percent_of_reducer(uint32_t number) const;
   [[nodiscard]] bool can_change_rates() const;
   [[nodiscard]] std::string describe(const std::vector<NewRates::Rate>& rates) const;
   void on_idle(Guest& guest, const Idle& idle);
@@ -224,6 +233,8 @@ class Coordinator : protected ConnectionOwner {
   WaitWatch wait_watch_;                       // where some are inside workers
   SlowWatch worker_watch_;
   std::atomic<int32_t> slow_rank_{-1};
+  mutable std::mutex slow_mutex_;
+  std::vector<SlowReducer> slow_reducers_;     // guarded by slow_mutex_
   std::optional<NewRates> new_rates_;          // those that workers hold for
   std::map<uint64_t, uint64_t> begun_counts_;  // keyed by op: the most rounds that any of them has begun
   bool is_asking_ = false;                     // the workers, whether they are idle

@@ -9,6 +9,11 @@
 #include "xla_ffi/wire/messages.h"
 
 namespace jaxhetero {
+namespace {
+
+constexpr uint32_t kSlowPercent = 75;  // as `jaxhetero status` has it
+
+}  // namespace
 
 // Not while workers leave: a plan for the last rounds is of no use.
 bool Coordinator::can_change_rates() const {
@@ -35,6 +40,7 @@ void Coordinator::follow_links(uint32_t rank, const Goodput& goodput) {
   if (const std::optional<double> pace = rate_watch_.take_pace()) {
     const std::vector<uint32_t> awaited = awaited_workers();
     watch_workers(*pace, most_awaited(awaited, awaited.size()));
+    note_slow_reducers();
   }
   if (!rates || rates->size() != view_.reducers.size()) return;
   worker_watch_.change_plan();
@@ -56,6 +62,7 @@ void Coordinator::follow_waits(uint32_t rank, const Goodput& goodput) {
   watch_workers(wait_watch_.pace(), reducer ? std::nullopt : worker);
   const std::optional<uint32_t> tried = wait_watch_.tried();
   std::optional<std::vector<NewRates::Rate>> rates = wait_watch_.end_look(reducer);
+  note_slow_reducers();
   if (rates && rates->size() == view_.reducers.size()) {
     const std::optional<uint32_t> trial = wait_watch_.tried();
     log_.add(Severity::kInfo,
@@ -120,9 +127,27 @@ std::string Coordinator::name_of_reducer(uint32_t number) const {
   return "reducer " + std::to_string(number) + " (host " + reducer->host_name + ")";
 }
 
+void Coordinator::note_slow_reducers() {
+  std::vector<SlowReducer> slow;
+  for (const View::Reducer& reducer : view_.reducers) {
+    const uint32_t percent = percent_of_reducer(reducer.number);
+    if (percent > 0 && percent < kSlowPercent) slow.push_back({reducer.number, percent});
+  }
+  const std::lock_guard lock(slow_mutex_);
+  slow_reducers_ = std::move(slow);
+}
+
+std::vector<Coordinator::SlowReducer> Coordinator::slow_reducers() const {
+  const std::lock_guard lock(slow_mutex_);
+  return slow_reducers_;
+}
+
 uint32_t Coordinator::rate_percent(const Registration& process) const {
   if (process.role == Role::kWorker) return process.rank == slow_rank_ ? worker_watch_.percent() : 0;
-  const auto number = static_cast<uint32_t>(process.number);
+  return percent_of_reducer(static_cast<uint32_t>(process.number));
+}
+
+uint32_t Coordinator::percent_of_reducer(uint32_t number) const {
   return std::max(rate_watch_.percent_of_reducer(number), wait_watch_.percent_of_reducer(number));
 }
 

@@ -150,6 +150,10 @@ class Communicator {
   // The worker whose interface has become slow, as the coordinator in this process finds; -1 if none has, or there is
   // no coordinator. Any thread, once it has started.
   [[nodiscard]] int32_t slow_rank() const { return coordinator_ ? coordinator_->slow_rank() : -1; }
+  // Likewise the reducers, whose interfaces carry so many percent of a full rate.
+  [[nodiscard]] std::vector<Coordinator::SlowReducer> slow_reducers() const {
+    return coordinator_ ? coordinator_->slow_reducers() : std::vector<Coordinator::SlowReducer>();
+  }
   [[nodiscard]] uint32_t rank() const { return config_.rank; }
   [[nodiscard]] uint32_t worker_count() const { return config_.job.worker_count; }
 

@@ -111,6 +111,11 @@ TEST(Rates, GiveTheReducerInAWorkerLessForWhichAllWait) {
   while ((event = job.workers[0]->next_event(kPatience)) && !has(event->text, "have changed")) continue;
   EXPECT_TRUE(event && has(event->text, "reducer 2 (host ") && has(event->text, ") carries 60 % of what the fastest"))
       << (event ? event->text : "");
+  const std::vector<Coordinator::SlowReducer> slow = job.workers[0]->slow_reducers();
+  ASSERT_EQ(slow.size(), 1u);
+  EXPECT_EQ(slow[0].number, 2u);
+  EXPECT_NEAR(slow[0].percent, 60, 1);
+  EXPECT_TRUE(job.workers[1]->slow_reducers().empty()) << "only rank 0 knows";
   Shares shares(job);
   job.expect_works(round);
   std::vector<uint64_t> bytes = shares.take();
