@@ -1,6 +1,5 @@
 // The part of the communicator that follows views, and rates that change.
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -19,26 +18,22 @@ using std::chrono::milliseconds;
 
 // What the strands have timed, together.
 Goodput goodput_of(Goodput goodput, const std::vector<WorkerStrand::LinkTimes>& of_strands) {
-  Goodput::InStep& in_step = goodput.in_step;
-  std::map<uint32_t, uint64_t> awaited_counts;  // keyed by the reducer's number
-  uint64_t awaited_count = 0;
-  for (const WorkerStrand::LinkTimes& times : of_strands) {
-    goodput.round_count = std::max(goodput.round_count, times.round_count);
-    for (Goodput::Link& link : goodput.links) {
-      const auto timed = times.links.find(link.reducer);
-      if (timed == times.links.end()) continue;
-      link.bytes += timed->second.bytes;
-      link.us += timed->second.us;
-    }
-    in_step.bytes += times.bytes;
-    in_step.us += times.us;
-    for (const auto& [reducer, count] : times.awaited_counts) {
-      awaited_counts[reducer] += count;
-      awaited_count += count;
-    }
+  WorkerStrand::LinkTimes times;
+  for (const WorkerStrand::LinkTimes& each : of_strands) {
+    goodput.round_count = std::max(goodput.round_count, each.round_count);
+    times.add(each);
   }
-  for (const auto& [reducer, count] : awaited_counts) {
-    if (2 * count > awaited_count) in_step.awaited = static_cast<int32_t>(reducer);
+  for (Goodput::Link& link : goodput.links) {
+    const Goodput::Link& timed = times.links[link.reducer];
+    link.bytes = timed.bytes;
+    link.us = timed.us;
+  }
+  goodput.in_step.bytes = times.bytes;
+  goodput.in_step.us = times.us;
+  uint64_t all_counts = 0;
+  for (const auto& [reducer, count] : times.awaited_counts) all_counts += count;
+  for (const auto& [reducer, count] : times.awaited_counts) {
+    if (2 * count > all_counts) goodput.in_step.awaited = static_cast<int32_t>(reducer);
   }
   return goodput;
 }

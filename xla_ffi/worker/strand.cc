@@ -44,7 +44,7 @@ void WorkerStrand::join(const View& view, const std::vector<TcpAddress>& address
   view_ = view;
   plans_ = plans;
   earlier_plans_.clear();
-  link_times_ = {};
+  forget_times();
   for (size_t i = 0; i < view.reducers.size(); ++i) links_.emplace_back(view.reducers[i], addresses[i], config_.job);
   const milliseconds patience = view.number == 0 ? config_.start_timeout : config_.timeout;
   set_coding();
@@ -145,7 +145,7 @@ void WorkerStrand::follow(const Plans& plans, const std::vector<NewRates::Begin>
   const auto earlier = std::make_shared<const Plans>(std::exchange(plans_, plans));
   for (const NewRates::Begin& begin : begins) earlier_plans_[begin.op].push_back({begin.round, earlier});
   // What the links carry by the new plans is another matter.
-  link_times_ = {};
+  forget_times();
   for (auto& [op_id, op] : schedule_.ops()) {
     if (Round* const round = op.running(); round != nullptr) round->is_timed = false;
   }
@@ -221,6 +221,22 @@ std::shared_ptr<const Plans> WorkerStrand::plans_for(Op& op, const Round& round)
   return nullptr;
 }
 
+void WorkerStrand::forget_times() {
+  link_times_ = step_times_ = {};
+  step_ops_.clear();
+}
+
+void WorkerStrand::LinkTimes::add(const LinkTimes& more) {
+  round_count += more.round_count;
+  for (const auto& [reducer, link] : more.links) {
+    links[reducer].bytes += link.bytes;
+    links[reducer].us += link.us;
+  }
+  for (const auto& [reducer, count] : more.awaited_counts) awaited_counts[reducer] += count;
+  bytes += more.bytes;
+  us += more.us;
+}
+
 // Those that are large enough; the same ones on every worker. Every second one only, where it is not as fast as others.
 bool WorkerStrand::is_to_be_timed(const Round& round, const ShardPlan& plan) const {
   constexpr uint64_t kLeastChunks = 16;
@@ -238,8 +254,8 @@ bool WorkerStrand::is_to_be_timed(const Round& round, const ShardPlan& plan) con
 // From the first total on: all workers have come to the round then. Rounds that run at the same time share the link.
 void WorkerStrand::time_links(const Round& round) {
   if (!round.is_timed || round.is_replay) return;
-  ++link_times_.round_count;
   if (!round.is_measured) return time_in_step(round);
+  ++link_times_.round_count;
   for (const Segment& segment : round.segments) {
     const auto us = duration_cast<std::chrono::microseconds>(segment.done_at - segment.first_result_at).count();
     Goodput::Link& link = link_times_.links[links_[segment.shard.reducer].number()];
@@ -248,15 +264,21 @@ void WorkerStrand::time_links(const Round& round) {
   }
 }
 
-// Links that keep in step wait for the slowest of them.
+// Links that keep in step wait for the slowest of them. How fast they are together depends on what else the program
+// sends and computes at that moment, so whole steps count: until an op comes again.
 void WorkerStrand::time_in_step(const Round& round) {
+  if (!step_ops_.insert(round.request.op).second) {
+    link_times_.add(std::exchange(step_times_, {}));
+    step_ops_ = {round.request.op};
+  }
+  ++step_times_.round_count;
   for (const Segment& segment : round.segments) {
-    link_times_.awaited_counts[links_[segment.shard.reducer].number()] += segment.awaited_count;
-    link_times_.bytes += segment.link_bytes;
+    step_times_.awaited_counts[links_[segment.shard.reducer].number()] += segment.awaited_count;
+    step_times_.bytes += segment.link_bytes;
   }
   const auto us =
       duration_cast<std::chrono::microseconds>(round.times.progress_at - round.times.first_result_at).count();
-  link_times_.us += static_cast<uint64_t>(std::max<int64_t>(us, 1));
+  step_times_.us += static_cast<uint64_t>(std::max<int64_t>(us, 1));
 }
 
 // Of an op that uses a state: its shares are where the state is.

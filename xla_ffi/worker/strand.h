@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,6 +101,8 @@ class WorkerStrand final : private ConnectionOwner {
     std::map<uint32_t, uint64_t> awaited_counts;  // likewise: its totals for which all other links waited
     uint64_t bytes = 0;                           // of the totals of rounds in step
     uint64_t us = 0;                              // the time in which these came
+
+    void add(const LinkTimes& more);
   };
   LinkTimes take_link_times() { return std::exchange(link_times_, {}); }
 
@@ -145,6 +148,7 @@ class WorkerStrand final : private ConnectionOwner {
   [[nodiscard]] bool is_to_be_timed(const Round& round, const ShardPlan& plan) const;
   void time_links(const Round& round);
   void time_in_step(const Round& round);
+  void forget_times();
   void describe_op(Op& op, uint32_t reducer, const Range& share = {});
   void send_plan();
   void set_coding();
@@ -196,6 +200,8 @@ class WorkerStrand final : private ConnectionOwner {
   std::map<uint64_t, std::deque<EarlierPlans>> earlier_plans_;  // keyed by op; of this view
   bool is_holding_ = false;                                     // the plans are about to change
   LinkTimes link_times_;
+  LinkTimes step_times_;  // of rounds in step, of a step that is not over
+  std::set<uint64_t> step_ops_;
   bool halted_ = true;  // the strand is not connected to all reducers of the view
   EventLoop::Clock::time_point halted_at_;
   EventLoop::Clock::time_point told_at_;  // on_waiting was called
