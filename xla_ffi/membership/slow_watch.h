@@ -6,8 +6,8 @@
 // most waited for it and nobody else. The pace counts from a round's first total on, to which all have come: a worker
 // that is late to a round is not slow.
 //
-// Of workers, reducers know: they have the chunk of all others already. Such a worker is only named, because no plan
-// helps there. Of reducers, workers know: see wait_watch.h.
+// Of workers, reducers know: they have the chunk of all others already. Without a reducer inside, such a worker is
+// only named, because no plan helps there. Of reducers, workers know: see wait_watch.h.
 //
 // Pure: no clock, no I/O.
 #pragma once

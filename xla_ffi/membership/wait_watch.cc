@@ -15,6 +15,12 @@ bool WaitWatch::add(uint32_t rank, const Goodput& goodput) {
   return awaited_.size() >= worker_count_;
 }
 
+// While an interface counts as slow, rounds that are faster than by the plan are no measure of other plans.
+double WaitWatch::pace() const {
+  const bool is_known = !first_rates_.empty() && slow_watch_.best_pace() > 0;
+  return is_known ? std::min(measured_pace(), slow_watch_.best_pace()) : measured_pace();
+}
+
 std::optional<uint32_t> WaitWatch::awaited_reducer() const {
   std::vector<uint32_t> reducers;
   for (const auto& [rank, reducer] : awaited_) {
@@ -25,11 +31,8 @@ std::optional<uint32_t> WaitWatch::awaited_reducer() const {
 }
 
 std::optional<std::vector<NewRates::Rate>> WaitWatch::end_look(std::optional<uint32_t> awaited) {
-  // While an interface counts as slow, rounds that are faster than by the plan are no measure of other plans.
-  const bool is_known = !first_rates_.empty() && slow_watch_.best_pace() > 0;
-  const double most = is_known ? slow_watch_.best_pace() : pace();
-  const bool is_fast = 5 * pace() > 6 * most;
-  const double shown = std::min(pace(), most);
+  const double shown = pace();
+  const bool is_fast = 5 * measured_pace() > 6 * shown;
   const bool is_new = slow_watch_.note(shown, awaited);
   start_look();
   has_helped_ |= !slow_watch_.is_low() || 5 * shown > 6 * pace_before_;

@@ -37,7 +37,7 @@ class WaitWatch {
   // Takes a worker's word. True when the look is complete.
   bool add(uint32_t rank, const Goodput& goodput);
   // Of a complete look: how fast rounds were compared with the plan; and the reducer for which most workers waited.
-  [[nodiscard]] double pace() const { return bytes_by_plan_ / us_; }
+  [[nodiscard]] double pace() const;
   [[nodiscard]] std::optional<uint32_t> awaited_reducer() const;
   // Ends it. `awaited`: the reducer for whose interface all waited. Returns the rates of all reducers that the plan
   // should follow, if they change.
@@ -59,6 +59,7 @@ class WaitWatch {
     int look_count = 0;
   };
 
+  [[nodiscard]] double measured_pace() const { return bytes_by_plan_ / us_; }
   void slow_down(uint32_t reducer);
   void give_up();
   bool begin_trial(bool is_fast);
