@@ -74,7 +74,7 @@ def test_settings_that_are_refused(settings: dict[str, Any], words: str) -> None
 
 def kill(cluster: Cluster, name: str, after: str) -> None:
     cluster.wait_for_output("worker 0", after)
-    cluster.process(name).send_signal(signal.SIGKILL)
+    cluster.kill(name)
 
 
 @pytest.mark.parametrize(("workers", "reducers"), [(3, 2), (4, 0)], ids=["dedicated reducers", "reducers inside"])
@@ -156,7 +156,7 @@ def test_the_coordinator_is_killed_and_started_again(dies: bool) -> None:
         start(cluster, 400)
         kill(cluster, "coordinator", after="step 20")
         if dies:
-            cluster.process("worker 1").send_signal(signal.SIGKILL)
+            cluster.kill("worker 1")
         else:
             cluster.wait_for_output("worker 0", "step 60")
         cluster.start_coordinator("coordinator again")

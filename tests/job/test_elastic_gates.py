@@ -43,10 +43,6 @@ def start_worker(cluster: Cluster, name: str, rank: int, handover_s: float = 0.0
     cluster.start_program(name, "elastic_loop.py", *arguments, JAXHETERO_RANK=str(rank), **settings)
 
 
-def kill(cluster: Cluster, name: str) -> None:
-    cluster.process(name).send_signal(signal.SIGKILL)
-
-
 def check(cluster: Cluster, names: Iterable[str], coordinator: str = "coordinator") -> list[Any]:
     """All of them end well, with the bits of a replay of what they say has happened; nobody compiles in the loop."""
     results = [cluster.wait(name).result for name in names]
@@ -66,7 +62,7 @@ def check(cluster: Cluster, names: Iterable[str], coordinator: str = "coordinato
 @pytest.mark.parametrize(("workers", "reducers"), [(3, 1), (4, 0)], ids=["dedicated reducers", "reducers inside"])
 def test_a_worker_is_killed_and_comes_back(workers: int, reducers: int) -> None:
     with start(workers, reducers) as cluster:
-        kill(cluster, "worker 1")
+        cluster.kill("worker 1")
         cluster.wait_for_output("worker 0", "of [0, 2")
         start_worker(cluster, "worker 1 again", 1)
         cluster.wait_for_output("worker 1 again", "of [0, 1, 2")
@@ -104,10 +100,10 @@ def test_one_that_comes_is_killed_meanwhile() -> None:
     """Once before it is let in, and once while it gets the state."""
     with start(2, handover_s=1.0) as cluster:
         start_worker(cluster, "worker 2", 2)
-        kill(cluster, "worker 2")
+        cluster.kill("worker 2")
         start_worker(cluster, "worker 2 again", 2)
         cluster.wait_for_output("worker 0", "hands over")
-        kill(cluster, "worker 2 again")
+        cluster.kill("worker 2 again")
         check(cluster, ["worker 0", "worker 1"])
 
 
@@ -116,7 +112,7 @@ def test_one_that_comes_is_killed_when_only_some_have_given_the_state() -> None:
     with start(2, handover_s=[0.0, 1.0]) as cluster:
         start_worker(cluster, "worker 2", 2)
         cluster.wait_for_output("worker 1", "hands over")
-        kill(cluster, "worker 2")
+        cluster.kill("worker 2")
         start_worker(cluster, "worker 2 again", 2)
         cluster.wait_for_output("worker 0", "of [0, 1, 2]")
         check(cluster, ["worker 0", "worker 1", "worker 2 again"])
@@ -168,14 +164,14 @@ def test_one_that_gives_the_state_is_killed(victim: str) -> None:
     with start(3, handover_s=1.0) as cluster:
         start_worker(cluster, "worker 3", 3)
         cluster.wait_for_output("worker 1", "hands over")
-        kill(cluster, victim)
+        cluster.kill(victim)
         cluster.wait_for_output("worker 3", "step ")
         check(cluster, [name for name in ("worker 0", "worker 1", "worker 2", "worker 3") if name != victim])
 
 
 def test_the_coordinator_is_started_again_while_one_waits() -> None:
     with start(2) as cluster:
-        kill(cluster, "coordinator")
+        cluster.kill("coordinator")
         start_worker(cluster, "worker 2", 2)
         cluster.start_coordinator("coordinator again")
         cluster.wait_for_output("worker 2", "of [0, 1, 2]")
@@ -191,7 +187,7 @@ def test_one_that_comes_waits_for_its_rank(reducers: int) -> None:
         status = read_status(cluster.coordinator, cluster.token, seconds=0.1)
         assert (status.worker_count, status.most_workers, status.problems()) == (3, 4, [])
         assert {process.state for process in status.processes if process.is_candidate} == {"waits to come in"}
-        kill(cluster, "coordinator")
+        cluster.kill("coordinator")
         cluster.start_coordinator("coordinator again")
         cluster.wait_for_error("worker 0", "the coordinator was started again")
         cluster.process("worker 1").send_signal(signal.SIGTERM)
@@ -231,7 +227,7 @@ def test_many_losses_in_random_order() -> None:
 
 def test_too_few_wait_for_more() -> None:
     with start(2) as cluster:
-        kill(cluster, "worker 1")
+        cluster.kill("worker 1")
         cluster.wait_for_error("coordinator", "waiting 60000 ms for more")
         start_worker(cluster, "worker 1 again", 1)
         results = check(cluster, ["worker 0", "worker 1 again"])

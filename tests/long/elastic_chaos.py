@@ -96,14 +96,9 @@ class Chaos:
     def await_backups(self) -> None:
         """Until reducers may be killed again."""
 
-    def kill(self, name: str) -> None:
-        process = self.cluster.process(name)
-        process.kill()
-        process.wait()  # its connections are closed then; whoever starts it again knows that it has ended
-
     def kill_worker(self) -> None:
         if len(members := self.members()) > 2:
-            self.kill(self.workers.pop(self.chance.choice(members)))
+            self.cluster.kill(self.workers.pop(self.chance.choice(members)))
             self.toll["deaths"] += 1
 
     def kill_comer(self) -> None:
@@ -111,7 +106,7 @@ class Chaos:
         names = {rank: self.cluster.output(name) for rank, name in self.workers.items()}
         comers = [rank for rank, output in names.items() if "compiled" in output and "step" not in output]
         if comers:
-            self.kill(self.workers.pop(self.chance.choice(comers)))
+            self.cluster.kill(self.workers.pop(self.chance.choice(comers)))
             self.toll["deaths"] += 1
 
     def let_leave(self) -> None:
@@ -123,11 +118,11 @@ class Chaos:
 
     def kill_reducer(self) -> None:
         if len(self.reducers) > 1:
-            self.kill(self.reducers.pop(self.chance.randrange(len(self.reducers))))
+            self.cluster.kill(self.reducers.pop(self.chance.randrange(len(self.reducers))))
             self.toll["deaths of reducers"] += 1
 
     def kill_coordinator(self) -> None:
-        self.kill(self.coordinator)
+        self.cluster.kill(self.coordinator)
         self.toll["deaths of the coordinator"] += 1
         self.coordinator = f"coordinator {self.toll['deaths of the coordinator']}"
 

@@ -30,10 +30,6 @@ class Job:
         arguments = (str(STEPS), str(PAUSE_S), *NAMES)
         self.cluster.start_program(name, "reducers_elastic.py", *arguments, JAXHETERO_RANK=str(rank))
 
-    def kill(self, *names: str) -> None:
-        for name in names:
-            self.cluster.process(name).kill()
-
     def check(self, names: Iterable[str]) -> None:
         """All of them end with the bits of the oracle, and have compiled nothing on the way."""
         results = [self.cluster.wait(name).result for name in names]
@@ -69,7 +65,7 @@ def test_a_worker_is_killed_and_another_comes(tmp_path: Path) -> None:
     """The one that comes gets the weights from the others, and no state of an optimizer: that is at the reducers."""
     with training(tmp_path, 3, 2) as job:
         job.cluster.wait_for_log("coordinator", is_backed_up)
-        job.kill("worker 1")
+        job.cluster.kill("worker 1")
         job.cluster.wait_for_output("worker 0", "of [0, 2]")
         job.start_worker("worker 1 again", 1)
         job.cluster.wait_for_output("worker 1 again", "of [0, 1, 2]")
@@ -81,7 +77,8 @@ def test_a_worker_and_a_reducer_are_killed_at_once(tmp_path: Path, strands: str)
     """What the reducer kept goes on from its backups, and another one gets a share."""
     with training(tmp_path, 3, 3, JAXHETERO_STRANDS=strands, JAXHETERO_SHARED_MEMORY="0") as job:
         job.cluster.wait_for_log("coordinator", is_backed_up)
-        job.kill("worker 2", "reducer 1")
+        for name in ("worker 2", "reducer 1"):
+            job.cluster.process(name).kill()
         job.cluster.wait_for_output("worker 0", "of [0, 1]")
         job.cluster.start_reducer()
         # Without both; with the reducer; and with its share.
@@ -97,6 +94,6 @@ def test_workers_with_reducers_inside_leave_and_die(tmp_path: Path) -> None:
         for name in ("worker 3", "worker 4"):
             assert job.cluster.wait(name).code == 0
         job.cluster.wait_for_log("coordinator", functools.partial(is_backed_up, views=2))
-        job.kill("worker 1")
+        job.cluster.kill("worker 1")
         job.cluster.wait_for_output("worker 0", "of [0, 2]")
         job.check(["worker 0", "worker 2"])

@@ -167,6 +167,11 @@ class Cluster:
         """The process called "worker 0" or "reducer 1"."""
         return self._processes[name]
 
+    def kill(self, name: str) -> None:
+        """Kill the process, and wait until it is gone: one that takes its place may then listen at its address."""
+        self.process(name).kill()
+        self.process(name).wait()
+
     def output(self, name: str) -> str:
         """What the process has printed so far."""
         return self._log(name, "out").read_text()
