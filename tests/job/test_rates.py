@@ -193,6 +193,21 @@ def test_plan_follows_a_worker_with_a_reducer_inside_that_becomes_slow(tmp_path:
 
 
 @needs_namespaces
+def test_plan_finds_a_worker_with_a_reducer_inside_that_is_slow_from_the_start(tmp_path: Path) -> None:
+    """A trial does: the start has found all workers to be as slow as that one."""
+    rates = {f"w{rank}": "25mbit" if rank == 1 else "100mbit" for rank in range(4)}
+    with Lab(rates) as lab:
+        program = [str(program_path("rates_loop.py")), "1", "400", str(tmp_path / "end")]
+        processes = start_job(lab, [], program, JAXHETERO_COLOCATED_COUNT="4")
+        wait_for(processes[0], r"reducer \d \(host w1\) has half of its share, to see whether rounds, .* are faster")
+        wait_for(processes[0], r"rounds are faster: reducer \d \(host w1\) keeps half of its share")
+        (tmp_path / "end").touch()
+        results = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0, 0]
+    assert len({result["digest"] for result in results}) == 1
+
+
+@needs_namespaces
 def test_a_worker_that_becomes_slow_is_named(tmp_path: Path) -> None:
     """In the log, by the metrics and in the status; and no more once it is as fast as before. The plan stays."""
     rates = {"w0": "100mbit", "w1": "100mbit", "r0": "100mbit", "r1": "100mbit"}

@@ -2,10 +2,12 @@
 
     python -m tests.long.rates
     python -m tests.long.rates --reducers 2 --inside 8
+    python -m tests.long.rates --reducers 0 --inside 8 --at-first w1
 
 8 workers and 8 reducers at 200 Mbit/s, in the lab: first the interface of a reducer goes down to 100 Mbit/s and back,
-then that of a worker, which may have a reducer inside. After 20 rounds, the bar is 1.05. Another job, whose rates stay,
-has to have the same bits. On a machine that does other things, rounds are longer by chance.
+then that of a worker, which may have a reducer inside; or one is slow from the start, and then as fast as all. After 20
+rounds, the bar is 1.05. Another job, whose rates stay, has to have the same bits. On a machine that does other things,
+rounds are longer by chance.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ def follow(
     megabytes: float = 8,
     settle: int = 20,
     measure: int = 10,
+    at_first: str | None = None,
 ) -> None:
     """The median time of rounds over the best possible one of the rates, in every phase; the bar is 1.05.
 
@@ -41,18 +44,23 @@ def follow(
       megabytes: of the bucket, in float32.
       settle: how many rounds a job has to follow a change.
       measure: how many count after that.
+      at_first: the host that is slow from the start.
     """
     hosts = [f"w{number}" for number in range(workers)] + [f"r{number}" for number in range(reducers)]
-    phases = [("", "")] + [(host, each) for host in ("r0", "w1") if host in hosts for each in (slow, rate)]
+    rates = dict.fromkeys(hosts, rate)
+    if at_first is None:
+        phases = [("all", rate)] + [(host, each) for host in ("r0", "w1") if host in hosts for each in (slow, rate)]
+    else:
+        phases = [(at_first, slow), (at_first, rate)]
+        rates[at_first] = slow
     rounds = len(phases) * (settle + measure)
     settings = {"JAXHETERO_COLOCATED_COUNT": str(inside)} if inside else {}
-    with Lab(dict.fromkeys(hosts, rate)) as lab, LabJob(lab, workers, reducers, "", **settings).running() as job:
+    with Lab(rates) as lab, LabJob(lab, workers, reducers, "", **settings).running() as job:
         for rank in range(workers):
             job.start_worker(rank, "rates_loop.py", str(megabytes), str(rounds))
         output = job.output("w0")
-        rates = dict.fromkeys(hosts, rate)
         for host, changed in phases:
-            if host:
+            if host != "all":
                 rates[host] = changed
                 lab[host].slow(changed)
             times = _round_times(output, settle + measure)
@@ -64,7 +72,7 @@ def follow(
                 inside,
             )
             found = {
-                "phase": f"{host or 'all'} at {changed or rate}",
+                "phase": f"{host} at {changed}",
                 "best_ms": round(1000 * best_s),
                 "first_ms": round(statistics.median(times[:5])),
                 "ratio": round(statistics.median(times[settle:]) / 1000 / best_s, 3),

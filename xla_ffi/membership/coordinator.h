@@ -137,7 +137,7 @@ class Coordinator : protected ConnectionOwner {
   [[nodiscard]] std::optional<uint32_t> reducer_inside(uint32_t rank) const;
   [[nodiscard]] std::vector<uint32_t> awaited_workers() const;
   [[nodiscard]] bool has_answers() const;
-  void watch_workers(double pace, std::optional<uint32_t> awaited);
+  void watch_workers(double pace, std::optional<uint32_t> awaited, bool asks);
   void tell_slow(std::optional<uint32_t> before);
   void note_slow_reducers();
   [[nodiscard]] std::string name_of_worker(uint32_t rank) const;
@@ -149,6 +149,7 @@ class Coordinator : protected ConnectionOwner {
   [[nodiscard]] uint32_t percent_of_reducer(uint32_t number) const;
   [[nodiscard]] bool can_change_rates() const;
   [[nodiscard]] std::string describe(const std::vector<NewRates::Rate>& rates) const;
+  [[nodiscard]] std::string describe_trial(const std::optional<WaitWatch::Trial>& before, bool changes) const;
   void on_idle(Guest& guest, const Idle& idle);
   virtual void on_goodbye(Guest& guest, const Idle& idle);
   void release_idle();

@@ -39,7 +39,7 @@ void Coordinator::follow_links(uint32_t rank, const Goodput& goodput) {
   std::optional<std::vector<NewRates::Rate>> rates = rate_watch_.note(rank, goodput);
   if (const std::optional<double> pace = rate_watch_.take_pace()) {
     const std::vector<uint32_t> awaited = awaited_workers();
-    watch_workers(*pace, most_awaited(awaited, awaited.size()));
+    watch_workers(*pace, most_awaited(awaited, awaited.size()), false);
     note_slow_reducers();
   }
   if (!rates || rates->size() != view_.reducers.size()) return;
@@ -59,19 +59,15 @@ void Coordinator::follow_waits(uint32_t rank, const Goodput& goodput) {
   } else if (has_answers()) {
     reducer = wait_watch_.awaited_reducer();
   }
-  watch_workers(wait_watch_.pace(), reducer ? std::nullopt : worker);
-  const std::optional<uint32_t> tried = wait_watch_.tried();
-  std::optional<std::vector<NewRates::Rate>> rates = wait_watch_.end_look(reducer);
+  watch_workers(wait_watch_.pace(), reducer ? std::nullopt : worker, wait_watch_.may_try_less());
+  const std::optional<WaitWatch::Trial> before = wait_watch_.trial();
+  std::optional<std::vector<NewRates::Rate>> rates = wait_watch_.end_look(reducer, worker.has_value());
   note_slow_reducers();
-  if (rates && rates->size() == view_.reducers.size()) {
-    const std::optional<uint32_t> trial = wait_watch_.tried();
-    log_.add(Severity::kInfo,
-             trial ? name_of_reducer(*trial) + " has its first share again, to see whether it is as " + "fast as before"
-                   : describe(*rates));
-    change_rates(std::move(*rates));
-  } else if (tried && !wait_watch_.tried()) {
-    log_.add(Severity::kInfo, name_of_reducer(*tried) + " is as fast as before");
-  }
+  const bool changes = rates && rates->size() == view_.reducers.size();
+  std::string text = describe_trial(before, changes);
+  if (text.empty() && changes) text = describe(*rates);
+  if (!text.empty()) log_.add(Severity::kInfo, std::move(text));
+  if (changes) change_rates(std::move(*rates));
 }
 
 std::optional<uint32_t> Coordinator::reducer_inside(uint32_t rank) const {
@@ -97,14 +93,15 @@ bool Coordinator::has_answers() const {
   });
 }
 
-void Coordinator::watch_workers(double pace, std::optional<uint32_t> awaited) {
+// `asks`: for whom reducers wait, even though rounds are as fast as ever.
+void Coordinator::watch_workers(double pace, std::optional<uint32_t> awaited, bool asks) {
   const std::optional<uint32_t> before = worker_watch_.slow();
   if (worker_watch_.note(pace, awaited)) tell_slow(before);
   if (has_visitors_) return;  // they have asked already
   for (auto& [connection, guest] : guests_) {
     if (!guest.is_reducer() || !guest.is_member()) continue;
     guest.answer.reset();
-    if (worker_watch_.is_low()) connection->send(OutFrame::control(FrameType::kAsk, {}));
+    if (asks || worker_watch_.is_low()) connection->send(OutFrame::control(FrameType::kAsk, {}));
   }
 }
 
@@ -159,6 +156,20 @@ void Coordinator::change_rates(std::vector<NewRates::Rate> rates) {
     guest.holds = false;
     connection->send(OutFrame::control(FrameType::kHold, {}, header_of(Hold{view_.number})));
   }
+}
+
+// That a trial begins or ends; empty if none does. `before`: the one before the look, if there was one.
+std::string Coordinator::describe_trial(const std::optional<WaitWatch::Trial>& before, bool changes) const {
+  if (const std::optional<WaitWatch::Trial>& trial = wait_watch_.trial(); trial && changes) {
+    const std::string name = name_of_reducer(trial->reducer);
+    return trial->has_less ? name + " has half of its share, to see whether rounds, which wait for it, are faster then"
+                           : name + " has its first share again, to see whether it is as fast as before";
+  }
+  if (!before || wait_watch_.trial()) return "";
+  const std::string name = name_of_reducer(before->reducer);
+  if (!before->has_less) return changes ? "" : name + " is as fast as before";
+  return changes ? "rounds are no faster: " + name + " has its share again"
+                 : "rounds are faster: " + name + " keeps half of its share";
 }
 
 // "the rates of the interfaces have changed: reducer 3 (host c) carries 50 % of what the fastest does; the plan

@@ -13,6 +13,11 @@
 // Where the pace stays as it was although the plan has less for an interface, that was not the reason: all have their
 // first rates again, and the pace of now is the measure from then on.
 //
+// Of an interface that was slow from the start, no earlier pace tells: the start sees only that all workers are as slow
+// as the slowest one. So where the others wait for the same one in several looks in a row, the plan has half as much
+// for it for some looks, to try. Unless rounds are faster by a quarter, it has as much as before again. Trials of this
+// sort become ever rarer: most are for nothing, since some worker always is the last one.
+//
 // The coordinator owns it. Pure: no clock, no I/O.
 #pragma once
 
@@ -39,11 +44,20 @@ class WaitWatch {
   // Of a complete look: how fast rounds were compared with the plan; and the reducer for which most workers waited.
   [[nodiscard]] double pace() const;
   [[nodiscard]] std::optional<uint32_t> awaited_reducer() const;
-  // Ends it. `awaited`: the reducer for whose interface all waited. Returns the rates of all reducers that the plan
-  // should follow, if they change.
-  std::optional<std::vector<NewRates::Rate>> end_look(std::optional<uint32_t> awaited);
-  // The reducer of which the plan has as much as at first again, to try.
-  [[nodiscard]] std::optional<uint32_t> tried() const { return trial_ ? std::optional(trial_->reducer) : std::nullopt; }
+  // Ends it. `awaited`: the reducer for whose interface all waited; `is_inside`: the worker, rather, that it is inside.
+  // Returns the rates of all reducers that the plan should follow, if they change.
+  std::optional<std::vector<NewRates::Rate>> end_look(std::optional<uint32_t> awaited, bool is_inside);
+  // A plan that is tried: with as much for a reducer as at first, or with half as much as now.
+  struct Trial {
+    uint32_t reducer = 0;
+    bool has_less = false;
+    uint32_t rate_before = 0;
+    int look_count = 0;
+    int fast_look_count = 0;  // of those, how many were faster than before by a quarter
+  };
+  [[nodiscard]] const std::optional<Trial>& trial() const { return trial_; }
+  // Whether it is to be told for whom all wait even though rounds are as fast as ever.
+  [[nodiscard]] bool may_try_less() const { return look_count_ + SlowWatch::kLooks >= next_try_of_less_; }
   // The reducers have changed: what comes from now on is another matter.
   void begin_anew();
 
@@ -53,23 +67,21 @@ class WaitWatch {
  private:
   using Rates = std::map<uint32_t, uint32_t>;
 
-  struct Trial {
-    uint32_t reducer = 0;
-    uint32_t rate_before = 0;
-    int look_count = 0;
-  };
-
   [[nodiscard]] double measured_pace() const { return bytes_by_plan_ / us_; }
+  void note_awaited(std::optional<uint32_t> awaited, double speed);
   void slow_down(uint32_t reducer);
   void give_up();
   bool begin_trial(bool is_fast);
-  bool end_trial();
+  bool begin_trial_of_less();
+  bool end_trial(double speed);
+  bool end_trial_of_less();
   void start_look();
 
   uint32_t worker_count_;
   // Of the look that is being taken.
   std::map<uint32_t, int32_t> awaited_;  // keyed by rank: for which reducer it waited
-  double bytes_by_plan_ = 0;             // a byte is as much as the time that the plan has for it
+  double bytes_ = 0;
+  double bytes_by_plan_ = 0;  // a byte is as much as the time that the plan has for it
   double us_ = 0;
   // Of those before. All rates are those of the plan, keyed by reducer.
   SlowWatch slow_watch_;
@@ -81,6 +93,11 @@ class WaitWatch {
   int next_trial_ = kFirstTrial;  // after so many of them
   uint32_t last_tried_ = 0;
   std::optional<Trial> trial_;
+  std::optional<uint32_t> awaited_inside_;  // by the latest looks without a trial
+  int awaited_look_count_ = 0;              // how many of these there were in a row
+  double awaited_speed_ = 0;                // the fastest of them, in bytes per us
+  int look_count_ = 0;                      // since the last trial of less
+  int next_try_of_less_ = kFirstTrial;      // after so many of them
 };
 
 }  // namespace jaxhetero

@@ -35,7 +35,7 @@ class WaitWatchTest : public testing::Test {
   Rates look(uint64_t pace, Awaited awaited) {
     EXPECT_TRUE(tell(pace, -1, -1));
     Rates rates;
-    const auto found = watch.end_look(awaited);
+    const auto found = watch.end_look(awaited, is_inside);
     for (const NewRates::Rate& rate : found.value_or(std::vector<NewRates::Rate>())) rates[rate.reducer] = rate.rate;
     if (!rates.empty()) planned = rates;
     return rates;
@@ -50,6 +50,7 @@ class WaitWatchTest : public testing::Test {
   }
 
   static constexpr int kLooks = SlowWatch::kLooks;
+  bool is_inside = true;
   Rates planned = {{0, 256}, {1, 256}, {2, 256}, {3, 256}};
   WaitWatch watch{2};
 };
@@ -64,7 +65,49 @@ TEST_F(WaitWatchTest, FollowsTheReducerForWhichAllWait) {
 
 TEST_F(WaitWatchTest, FollowsNobodyWhileRoundsAreAboutAsThePlanHasThem) {
   EXPECT_EQ(look(100, {}, 2), 0);
-  EXPECT_EQ(look(70, 2, 50), 0);
+  for (uint32_t turn = 0; turn < 50; ++turn) EXPECT_EQ(look(70, turn % 2, 1), 0);
+}
+
+// The start has found all workers to be as slow as that one, so that rounds are as fast as ever.
+TEST_F(WaitWatchTest, FindsTheOneThatWasSlowFromTheStart) {
+  EXPECT_EQ(look(50, 2, WaitWatch::kFirstTrial - 1), 0);
+  EXPECT_TRUE(watch.may_try_less());
+  EXPECT_EQ(look(50, 2), Rates({{0, 256}, {1, 256}, {2, 128}, {3, 256}}));
+  ASSERT_TRUE(watch.trial());
+  EXPECT_TRUE(watch.trial()->has_less);
+  EXPECT_EQ(watch.percent_of_reducer(2), 0u) << "that is not known yet";
+  EXPECT_EQ(look(90, 2, kLooks), 0);
+  EXPECT_FALSE(watch.trial());
+  EXPECT_EQ(watch.percent_of_reducer(2), 50u);
+  EXPECT_FALSE(watch.may_try_less());
+  // From time to time, as of any that is slow.
+  EXPECT_EQ(look(90, 2, WaitWatch::kFirstTrial), WaitWatch::kFirstTrial);
+  EXPECT_FALSE(watch.trial()->has_less);
+  EXPECT_EQ(look(50, 2), Rates({{0, 256}, {1, 256}, {2, 128}, {3, 256}}));
+}
+
+TEST_F(WaitWatchTest, TriesEverMoreRarelyToGiveLessWhereRoundsAreNoFaster) {
+  for (int looks = WaitWatch::kFirstTrial; looks <= 4 * WaitWatch::kLastTrial; looks *= 2) {
+    const int expected = std::min(looks, WaitWatch::kLastTrial);
+    EXPECT_EQ(look(100, 1, expected), expected);
+    EXPECT_EQ(planned[1], 128u);
+    EXPECT_EQ(look(120, 1, kLooks), kLooks);
+    EXPECT_EQ(planned[1], 256u);
+    EXPECT_EQ(watch.percent_of_reducer(1), 0u);
+  }
+}
+
+// How fast dedicated ones are, the start tells.
+TEST_F(WaitWatchTest, GivesNoDedicatedReducerLessWhileRoundsAreAsFastAsEver) {
+  is_inside = false;
+  EXPECT_EQ(look(100, 1, 5000), 0);
+}
+
+TEST_F(WaitWatchTest, GivesNobodyLessWhereOthersWaitForAnotherNowAndThen) {
+  for (uint32_t turn = 0; turn < 50; ++turn) {
+    EXPECT_EQ(look(100, 1, kLooks - 1), 0);
+    EXPECT_EQ(look(100, turn % 2 == 0 ? Awaited() : Awaited(2)), Rates());
+  }
 }
 
 TEST_F(WaitWatchTest, FollowsNobodyWhereOthersWaitForNoneOrForAnotherEachTime) {
@@ -104,7 +147,7 @@ TEST_F(WaitWatchTest, TakesBackWhatDoesNotHelp) {
   EXPECT_EQ(look(62, 2, kLooks - 1), 0);
   EXPECT_EQ(look(62, 2), Rates({{0, 256}, {1, 256}, {2, 256}, {3, 256}}));
   EXPECT_EQ(watch.percent_of_reducer(2), 0u);
-  EXPECT_EQ(look(60, 2, 50), 0) << "that is the pace now";
+  EXPECT_EQ(look(60, {}, 50), 0) << "that is the pace now";
   EXPECT_EQ(look(30, 1, kLooks), kLooks);
   EXPECT_EQ(planned, Rates({{0, 256}, {1, 128}, {2, 256}, {3, 256}}));
 }
@@ -128,10 +171,10 @@ TEST_F(WaitWatchTest, TriesAtOnceWhenRoundsAreFasterThanByThePlan) {
   EXPECT_EQ(look(100, {}, 2), 0);
   EXPECT_TRUE(tell(100, -1, -1));
   const double usual = watch.pace();
-  watch.end_look({});
+  watch.end_look({}, false);
   EXPECT_TRUE(tell(240, -1, -1));
   EXPECT_EQ(watch.pace(), usual) << "or later rounds would seem slow, for good";
-  EXPECT_TRUE(watch.end_look({}).has_value());
+  EXPECT_TRUE(watch.end_look({}, false).has_value());
   planned[2] = 256;
   EXPECT_EQ(look(90, {}, 50), 0) << "as fast as the first plan was";
   EXPECT_EQ(watch.percent_of_reducer(2), 0u);
