@@ -178,6 +178,7 @@ def test_a_worker_is_lost_while_there_is_no_coordinator(how: signal.Signals) -> 
         cluster.process("worker 1").send_signal(signal.SIGSTOP)
         time.sleep(4)
         if how == signal.SIGKILL:
+            cluster.wait("coordinator")
             cluster.start_coordinator("coordinator again")
         else:
             cluster.process("coordinator").send_signal(signal.SIGCONT)

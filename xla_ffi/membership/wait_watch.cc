@@ -150,9 +150,11 @@ void WaitWatch::start_look() {
 void WaitWatch::begin_anew() {
   start_look();
   slow_watch_ = {};
-  trial_.reset();
   awaited_inside_.reset();
-  quiet_look_count_ = awaited_look_count_ = look_count_ = 0;
+  awaited_look_count_ = look_count_ = 0;
+  // Who had less for a trial gets its share back by one of the other sort, at once.
+  quiet_look_count_ = trial_ && trial_->has_less ? kLastTrial : 0;
+  trial_.reset();
 }
 
 }  // namespace jaxhetero

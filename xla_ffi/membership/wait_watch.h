@@ -13,10 +13,10 @@
 // Where the pace stays as it was although the plan has less for an interface, that was not the reason: all have their
 // first rates again, and the pace of now is the measure from then on.
 //
-// Of an interface that was slow from the start, no earlier pace tells: the start sees only that all workers are as slow
-// as the slowest one. So where the others wait for the same one in several looks in a row, the plan has half as much
-// for it for some looks, to try. Unless rounds are faster by a quarter, it has as much as before again. Trials of this
-// sort become ever rarer: most are for nothing, since some worker always is the last one.
+// Of a worker that was slow from the start, no earlier pace tells: the start sees only that all workers are as slow as
+// the slowest one. So where reducers wait for the same worker in several looks in a row, the plan has half as much for
+// the reducer inside it for some looks, to try. Unless rounds are faster by a quarter, it has as much as before again.
+// Trials of this sort become ever rarer: most are for nothing, since some worker always is the last one.
 //
 // The coordinator owns it. Pure: no clock, no I/O.
 #pragma once

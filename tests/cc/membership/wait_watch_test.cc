@@ -25,7 +25,7 @@ class WaitWatchTest : public testing::Test {
   bool tell(uint64_t pace, int32_t first, int32_t second) {
     bool is_complete = false;
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      Goodput goodput{0, 1, {}, {10 * pace, 1000, uint64_t{1} << 32, rank == 0 ? first : second}};
+      Goodput goodput{0, 1, {}, {10 * pace, 1000, planned_time, rank == 0 ? first : second}};
       for (const auto& [reducer, rate] : planned) goodput.links.push_back({reducer, rate, 0, 0});
       is_complete = watch.add(rank, goodput);
     }
@@ -51,6 +51,7 @@ class WaitWatchTest : public testing::Test {
 
   static constexpr int kLooks = SlowWatch::kLooks;
   bool is_inside = true;
+  uint64_t planned_time = uint64_t{1} << 32;
   Rates planned = {{0, 256}, {1, 256}, {2, 256}, {3, 256}};
   WaitWatch watch{2};
 };
@@ -95,6 +96,23 @@ TEST_F(WaitWatchTest, TriesEverMoreRarelyToGiveLessWhereRoundsAreNoFaster) {
     EXPECT_EQ(planned[1], 256u);
     EXPECT_EQ(watch.percent_of_reducer(1), 0u);
   }
+}
+
+// By such a plan a round takes longer, so that it seems to be on time.
+TEST_F(WaitWatchTest, TakesATrialBackThatOnlySeemsToHelp) {
+  EXPECT_EQ(look(100, 1, WaitWatch::kFirstTrial), WaitWatch::kFirstTrial);
+  planned_time *= 2;
+  EXPECT_EQ(look(100, 1, kLooks), kLooks);
+  EXPECT_EQ(planned[1], 256u);
+}
+
+TEST_F(WaitWatchTest, EndsATrialInTheNextView) {
+  EXPECT_EQ(look(100, 1, WaitWatch::kFirstTrial), WaitWatch::kFirstTrial);
+  EXPECT_EQ(planned[1], 128u);
+  watch.begin_anew();
+  planned.erase(3);
+  EXPECT_EQ(look(100, {}), Rates({{0, 256}, {1, 256}, {2, 256}}));
+  EXPECT_EQ(watch.percent_of_reducer(1), 0u);
 }
 
 // How fast dedicated ones are, the start tells.
